@@ -158,18 +158,18 @@ sampled: ## Run all tests that make test samples
 	BERTH_SAMPLE=all hack/test.sh "$$packages" -timeout 60m -run "$$tests" $(TEST_FLAGS)
 
 .PHONY: families
-families: ## Run conformance and trouble tests with dual-stack and IPv6-only pods (FAMILIES=ipv6)
+families: ## Run the tests of labs with dual-stack and IPv6-only pods (FAMILIES=ipv6)
 	@hack/deps.sh test
 	@status=0; for families in $(FAMILIES); do echo "Pods' IP families: $$families"; \
-		BERTH_SAMPLE=all BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
+		BERTH_SAMPLE=all BERTH_IP_FAMILIES=$$families hack/test.sh ./test/labs -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 # A part of make e2e that takes minutes, for the gate's rotation: a real Neutron with
 # OVN.
-NEUTRON_TESTS ?= TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN|TestFlowsWithOVN
+NEUTRON_TESTS ?= TestProviderWithNeutron/OVN|TestFlowsThroughNeutron/OVN
 .PHONY: neutron-short
 neutron-short:
 	@hack/deps.sh test neutron
-	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" RACE=none hack/test.sh ./test/e2e/neutron -timeout 20m -run '^($(NEUTRON_TESTS))$$'
+	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" RACE=none hack/test.sh ./test/e2e/neutron -timeout 20m -run '$(NEUTRON_TESTS)'
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own network tests on lab clusters (CONFORMANCE_MODES="node/ipv6 pool", CONFORMANCE_FLAGS="-focus DNS")

@@ -15,34 +15,35 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/internal/kernel/egressclient"
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// What egressThroughput moves, and how often.
+// Parameters of egressThroughput.
 const (
 	throughputTurns = 7
-	throughputTime  = time.Second // of each transfer
-	throughputConns = 4           // at once: a single one leaves a processor idle, which one is left to chance
+	throughputTime  = time.Second // per transfer
+	throughputConns = 4           // concurrent: a single connection leaves a random processor idle
 	throughputPort  = 5001
 	fouPort         = 5555
 	egressMTU       = 1500
 
-	throughputPatience = time.Minute // for a transfer, with all that is on its way
+	throughputPatience = time.Minute // for a transfer, including data in flight
 )
 
-// Namespaces of egressThroughput. Each of the last four is behind the first, its node and router,
-// with one link and one address of a family; the host outside has two.
+// Network namespaces of egressThroughput. The last four are connected to the first, their node and router,
+// by one link with one address per family; the host outside has two.
 const (
 	throughputNode, throughputClient, throughputGateway, throughputRouter, throughputOutside = "bench-node", "bench-client", "bench-gateway", "bench-router", "bench-outside"
 )
 
-// way is how packets of a family go from the client to the outside and back.
+// way is the path of packets of one family from the client to the host outside and back.
 type way struct {
 	name             string
-	tunnel, ordinary netip.Addr // of the host outside: an Egress's destination, and one by a pod that routes
+	tunnel, ordinary netip.Addr // of the host outside: the Egress's destination, and the one behind the routing pod
 }
 
 var ways = []way{
@@ -50,7 +51,7 @@ var ways = []way{
 	{"-ipv6", netip.MustParseAddr("2001:db8:9::9"), netip.MustParseAddr("2001:db8:9::a")},
 }
 
-// pair is a host's addresses, of IPv4 and IPv6.
+// pair returns a host's IPv4 and IPv6 addresses.
 func pair(v4, v6 string) []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix(v4), netip.MustParsePrefix(v6)}
 }
@@ -65,40 +66,36 @@ var throughputHosts = []struct {
 	{throughputOutside, "outside", pair("203.0.113.9/24", "2001:db8:9::9/64")},
 }
 
-// egressThroughput measures TCP between a client and a host outside by the tunnel and a gateway, as the
-// product sets both up, in turn with an ordinary pod in the gateway's place that routes and
-// masquerades: the same links and hops, without a tunnel. Both ways, and both families: the figure with
-// the budget is the mean rate of these four, of which each is noisy alone.
-func egressThroughput(ctx context.Context, _ *bench) (results []Result, err error) {
+// egressThroughput measures TCP between a client and a host outside through the tunnel and a gateway, as
+// Berth configures them, in turn with an ordinary pod in the gateway's place that routes and masquerades:
+// the same links and hops, without a tunnel. It measures both directions and both families. The figure with
+// the budget is the mean rate of these four, each of which is noisy.
+func egressThroughput(ctx context.Context, _ *bench) []Result {
 	defer func() {
+		var err error
 		for _, name := range []string{throughputNode, throughputClient, throughputGateway, throughputRouter, throughputOutside} {
 			err = errors.Join(err, ns.Remove(name))
 		}
+		must.OK(err)
 	}()
-	if err := raiseWays(ctx); err != nil {
-		return nil, err
-	}
-	all := series{}
+	must.OK(raiseWays(ctx))
+	s := series{}
 	for turn := range throughputTurns + 1 {
 		var mean [2]float64
 		for _, w := range ways {
 			for _, down := range []bool{false, true} {
 				for i, to := range []netip.Addr{w.tunnel, w.ordinary} {
-					got, err := transfer(ctx, netip.AddrPortFrom(to, throughputPort), down)
-					if err != nil {
-						return nil, err
-					}
+					got := must.Get(transfer(ctx, netip.AddrPortFrom(to, throughputPort), down))
 					mean[i] += got / float64(2*len(ways))
-					if turn > 0 { // the first is to warm up
-						of := transferName(w, down) + againstRoute[i]
-						all[of] = append(all[of], got)
+					if turn > 0 { // the first turn is a warm-up
+						s.add(transferName(w, down)+againstRoute[i], got)
 					}
 				}
 			}
 		}
 		for i, of := range againstRoute {
 			if turn > 0 {
-				all[throughput+of] = append(all[throughput+of], mean[i])
+				s.add(throughput+of, mean[i])
 			}
 		}
 	}
@@ -106,15 +103,16 @@ func egressThroughput(ctx context.Context, _ *bench) (results []Result, err erro
 	for _, w := range ways {
 		names = append(names, transferName(w, false), transferName(w, true))
 	}
+	var results []Result
 	for _, of := range names {
-		results = append(results, ratio(of, "Mbit/s", all[of], all[of+againstRoute[1]]))
+		results = append(results, s.ratio(of, "Mbit/s", of, of+againstRoute[1]))
 	}
-	return results, nil
+	return results
 }
 
 const throughput = "egress-throughput"
 
-// againstRoute tells series by a tunnel from those by the pod that routes.
+// againstRoute are the suffixes of the series through the tunnel and through the routing pod.
 var againstRoute = [2]string{"", " reference"}
 
 func transferName(w way, down bool) string {
@@ -125,45 +123,31 @@ func transferName(w way, down bool) string {
 	return throughput + direction + w.name
 }
 
-// raiseWays makes the namespaces, the client, the gateway, and the pod that routes.
-func raiseWays(ctx context.Context) error {
-	if err := ns.Create(throughputNode); err != nil {
-		return err
-	}
+// raiseWays creates the namespaces and sets up the client, the gateway and the routing pod.
+func raiseWays(ctx context.Context) (err error) {
+	defer must.Catch(&err)
+	must.OK(ns.Create(throughputNode))
 	node := ns.Path(throughputNode)
 	forward := func() error { return ns.SetSysctls(ns.Forwarding...) }
-	if err := ns.Do(node, forward); err != nil {
-		return err
-	}
+	must.OK(ns.Do(node, forward))
 	for _, h := range throughputHosts {
-		if err := ns.Create(h.netns); err != nil {
-			return err
-		}
+		must.OK(ns.Create(h.netns))
 		via := []netip.Addr{h.addrs[0].Masked().Addr().Next(), h.addrs[1].Masked().Addr().Next()}
-		err := ns.Netlink(node, func(nl *netlink.Handle) error {
+		must.OK(ns.Netlink(node, func(nl *netlink.Handle) error {
 			return ns.AddHost(nl, h.link, ns.Path(h.netns), h.addrs, via, egressMTU)
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
-	if err := ns.Do(ns.Path(throughputRouter), func() error { return errors.Join(forward(), masquerade("eth0")) }); err != nil {
-		return err
-	}
-	// What berthd does for a gateway's pod.
-	if err := ns.Do(ns.Path(throughputGateway), func() error {
+	must.OK(ns.Do(ns.Path(throughputRouter), func() error { return errors.Join(forward(), masquerade("eth0")) }))
+	// As berthd does for a gateway's pod.
+	must.OK(ns.Do(ns.Path(throughputGateway), func() error {
 		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"})
-	}); err != nil {
-		return err
-	}
-	if err := errors.Join(ns.Netlink(node, byRouter), ns.Netlink(ns.Path(throughputOutside), secondAddresses)); err != nil {
-		return err
-	}
-	return raiseEgress(ctx)
+	}))
+	must.OK(errors.Join(ns.Netlink(node, byRouter), ns.Netlink(ns.Path(throughputOutside), secondAddresses)))
+	return setUpEgress(ctx)
 }
 
-// byRouter sends what comes from the client for the second addresses of the host outside by the pod
-// that routes.
+// byRouter routes packets from the client to the second addresses of the host outside through the routing
+// pod.
 func byRouter(nl *netlink.Handle) error {
 	link, err := nl.LinkByName("router")
 	if err != nil {
@@ -196,7 +180,7 @@ func secondAddresses(nl *netlink.Handle) error {
 	return nil
 }
 
-// masquerade has the calling thread's namespace give its own address to what leaves by a link.
+// masquerade masquerades packets that leave by a link, in the calling thread's network namespace.
 func masquerade(link string) error {
 	c, err := nftables.New()
 	if err != nil {
@@ -217,8 +201,8 @@ func masquerade(link string) error {
 	return nil
 }
 
-// raiseEgress sets up client and gateway as berthd and berth-egress do.
-func raiseEgress(ctx context.Context) (err error) {
+// setUpEgress sets up client and gateway as berthd and berth-egress do.
+func setUpEgress(ctx context.Context) (err error) {
 	own := func(i int) []netip.Addr {
 		a := throughputHosts[i].addrs
 		return []netip.Addr{a[0].Addr(), a[1].Addr()}
@@ -248,8 +232,8 @@ func raiseEgress(ctx context.Context) (err error) {
 	})
 }
 
-// transfer moves as much as goes over some connections at once from the client to the host outside, or
-// down from there, and returns the rate of all in Mbit/s, from the first byte to the last that arrives.
+// transfer saturates several connections from the client to the host outside, or down in the other
+// direction, and returns the total rate in Mbit/s, from the first byte sent to the last byte received.
 func transfer(ctx context.Context, to netip.AddrPort, down bool) (float64, error) {
 	l, err := ns.Listen(ns.Path(throughputOutside), to)
 	if err != nil {
@@ -291,7 +275,7 @@ func transfer(ctx context.Context, to netip.AddrPort, down bool) (float64, error
 	return float64(all.Load()) * 8 / 1e6 / time.Since(begin).Seconds(), nil
 }
 
-// connect connects the client to a listener outside, and wants the connection to go its way.
+// connect connects the client to a listener outside, and verifies the path of the connection.
 func connect(ctx context.Context, l net.Listener, to netip.AddrPort) (c, s net.Conn, err error) {
 	if c, err = ns.Dial(ctx, ns.Path(throughputClient), "tcp", to, netip.Addr{}); err != nil {
 		return nil, nil, fmt.Errorf("connect to %s: %w", to, err)
@@ -301,7 +285,7 @@ func connect(ctx context.Context, l net.Listener, to netip.AddrPort) (c, s net.C
 	}
 	seen, err := netip.ParseAddrPort(s.RemoteAddr().String())
 	if by := throughputBy(to.Addr()); err == nil && !by.Contains(seen.Addr()) {
-		err = fmt.Errorf("a connection to %s comes from %s, expected it from %s", to, seen, by)
+		err = fmt.Errorf("connection to %s comes from %s, expected a source in %s", to, seen, by)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close(), s.Close())
@@ -309,7 +293,7 @@ func connect(ctx context.Context, l net.Listener, to netip.AddrPort) (c, s net.C
 	return c, s, nil
 }
 
-// throughputBy is the network that connections to an address of the host outside come from.
+// throughputBy returns the expected source network of connections to an address of the host outside.
 func throughputBy(to netip.Addr) netip.Prefix {
 	for i, w := range ways {
 		switch to {
@@ -322,7 +306,7 @@ func throughputBy(to netip.Addr) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// pour writes until a time, and closes.
+// pour writes until the given time, and closes the connection.
 func pour(c net.Conn, until time.Time) error {
 	data := make([]byte, 128<<10)
 	for time.Now().Before(until) {
@@ -333,7 +317,7 @@ func pour(c net.Conn, until time.Time) error {
 	return c.Close()
 }
 
-// drain reads to the end, and tells how many bytes it was.
+// drain reads until EOF, and returns the number of bytes.
 func drain(c net.Conn) (n int64, err error) {
 	data := make([]byte, 256<<10)
 	for {

@@ -4,110 +4,83 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/blocks"
 	"github.com/berthnet/berth/bench/bubble"
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/lab"
 )
 
-// Requests for blocks at once, and how often each number is measured: a run
-// takes a minute.
+// Numbers of simultaneous block requests, and how often each is measured: a run takes a minute.
 const (
 	manyRequests, fewRequests = 5000, 1000
 	requestTurns              = 3
 )
 
-// blockRequests measures what nodes that all ask for a block at once cost the
-// operator and the API server.
-func blockRequests(ctx context.Context, b *bench) ([]Result, error) {
+// blockRequests measures the cost of simultaneous block requests for the operator and the API server.
+func blockRequests(ctx context.Context, b *bench) []Result {
 	return b.blockRequests(ctx, requestTurns, manyRequests, fewRequests)
 }
 
-func (b *bench) blockRequests(ctx context.Context, turns, many, few int) ([]Result, error) {
-	var cpu [2][]float64
-	var served, bare, writes, own, memory []float64
+func (b *bench) blockRequests(ctx context.Context, turns, many, few int) []Result {
+	s := series{}
 	sizes := []int{many, few}
-	if many == few { // a test, for which one cluster is enough
+	if many == few { // in a test, where one cluster is enough
 		sizes = sizes[:1]
 	}
 	for range turns {
-		for j, n := range sizes {
-			out, err := blocks.Run(ctx, blocks.Order{Nodes: n, BinDir: b.options.binDir, Assets: b.options.assets, Say: say})
-			if err != nil {
-				return nil, err
-			}
-			cpu[j] = append(cpu[j], millis(out.CPU)/float64(n))
+		for _, n := range sizes {
+			out := must.Get(blocks.Run(ctx, blocks.Order{Nodes: n, BinDir: b.options.binDir, Assets: b.options.assets, Say: say}))
+			s.add(fmt.Sprint("cpu ", n), millis(out.CPU)/float64(n))
 			if n == many {
-				served, bare = append(served, out.Served.Seconds()), append(bare, out.Bare.Seconds())
-				memory = append(memory, float64(out.Memory)/mebi)
-				own = append(own, float64(out.Writes.Pools()))
-				writes = append(writes, float64(out.Writes.Others())/float64(n))
+				s.add("served", out.Served.Seconds())
+				s.add("bare", out.Bare.Seconds())
+				s.add("memory", float64(out.Memory)/mebi)
+				s.add("own", float64(out.Writes.Pools()))
+				s.add("writes", float64(out.Writes.Others())/float64(n))
 			}
 		}
 	}
 	return []Result{
-		ratio(fmt.Sprintf("pool-requests-%d", many), "s", served, bare),
-		ratio("pool-requests-writes", "writes/block", writes, []float64{2}),
-		ratio("pool-requests-cpu", "ms/request", cpu[0], cpu[len(sizes)-1]),
-		measured("pool-requests-memory", "MiB", memory...),
-		measured("pool-requests-status", "writes of the pool", own...),
-	}, nil
+		s.ratio(fmt.Sprintf("pool-requests-%d", many), "s", "served", "bare"),
+		ratio("pool-requests-writes", "writes/block", s["writes"], []float64{2}),
+		s.ratio("pool-requests-cpu", "ms/request", fmt.Sprint("cpu ", many), fmt.Sprint("cpu ", few)),
+		measured("pool-requests-memory", "MiB", s["memory"]...),
+		measured("pool-requests-status", "writes of the pool", s["own"]...),
+	}
 }
 
-// A pool of 1,048,576 blocks of 16 addresses, and how many of them are taken.
+// A pool of 1,048,576 blocks of 16 addresses, and how many of them are allocated.
 const (
 	wideBits             = 4
 	wide                 = "10.0.0.0/8"
 	muchTaken, someTaken = 1_000_000, 1_000
 )
 
-// poolBook measures what the operator keeps of a pool's blocks, and what it
-// takes to cut one more.
-func poolBook(context.Context, *bench) ([]Result, error) {
-	layout, err := block.Parse(wideBits, []block.Subnet{{IPv4: netip.MustParsePrefix(wide)}})
-	if err != nil {
-		return nil, err
-	}
+// poolAllocation measures the operator's memory for a pool's blocks, and the time to allocate one more.
+func poolAllocation(context.Context, *bench) []Result {
+	layout := must.Get(block.Parse(wideBits, []block.Subnet{{IPv4: netip.MustParsePrefix(wide)}}))
 	empty := bubble.LiveHeap()
 	many := taken(muchTaken)
 	memory := bubble.LiveHeap() - empty
 	few, full := taken(someTaken), taken(layout.Blocks())
-
-	all, err := rounds(200, func(_ int, note note) error {
-		for _, f := range []struct {
-			of     string
-			carver *block.Carver
-			carve  func(*block.Carver, block.Layout) (float64, error)
-		}{
-			{"usual, many", many, carve}, {"usual, few", few, carve},
-			{"last, all", full, carveAgain}, {"last, few", few, carveAgain},
-		} {
-			took, err := f.carve(f.carver, layout)
-			if err != nil {
-				return err
-			}
-			note(f.of, took)
-		}
-		return nil
+	s := rounds(200, func(_ int, note note) {
+		note("usual, many", carve(many, layout))
+		note("usual, few", carve(few, layout))
+		note("last, all", carveAgain(full, layout))
+		note("last, few", carveAgain(few, layout))
 	})
-	if err != nil {
-		return nil, err
-	}
 	return []Result{
 		single("pool-book-memory", "MiB", float64(memory)/mebi, 0),
-		ratio("pool-carve", "ns", all["usual, many"], all["usual, few"]),
-		ratio("pool-carve-last", "ns", all["last, all"], all["last, few"]),
-	}, nil
+		s.ratio("pool-carve", "ns", "usual, many", "usual, few"),
+		s.ratio("pool-carve-last", "ns", "last, all", "last, few"),
+	}
 }
 
-// taken is a Carver of which the first n indexes are.
+// taken returns a Carver whose first n indexes are taken.
 func taken(n int64) *block.Carver {
 	c := block.NewCarver(0)
 	for range n {
@@ -116,82 +89,63 @@ func taken(n int64) *block.Carver {
 	return c
 }
 
-// carves is how many blocks are cut between two looks at the clock.
+// carves is how many blocks are allocated between two readings of the clock.
 const carves = 1000
 
-// carve cuts blocks, one after the other, and gives them back afterwards. It
-// returns how many nanoseconds one took.
-func carve(c *block.Carver, l block.Layout) (float64, error) {
+// carve allocates blocks, one after the other, and frees them afterwards. It returns the nanoseconds per
+// block.
+func carve(c *block.Carver, l block.Layout) float64 {
 	first, limit := c.Next(), l.Blocks()
 	start := time.Now()
 	for range carves {
-		if err := carveOne(c, l, limit); err != nil {
-			return 0, err
-		}
+		must.OK(carveOne(c, l, limit))
 	}
 	took := time.Since(start)
 	for i := first; i < c.Next(); i++ {
 		c.Free(i)
 	}
 	c.Resume(first)
-	return float64(took.Nanoseconds()) / carves, nil
+	return float64(took.Nanoseconds()) / carves
 }
 
-// carveAgain gives back one block and cuts it again, as it is the only one that
-// the pool has free. It returns how many nanoseconds that takes.
-func carveAgain(c *block.Carver, l block.Layout) (float64, error) {
+// carveAgain frees one block and allocates it again, as the only free one of the pool. It returns the
+// nanoseconds per block.
+func carveAgain(c *block.Carver, l block.Layout) float64 {
 	limit, only := c.Taken(), c.Taken()/2
 	start := time.Now()
 	for range carves {
 		c.Free(only)
-		if err := carveOne(c, l, limit); err != nil {
-			return 0, err
-		}
+		must.OK(carveOne(c, l, limit))
 	}
-	return float64(time.Since(start).Nanoseconds()) / carves, nil
+	return float64(time.Since(start).Nanoseconds()) / carves
 }
 
 func carveOne(c *block.Carver, l block.Layout, limit int64) error {
 	i, ok := c.Take(limit)
 	if !ok {
-		return fmt.Errorf("of %d blocks %d are taken, and no other is found", limit, c.Taken())
+		return fmt.Errorf("no free block found: %[2]d of %[1]d are taken", limit, c.Taken())
 	}
 	_, err := l.Block(i)
 	return err
 }
 
-// poolAdds measures ADD and DEL as execs and daemonAdd do, with berthd in pool
-// mode and a block that it has: the API server has no part in them.
-func poolAdds(ctx context.Context, b *bench) ([]Result, error) {
-	s, err := b.bed.execs(ctx, func(int, note) error { return nil })
-	if err != nil {
-		return nil, err
-	}
-	daemon, err := b.bed.daemonAdd(ctx, "pool-daemon-add")
-	return append(execResults(s, "pool-exec-add", "pool-exec-del"), daemon...), err
+// poolAdds measures ADD and DEL as execs and daemonAdds do, with berthd in pool mode and a
+// block that it already has, so that the API server is not involved.
+func poolAdds(ctx context.Context, b *bench) []Result {
+	s := b.bed.execs(ctx, b.options.rounds, func(int, note) {})
+	return append(execResults(s, "pool-"), b.bed.daemonAdds(ctx, "pool-daemon-add")...)
 }
 
-// podNamespace is that of the bench's only Pod.
-const podNamespace = metav1.NamespaceDefault
-
-// raisePoolMode raises a lab of address pools with one node, that has a block with
-// more addresses than are measured with, and a Pod.
-func (b *testbed) raisePoolMode(ctx context.Context) (err error) {
-	say("raising a lab of address pools with one node")
+// raisePoolMode starts a lab in pool mode with one node, which has a Pod and a block with more addresses
+// than the measurements need.
+func (b *testbed) raisePoolMode(ctx context.Context) {
+	say("starting a lab in pool mode with one node")
 	const bits = 10
-	b.lab, err = lab.Start(ctx, lab.Options{
-		Dir: b.dirs.run, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.options.binDir, KubeAssets: b.options.assets,
+	b.start(ctx, lab.Options{
 		Mode: lab.PoolMode, Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, bits, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16"})},
-		DaemonArgs: benchDaemonArgs, OperatorArgs: []string{"--leader-elect=false", "--log-level=warn"},
+		DaemonArgs: []string{"--cooling-period=1s"}, OperatorArgs: []string{"--leader-elect=false"},
 	})
-	if err != nil {
-		return fmt.Errorf("raise a lab: %w", err)
-	}
-	b.few, b.podName = b.lab.Nodes()[0], "bench"
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: b.podName}}
-	p.Spec = corev1.PodSpec{NodeName: b.few.Name, Containers: []corev1.Container{{Name: "bench", Image: "bench"}}}
-	if err := b.lab.Kube.Client.Create(ctx, p); err != nil {
-		return fmt.Errorf("make a Pod: %w", err)
-	}
-	return waitWarm(ctx, b.few, 1<<bits)
+	b.podName = b.benchPod(ctx, podNamespace, "bench", nil).Name
+	waitWarm(ctx, b.few, 1<<bits)
+	b.installBoth()
 }

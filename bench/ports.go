@@ -2,81 +2,272 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"os/exec"
+	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	kubeclient "sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/bench/branches"
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/ports"
+	"github.com/berthnet/berth/bench/scale"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// A provider that takes 400 ms for a call and eight at a time, and how many pods ask for
-// ports of it at once. The default scheduler gives 50 pods a second a node (kube-scheduler's
+// A provider that takes 400 ms per call and serves eight calls concurrently, and how many pods request
+// ports of it at once. The default scheduler schedules 50 pods per second (kube-scheduler's
 // --kube-api-qps).
 const (
 	portPods, portNodes = 2000, 100
 	portLatency         = 400 * time.Millisecond
 	portCalls           = 8
 	portScheduled       = 50
+	// minWrites is the minimum per PodNIC: its creation, the bound port, and the active port.
+	minWrites = 3
 )
 
-// portRun does one run, and says what came of it.
-func (b *bench) portRun(ctx context.Context, what string, o ports.Order) (ports.Outcome, error) {
-	o.Latency, o.AtOnce = portLatency, portCalls
-	out, err := ports.Job.Run(ctx, o, b.profiles.next(fmt.Sprintf("ports-%d", o.Pods)))
-	if err == nil {
-		say("  %s: bound after %v, active after %v; calls %v, writes %v", what, out.Bound, out.Active, out.Calls, out.Writes)
+// portBursts measures pods that request ports of a VPC at once.
+func portBursts(ctx context.Context, b *bench) []Result {
+	run := func(name string, o ports.Order) ports.Outcome {
+		o.Pods, o.Nodes, o.Latency, o.AtOnce = portPods, portNodes, portLatency, portCalls
+		out := must.Get(ports.Job.Run(ctx, o, b.profile(fmt.Sprintf("ports-%d", o.Pods))))
+		say("  %s: bound after %v, active after %v; calls %v, writes %v", name, out.Bound, out.Active, out.Calls, out.Writes)
+		return out
 	}
-	return out, err
+	calls := func(o ports.Outcome) float64 { return float64(o.TotalCalls()) / portPods }
+	reference := run("one call per port", ports.Order{Naive: true})
+	atOnce := run("all scheduled at once", ports.Order{})
+	scheduled := run(fmt.Sprintf("%d scheduled per second", portScheduled), ports.Order{Scheduled: portScheduled})
+	late := run("all scheduled after a minute", ports.Order{Late: time.Minute})
+	return []Result{
+		single("ports-2000-bound", "s", atOnce.Bound.Seconds(), atOnce.MinBound.Seconds()),
+		single("ports-2000-active", "s", atOnce.Active.Seconds(), atOnce.MinActive.Seconds()),
+		single("ports-2000-each", "s", atOnce.Bound.Seconds(), reference.Bound.Seconds()),
+		single("ports-2000-calls", "calls/pod", calls(atOnce), calls(reference)),
+		single("ports-2000-writes", "writes/PodNIC", float64(atOnce.TotalWrites())/portPods, minWrites),
+		single("ports-2000-memory", "KiB/PodNIC", float64(atOnce.Heap)/1024/portPods, 0),
+		single("ports-2000-scheduled-bound", "s", scheduled.Bound.Seconds(), (scheduled.Scheduled + portLatency).Seconds()),
+		single("ports-2000-scheduled-calls", "calls/pod", calls(scheduled), calls(reference)),
+		single("ports-2000-late-bound", "s", (late.Bound - time.Minute).Seconds(), late.MinBound.Seconds()),
+		single("ports-2000-late-calls", "calls/pod", calls(late), calls(reference)),
+	}
 }
 
-// portBursts measures pods that get ports of a VPC at once.
-func portBursts(ctx context.Context, b *bench) ([]Result, error) {
-	return b.portBursts(ctx, portPods, portNodes)
+const (
+	// branchPods is the number of pods that are created at once on one node.
+	branchPods = 50
+	// branchRuns is high because what the limiter learns depends on the timing of throttled calls.
+	branchRuns = 9
+)
+
+// branchBursts measures pods of one node whose branch interfaces all have to be created.
+func branchBursts(ctx context.Context, b *bench) (results []Result) {
+	for _, each := range []struct {
+		name   string
+		limits scale.Limits
+	}{{"branch-burst", tight}, {"branch-burst-published", published}} {
+		s := series{}
+		for range branchRuns {
+			out := must.Get(branches.Job.Run(ctx, branches.Order{Pods: branchPods, Limits: each.limits}, b.profile(each.name)))
+			say("  %s: bound after %v, median %v; calls %v, %d throttled", each.name, out.Bound, out.Median, out.Calls, out.Throttled)
+			s.add("last", out.Bound.Seconds())
+			s.add("half", out.Median.Seconds())
+			s.add("minimum", out.MinBound.Seconds())
+		}
+		results = append(results, s.ratio(each.name, "s", "last", "minimum"), measured(each.name+"-median", "s", s["half"]...))
+	}
+	return results
 }
 
-func (b *bench) portBursts(ctx context.Context, pods, nodes int) ([]Result, error) {
-	var results []Result
-	order := ports.Order{Pods: pods, Nodes: nodes}
-	naive := order
-	naive.Naive = true
-	reference, err := b.portRun(ctx, "a call for each port", naive)
+// raisePortMode starts a lab in port mode with one node: the real OVN and Open vSwitch, and a simulated
+// Neutron.
+func (b *testbed) raisePortMode(ctx context.Context) {
+	say("starting a lab in port mode with one node")
+	b.start(ctx, lab.Options{Mode: lab.PortMode, Nodes: 1, OperatorArgs: []string{"--leader-elect=false"}})
+	b.installBerth()
+}
+
+// raiseBranches starts a lab in operator mode with one node, which has a trunk.
+func (b *testbed) raiseBranches(ctx context.Context) {
+	say("starting a lab with a trunk")
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // there is no KVM in the virtual machine
+	defer cancel()
+	b.start(ctx, lab.Options{
+		Mode: lab.OperatorMode, Spec: unlimited(1), VPCPorts: true, PortCloud: portcloud.NewBranches, VPCs: []lab.VPC{{Name: lab.BranchVPC}},
+		DaemonArgs: []string{"--cooling-period=1s"}, OperatorArgs: []string{"--leader-elect=false", "--branch-cooling=1s"},
+	})
+	b.installBerth()
+	must.OK(poll.Until(ctx, func() error { return b.few.WaitReady(ctx) }))
+}
+
+// nicPod creates a pod with NICs in a VPC, and returns it with its PodNICs once all are bound to the node.
+func (b *testbed) nicPod(ctx context.Context, name, vpc, text string, nics int) (*corev1.Pod, []v1alpha1.PodNIC) {
+	p := b.benchPod(ctx, podNamespace, name, map[string]string{v1alpha1.AnnotationVPC: vpc, v1alpha1.AnnotationNICs: text})
+	list := &v1alpha1.PodNICList{}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	must.OK(poll.Until(ctx, func() error {
+		err := b.lab.Kube.Client.List(ctx, list, kubeclient.InNamespace(p.Namespace), kubeclient.MatchingLabels{v1alpha1.LabelPodUID: string(p.UID)})
+		if err != nil {
+			return err
+		}
+		bound := 0
+		for _, o := range list.Items {
+			if o.Status.Plug != nil {
+				bound++
+			}
+		}
+		if bound < nics {
+			return fmt.Errorf("%d of %d NICs of pod %s are bound", bound, nics, p.Name)
+		}
+		return nil
+	}))
+	return p, list.Items
+}
+
+// bothWays measures a pod with NICs in two ways, in alternating order, and deletes it.
+func (b *testbed) bothWays(ctx context.Context, i int, p *corev1.Pod, ways ...func()) {
+	for j := range ways {
+		ways[(i+j)%len(ways)]()
+	}
+	must.OK(b.lab.Kube.Client.Delete(ctx, p, kubeclient.GracePeriodSeconds(0)))
+}
+
+// branchAdds measures the whole ADD, from exec to result, of pods whose first interface is a branch
+// interface that is already bound to the node, in turn with pods that get a warm address of an ENI.
+func branchAdds(ctx context.Context, b *bench) []Result {
+	berth := b.bed.berth
+	s := rounds(b.options.rounds, func(i int, note note) {
+		p, _ := b.bed.nicPod(ctx, fmt.Sprintf("branch-%d", i), lab.BranchVPC, "[{name: eth0}]", 1)
+		// This pod is not in the API server, so the ADD looks it up and waits for nothing.
+		ordinary := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: fmt.Sprintf("ordinary-%d", i), UID: uuid.NewUUID()}}
+		b.bed.bothWays(ctx, i, p,
+			func() { berth.addAndDel(ctx, berth.sandboxOf(p), "branch ", note) },
+			func() { berth.addAndDel(ctx, berth.sandboxOf(ordinary), "ordinary ", note) })
+	})
+	return []Result{s.ratio("branch-add", "ms", "branch add", "ordinary add"), s.ratio("branch-del", "ms", "branch del", "ordinary del")}
+}
+
+// portAdds measures ADD and DEL of pods whose ports are already bound to the node, from exec to result
+// with the ports' flows installed, with one NIC and with several. The reference is a plugin that executes
+// ovs-vsctl for the same ports, as OVN-Kubernetes does, except that it also waits for flows with ovs-vsctl,
+// which is notified, instead of polling.
+func portAdds(ctx context.Context, b *bench) []Result {
+	bed := b.bed
+	results := []Result{single("port-daemon-idle", "MiB", memoryOf(bed.few), 0)}
+	bed.installNull()
+	v := &vsctl{host: bed.nodeNetlink()}
+	defer v.host.Close()
+	for _, arg := range bed.few.Args {
+		if db, is := strings.CutPrefix(arg, "--ovsdb="); is {
+			v.db = db
+		}
+	}
+	for _, nics := range []int{1, 4} {
+		vpc := bed.lab.VPCs[0]
+		text := "[" + strings.Repeat("{subnet: "+vpc.Network.Subnets[0].Name+"},", nics) + "]"
+		s := rounds(b.options.rounds, func(i int, note note) {
+			p, ports := bed.nicPod(ctx, fmt.Sprintf("bench-%d-%d", nics, i), vpc.Name, text, nics)
+			bed.bothWays(ctx, i, p,
+				func() { bed.berth.addAndDel(ctx, bed.berth.sandboxOf(p), "", note) },
+				func() { bed.addByVsctl(ctx, v, ports, note) })
+		})
+		suffix := ""
+		if nics > 1 {
+			suffix = fmt.Sprintf("-%d", nics)
+		}
+		results = append(results, s.ratio("port-add"+suffix, "ms", "add", "reference add"), s.ratio("port-del"+suffix, "ms", "del", "reference del"))
+	}
+	return append(results, single("port-daemon-after", "MiB", memoryOf(bed.few), 0))
+}
+
+// addByVsctl measures the null plugin, and adds the time of the ovs-vsctl calls.
+func (b *testbed) addByVsctl(ctx context.Context, v *vsctl, ports []v1alpha1.PodNIC, note note) {
+	null := b.nullOnce(ctx)
+	netns := b.sandboxes.sandbox().NetNS
+	begin := time.Now()
+	for i := range ports {
+		must.OK(v.plug(ctx, netns, i, &ports[i]))
+	}
+	added := time.Now()
+	for i := range ports {
+		must.OK(v.unplug(ctx, i))
+	}
+	note("reference add", null["add"]+millis(added.Sub(begin)))
+	note("reference del", null["del"]+millis(time.Since(added)))
+}
+
+// vsctl plugs ports by executing ovs-vsctl.
+type vsctl struct {
+	host *netlink.Handle
+	db   string
+}
+
+func (v *vsctl) run(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, "ovs-vsctl", append([]string{"--db=" + v.db, "--timeout=30"}, args...)...).CombinedOutput()
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("ovs-vsctl %s: %w: %s", strings.Join(args, " "), err, out)
 	}
-	each := func(o ports.Outcome) float64 { return float64(o.TotalCalls()) / float64(pods) }
-	name := func(figure string) string { return fmt.Sprintf("ports-%d-%s", pods, figure) }
-
-	out, err := b.portRun(ctx, "all have nodes at once", order)
-	if err != nil {
-		return nil, err
-	}
-	results = append(results,
-		single(name("bound"), "s", out.Bound.Seconds(), out.Forced.Seconds()),
-		single(name("active"), "s", out.Active.Seconds(), out.ForcedActive.Seconds()),
-		single(name("each"), "s", out.Bound.Seconds(), reference.Bound.Seconds()),
-		single(name("calls"), "calls/pod", each(out), each(reference)),
-		single(name("writes"), "writes/PodNIC", float64(out.TotalWrites())/float64(pods), leastWrites),
-		single(name("memory"), "KiB/PodNIC", float64(out.Heap)/1024/float64(pods), 0),
-	)
-
-	order.Scheduled = portScheduled
-	if out, err = b.portRun(ctx, fmt.Sprintf("%d have nodes each second", portScheduled), order); err != nil {
-		return nil, err
-	}
-	results = append(results,
-		single(name("scheduled-bound"), "s", out.Bound.Seconds(), (out.Scheduled+portLatency).Seconds()),
-		single(name("scheduled-calls"), "calls/pod", each(out), each(reference)),
-	)
-
-	order.Scheduled, order.Late = 0, time.Minute
-	if out, err = b.portRun(ctx, "all have nodes after a minute", order); err != nil {
-		return nil, err
-	}
-	return append(results,
-		single(name("late-bound"), "s", (out.Bound-order.Late).Seconds(), out.Forced.Seconds()),
-		single(name("late-calls"), "calls/pod", each(out), each(reference)),
-	), nil
+	return nil
 }
 
-// leastWrites are those that a PodNIC needs: that it is made, its port and that this is
-// bound, and that it is active.
-const leastWrites = 3
+func vsctlName(i int) string { return fmt.Sprintf("byvsctl%d", i) }
+
+func (v *vsctl) plug(ctx context.Context, path string, i int, o *v1alpha1.PodNIC) error {
+	if err := v.link(path, i, o); err != nil {
+		return fmt.Errorf("create the link of port %s: %w", o.Status.PortID, err)
+	}
+	name := vsctlName(i)
+	err := v.run(ctx, "--may-exist", "add-port", o.Status.Plug.Bridge, name, "--", "set", "Interface", name,
+		"external_ids:iface-id="+o.Status.PortID, "external_ids:attached-mac="+strings.ReplaceAll(o.Status.MAC, ":", `\:`), "external_ids:iface-status=active")
+	return errors.Join(err, v.run(ctx, "wait-until", "Interface", name, "external_ids:ovn-installed=true"))
+}
+
+// link creates the link of a port with its MAC address, MTU, addresses and, for the first port, the
+// default route.
+func (v *vsctl) link(path string, i int, o *v1alpha1.PodNIC) (err error) {
+	defer must.Catch(&err)
+	ns := must.Get(netns.GetFromPath(path))
+	defer func() { _ = ns.Close() }()
+	pod := must.Get(netlink.NewHandleAt(ns, unix.NETLINK_ROUTE))
+	defer pod.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = vsctlName(i), int(o.Status.MTU)
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName, veth.PeerMTU, veth.PeerNamespace = fmt.Sprintf("eth%d", i), uint32(o.Status.MTU), netlink.NsFd(ns)
+	veth.PeerHardwareAddr = must.Get(net.ParseMAC(o.Status.MAC))
+	must.OK(v.host.LinkAdd(veth))
+	peer := must.Get(pod.LinkByName(veth.PeerName))
+	for _, a := range o.Status.Addresses {
+		must.OK(pod.AddrAdd(peer, must.Get(netlink.ParseAddr(a.CIDR))))
+	}
+	must.OK(pod.LinkSetUp(peer))
+	if i == 0 {
+		must.OK(pod.RouteAdd(&netlink.Route{LinkIndex: peer.Attrs().Index, Gw: net.ParseIP(o.Status.Addresses[0].Gateway)}))
+	}
+	return v.host.LinkSetUp(veth)
+}
+
+func (v *vsctl) unplug(ctx context.Context, i int) error {
+	if err := v.run(ctx, "--if-exists", "del-port", vsctlName(i)); err != nil {
+		return err
+	}
+	link, err := v.host.LinkByName(vsctlName(i))
+	if err != nil {
+		return err
+	}
+	return v.host.LinkDel(link)
+}

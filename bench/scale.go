@@ -4,35 +4,37 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/scale"
+	"github.com/berthnet/berth/bench/whole"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Sizes of clusters, in nodes. Cilium's allocator was measured with up to 1,600.
+// Cluster sizes in nodes. Cilium's allocator was measured with up to 1,600.
 const (
 	small, medium, compared, large, huge = 100, 400, 1600, 2000, 10000
 )
 
 var clusterSizes = []int{small, medium, compared, large, huge}
 
-// turns is how often the two sides of a ratio of CPU times are run.
+// turns is the number of runs of each side of a ratio of CPU times.
 const turns = 5
 
-// scaleRun does one run, and keeps its outcome for the table beside Cilium's.
-func (b *bench) scaleRun(ctx context.Context, o scale.Order) (scale.Outcome, error) {
+// scaleRun executes one run.
+func (b *bench) scaleRun(ctx context.Context, o scale.Order) scale.Outcome {
 	start := time.Now()
-	out, err := scale.Job.Run(ctx, o, b.profiles.next(fmt.Sprintf("%s-%d", o.Workload, o.Nodes)))
-	if err == nil {
-		say("  %s, %d nodes: %s (%v)", o.Workload, o.Nodes, summary(out), time.Since(start).Round(100*time.Millisecond))
-	}
-	return out, err
+	out := must.Get(scale.Job.Run(ctx, o, b.profile(fmt.Sprintf("%s-%d", o.Workload, o.Nodes))))
+	say("  %s, %d nodes: %s (%v)", o.Workload, o.Nodes, summary(out), time.Since(start).Round(100*time.Millisecond))
+	return out
 }
 
-// summary is a run's outcome in a line.
+// summary returns a run's outcome as one line.
 func summary(o scale.Outcome) string {
 	var parts []string
 	if o.CPU > 0 {
@@ -42,7 +44,7 @@ func summary(o scale.Outcome) string {
 		parts = append(parts, fmt.Sprintf("%v of CPU a minute for repair", o.Repair.Round(10*time.Microsecond)))
 	}
 	if o.Last > 0 {
-		parts = append(parts, fmt.Sprintf("last node after %.2fs, median %.2fs, bound %.2fs, %d calls refused", o.Last.Seconds(), o.Median.Seconds(), o.Bound.Seconds(), o.Throttled))
+		parts = append(parts, fmt.Sprintf("last node after %.2fs, median %.2fs, lower bound %.2fs, %d calls throttled", o.Last.Seconds(), o.Median.Seconds(), o.Bound.Seconds(), o.Throttled))
 	}
 	if o.Heap > 0 {
 		parts = append(parts, fmt.Sprintf("%.1f MiB of heap", float64(o.Heap)/mebi))
@@ -53,262 +55,221 @@ func summary(o scale.Outcome) string {
 	return strings.Join(parts, ", ")
 }
 
-// scaleTurns does runs in turn, and returns their outcomes by order.
-func (b *bench) scaleTurns(ctx context.Context, orders ...scale.Order) ([][]scale.Outcome, error) {
-	outcomes := make([][]scale.Outcome, len(orders))
-	for turn := range turns {
-		for i, o := range orders {
-			o.Limits.Seed = uint64(turn)
-			out, err := b.scaleRun(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			outcomes[i] = append(outcomes[i], out)
-		}
-	}
-	return outcomes, nil
-}
+// outcomes are the outcomes of several runs.
+type outcomes []scale.Outcome
 
-// valuesOf are the values of outcomes.
-func valuesOf(outcomes []scale.Outcome, value func(scale.Outcome) float64) (values []float64) {
-	for _, o := range outcomes {
+// values returns one value per outcome.
+func (all outcomes) values(value func(scale.Outcome) float64) (values []float64) {
+	for _, o := range all {
 		values = append(values, value(o))
 	}
 	return values
 }
 
-// bySize does a workload with clusters of all sizes, two of them in turn. It
-// returns all values of those two, and the last outcome by size.
-func (b *bench) bySize(ctx context.Context, w scale.Workload, many, few int, value func(scale.Outcome) float64) (values [2][]float64, last map[int]scale.Outcome, err error) {
-	last = map[int]scale.Outcome{}
-	outcomes, err := b.scaleTurns(ctx, scale.Order{Workload: w, Nodes: many}, scale.Order{Workload: w, Nodes: few})
-	if err != nil {
-		return values, nil, err
-	}
-	for i, n := range []int{many, few} {
-		values[i], last[n] = valuesOf(outcomes[i], value), outcomes[i][turns-1]
-	}
-	for _, n := range clusterSizes {
-		if n == many || n == few {
-			continue
-		}
-		if last[n], err = b.scaleRun(ctx, scale.Order{Workload: w, Nodes: n}); err != nil {
-			return values, nil, err
-		}
-	}
-	return values, last, nil
-}
+func last(o scale.Outcome) float64   { return o.Last.Seconds() }
+func middle(o scale.Outcome) float64 { return o.Median.Seconds() }
+func bound(o scale.Outcome) float64  { return o.Bound.Seconds() }
 
-// perEvent is the CPU time of an event in ms.
+// perEvent returns the CPU time per event in ms.
 func perEvent(o scale.Outcome) float64 { return millis(o.CPU) / float64(o.Events) }
 
-// joins measures what it costs until N nodes have their first addresses.
-func joins(ctx context.Context, b *bench) ([]Result, error) {
-	values, outcomes, err := b.bySize(ctx, scale.Join, huge, medium, perEvent)
-	if err != nil {
-		return nil, err
+// scaleTurns executes runs in turn, and returns their outcomes by order.
+func (b *bench) scaleTurns(ctx context.Context, orders ...scale.Order) []outcomes {
+	all := make([]outcomes, len(orders))
+	for turn := range turns {
+		for i, o := range orders {
+			o.Limits.Seed = uint64(turn)
+			all[i] = append(all[i], b.scaleRun(ctx, o))
+		}
 	}
-	results := []Result{ratio("join-growth", "ms/node", values[0], values[1])}
+	return all
+}
+
+// bySize runs a workload with clusters of all sizes, two of them in turn. It returns the CPU time per
+// event for those two, and the last outcome by size.
+func (b *bench) bySize(ctx context.Context, w scale.Workload, many, few int) (ofMany, ofFew []float64, last map[int]scale.Outcome) {
+	both := b.scaleTurns(ctx, scale.Order{Workload: w, Nodes: many}, scale.Order{Workload: w, Nodes: few})
+	last = map[int]scale.Outcome{many: both[0][turns-1], few: both[1][turns-1]}
 	for _, n := range clusterSizes {
-		out := outcomes[n]
-		results = append(results,
-			single(fmt.Sprintf("join-%d-cpu", n), "s", out.CPU.Seconds(), 0),
-			single(fmt.Sprintf("join-%d-allocated", n), "MiB", float64(out.Bytes)/mebi, 0))
+		if n != many && n != few {
+			last[n] = b.scaleRun(ctx, scale.Order{Workload: w, Nodes: n})
+		}
 	}
-	return results, nil
+	return both[0].values(perEvent), both[1].values(perEvent), last
 }
 
-// singleEvents measures what it costs when one node of N needs one address.
-func singleEvents(ctx context.Context, b *bench) ([]Result, error) {
-	values, outcomes, err := b.bySize(ctx, scale.Event, large, small, perEvent)
-	if err != nil {
-		return nil, err
-	}
-	results := []Result{ratio("operator-event", "ms", values[0], values[1]), measured("operator-event-cpu", "ms", values[0]...)}
+// joins measures the cost of assigning the first addresses to N nodes.
+func joins(ctx context.Context, b *bench) []Result {
+	many, few, last := b.bySize(ctx, scale.Join, huge, medium)
+	results := []Result{ratio("join-growth", "ms/node", many, few)}
 	for _, n := range clusterSizes {
-		out := outcomes[n]
 		results = append(results,
-			single(fmt.Sprintf("event-%d-cpu", n), "ms", perEvent(out), 0),
-			single(fmt.Sprintf("event-%d-allocated", n), "KiB", float64(out.Bytes)/float64(out.Events)/1024, 0),
-			single(fmt.Sprintf("repair-%d-cpu", n), "ms/min", millis(out.Repair), 0))
+			single(fmt.Sprintf("join-%d-cpu", n), "s", last[n].CPU.Seconds(), 0),
+			single(fmt.Sprintf("join-%d-allocated", n), "MiB", float64(last[n].Bytes)/mebi, 0))
 	}
-	return results, nil
+	return results
 }
 
-// The EC2 side of the fills at 100 nodes: each call takes 100 ms, and all
-// actions share one bucket.
-var (
-	tight     = scale.Limits{Delay: 100 * time.Millisecond, Shared: &cloudfake.Bucket{Rate: 4, Size: 20}}
-	published = scale.Limits{Delay: 100 * time.Millisecond, Published: true}
-)
-
-// fills measures how long it takes until all nodes have addresses, against what
-// EC2's limits alone force.
-func fills(ctx context.Context, b *bench) ([]Result, error) {
-	type fill struct {
-		name   string
-		order  scale.Order
-		extras func(scale.Outcome) []Result // further figures of the run
+// singleEvents measures the cost of assigning one address to one of N nodes.
+func singleEvents(ctx context.Context, b *bench) []Result {
+	many, few, last := b.bySize(ctx, scale.Event, large, small)
+	results := []Result{ratio("operator-event", "ms", many, few), measured("operator-event-cpu", "ms", many...)}
+	for _, n := range clusterSizes {
+		results = append(results,
+			single(fmt.Sprintf("event-%d-cpu", n), "ms", perEvent(last[n]), 0),
+			single(fmt.Sprintf("event-%d-allocated", n), "KiB", float64(last[n].Bytes)/float64(last[n].Events)/1024, 0),
+			single(fmt.Sprintf("repair-%d-cpu", n), "ms/min", millis(last[n].Repair), 0))
 	}
-	all := []fill{
-		{"fill-nodes", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight}, func(o scale.Outcome) []Result {
-			return []Result{
-				single("fill-median", "s", o.Median.Seconds(), o.Bound.Seconds()),
-				single("fill-calls", "calls/node", float64(o.TotalCalls())/small, 0),
-				single("fill-exposed", "s", o.Exposed.Seconds(), 0),
-			}
-		}},
-		{"fill-nodes-spread", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight, Join: 100 * time.Millisecond}, nil},
-		{"fill-subnets", scale.Order{Workload: scale.Subnets, Nodes: small, Limits: tight}, func(o scale.Outcome) []Result {
-			return []Result{single("fill-subnets-failed-creates", "calls", float64(o.FailedCreates), 0)}
-		}},
-	}
-	for _, n := range clusterSizes[1:] {
-		all = append(all, fill{fmt.Sprintf("fill-%d-published", n), scale.Order{Workload: scale.Fill, Nodes: n, Limits: published}, nil})
-	}
-	var results []Result
-	for _, f := range all {
-		out, err := b.scaleRun(ctx, f.order)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, single(f.name, "s", out.Last.Seconds(), out.Bound.Seconds()))
-		if f.extras != nil {
-			results = append(results, f.extras(out)...)
-		}
-	}
-	return results, nil
+	return results
 }
 
-// throttles measures what one throttled call delays.
-func throttles(ctx context.Context, b *bench) (results []Result, err error) {
-	with := func(w scale.Workload, nodes int) (hit, calm scale.Outcome, err error) {
-		o := scale.Order{Workload: w, Nodes: nodes, Limits: scale.Limits{Delay: tight.Delay}}
-		if hit, err = b.scaleRun(ctx, o); err == nil {
-			o.Calm = true
-			calm, err = b.scaleRun(ctx, o)
-		}
-		return hit, calm, err
-	}
-	for _, f := range []struct {
-		name     string
-		workload scale.Workload
-	}{{"throttled-create", scale.ThrottledCreate}, {"throttled-assign", scale.ThrottledAssign}} {
-		hit, calm, err := with(f.workload, 1)
-		if err != nil {
-			return nil, err
-		}
-		own := (hit.Waited + tight.Delay).Seconds() // the refused call took its time too
-		results = append(results, single(f.name, "s", (hit.Last-calm.Last).Seconds(), own))
-		if f.workload == scale.ThrottledAssign {
-			results = append(results, single("throttled-assign-enis", "ENIs", float64(hit.ENIs), 0))
-		}
-	}
-	many, calm, err := with(scale.ThrottledCreate, small)
-	return append(results,
-		single("throttled-once-median", "s", many.Median.Seconds(), calm.Median.Seconds()),
-		single("throttled-once-last", "s", many.Last.Seconds(), calm.Last.Seconds())), err
-}
-
-// lasts, medians and bounds are those times of runs in seconds.
-func lasts(o []scale.Outcome) []float64 {
-	return valuesOf(o, func(o scale.Outcome) float64 { return o.Last.Seconds() })
-}
-
-func medians(o []scale.Outcome) []float64 {
-	return valuesOf(o, func(o scale.Outcome) float64 { return o.Median.Seconds() })
-}
-
-func bounds(o []scale.Outcome) []float64 {
-	return valuesOf(o, func(o scale.Outcome) float64 { return o.Bound.Seconds() })
-}
-
-// refusals measures how fast ENIs are created while some calls are refused at
-// random, against the share that is not refused of how fast they are without that.
-func refusals(ctx context.Context, b *bench) ([]Result, error) {
-	rate := func(o scale.Outcome) float64 { return float64(o.ENIs) / o.Last.Seconds() }
-	order := scale.Order{Workload: scale.Fill, Nodes: medium, Limits: scale.Limits{Delay: tight.Delay}}
-	calm, err := b.scaleRun(ctx, order)
-	if err != nil {
-		return nil, err
-	}
-	return byRefused(ctx, b, []int{1, 2, 5, 10}, order, func(percent int, out []scale.Outcome) Result {
-		return ratio(fmt.Sprintf("refused-%d", percent), "creates/s", valuesOf(out, rate), []float64{(1 - share(percent)) * rate(calm)})
-	})
-}
-
-func share(percent int) float64 { return float64(percent) / 100 }
-
-// byRefused does runs while such shares of calls are refused at random.
-func byRefused(ctx context.Context, b *bench, percents []int, o scale.Order, result func(percent int, out []scale.Outcome) Result) (results []Result, err error) {
-	for _, percent := range percents {
-		o.Limits.Refused = share(percent)
-		out, err := b.scaleTurns(ctx, o)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, result(percent, out[0]))
-	}
-	return results, nil
-}
-
-// besideForeign measures how long runs take beside another client of the account
-// that never backs off, against what a share in proportion takes.
-func besideForeign(ctx context.Context, b *bench, figure string, o scale.Order) (results []Result, err error) {
-	o.Limits = scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}}
-	for _, n := range []struct {
-		name string
-		rate float64
-	}{{"4", 4}, {"5-5", 5.5}, {"8", 8}} {
-		o.Limits.Foreign = n.rate
-		out, err := b.scaleTurns(ctx, o)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, ratio(figure+n.name, "s", lasts(out[0]), bounds(out[0])))
-	}
-	return results, nil
-}
-
-// besideOthers measures how long nodes take beside such a client.
-func besideOthers(ctx context.Context, b *bench) ([]Result, error) {
-	return besideForeign(ctx, b, "foreign-client-", scale.Order{Workload: scale.Fill, Nodes: small})
-}
-
-// peers is how many daemons in node mode draw on the same buckets.
-const peers = 4
-
-// peersBesideOthers measures daemons in node mode, which do not know of each other:
-// beside a client that never backs off, and while calls are refused at random, when
-// half of all calls have passed, against the share that is not refused of how fast
-// that is without. (The last call is that of the peer with the smallest share, which
-// the order decides.)
-func peersBesideOthers(ctx context.Context, b *bench) ([]Result, error) {
-	order := scale.Order{Workload: scale.Peers, Nodes: peers}
-	foreign, err := besideForeign(ctx, b, "peers-foreign-", order)
-	if err != nil {
-		return nil, err
-	}
-	order.Limits = scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 20, Size: 100}}
-	calm, err := b.scaleTurns(ctx, order)
-	if err != nil {
-		return nil, err
-	}
-	half := median(medians(calm[0]))
-	refused, err := byRefused(ctx, b, []int{1, 5, 10}, order, func(percent int, out []scale.Outcome) Result {
-		return ratio(fmt.Sprintf("peers-refused-%d", percent), "s", medians(out), []float64{half / (1 - share(percent))})
-	})
-	return append(foreign, refused...), err
-}
-
-// memories measures what the allocator keeps of its nodes.
-func memories(ctx context.Context, b *bench) (results []Result, err error) {
+// memories measures the allocator's memory for its nodes.
+func memories(ctx context.Context, b *bench) (results []Result) {
 	for _, n := range []int{large, huge} {
-		out, err := b.scaleRun(ctx, scale.Order{Workload: scale.Memory, Nodes: n})
-		if err != nil {
-			return nil, err
-		}
+		out := b.scaleRun(ctx, scale.Order{Workload: scale.Memory, Nodes: n})
 		results = append(results, single(fmt.Sprintf("allocator-memory-%d", n), "MiB", float64(out.Heap)/mebi, 0))
 	}
-	return results, nil
+	return results
+}
+
+// callDelay is the duration of each call to EC2.
+const callDelay = 100 * time.Millisecond
+
+// The EC2 limits of the fills: one bucket that all actions share, or the buckets that EC2 documents.
+var (
+	tight     = scale.Limits{Delay: callDelay, Shared: &cloudfake.Bucket{Rate: 4, Size: 20}}
+	published = scale.Limits{Delay: callDelay, Published: true}
+)
+
+// fills measures how long it takes until all nodes have addresses, against the minimum that EC2's limits
+// impose.
+func fills(ctx context.Context, b *bench) (results []Result) {
+	fill := func(name string, o scale.Order) scale.Outcome {
+		out := b.scaleRun(ctx, o)
+		results = append(results, single(name, "s", last(out), bound(out)))
+		return out
+	}
+	atOnce := fill("fill-nodes", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight})
+	results = append(results,
+		single("fill-median", "s", middle(atOnce), bound(atOnce)),
+		single("fill-calls", "calls/node", float64(atOnce.TotalCalls())/small, 0),
+		single("fill-exposed", "s", atOnce.Exposed.Seconds(), 0))
+	fill("fill-nodes-spread", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight, Join: 100 * time.Millisecond})
+	subnets := fill("fill-subnets", scale.Order{Workload: scale.Subnets, Nodes: small, Limits: tight})
+	results = append(results, single("fill-subnets-failed-creates", "calls", float64(subnets.FailedCreates), 0))
+	for _, n := range clusterSizes[1:] {
+		fill(fmt.Sprintf("fill-%d-published", n), scale.Order{Workload: scale.Fill, Nodes: n, Limits: published})
+	}
+	return results
+}
+
+// throttles measures the delay that one throttled call causes.
+func throttles(ctx context.Context, b *bench) []Result {
+	with := func(w scale.Workload, nodes int) (hit, calm scale.Outcome) {
+		o := scale.Order{Workload: w, Nodes: nodes, Limits: scale.Limits{Delay: callDelay}}
+		hit, o.Calm = b.scaleRun(ctx, o), true
+		return hit, b.scaleRun(ctx, o)
+	}
+	delay := func(name string, hit, calm scale.Outcome) Result {
+		return single(name, "s", (hit.Last - calm.Last).Seconds(), (hit.Waited + callDelay).Seconds()) // the throttled call itself takes callDelay
+	}
+	create, noCreate := with(scale.ThrottledCreate, 1)
+	assign, noAssign := with(scale.ThrottledAssign, 1)
+	many, calm := with(scale.ThrottledCreate, small)
+	return []Result{
+		delay("throttled-create", create, noCreate),
+		delay("throttled-assign", assign, noAssign),
+		single("throttled-assign-enis", "ENIs", float64(assign.ENIs), 0),
+		single("throttled-once-median", "s", middle(many), middle(calm)),
+		single("throttled-once-last", "s", last(many), last(calm)),
+	}
+}
+
+// refusals measures the rate of ENI creations while some calls are refused at random, against the rate
+// without refusals times the share of calls that are not refused.
+func refusals(ctx context.Context, b *bench) []Result {
+	rate := func(o scale.Outcome) float64 { return float64(o.ENIs) / last(o) }
+	order := scale.Order{Workload: scale.Fill, Nodes: medium, Limits: scale.Limits{Delay: callDelay}}
+	calm := rate(b.scaleRun(ctx, order))
+	return b.byRefused(ctx, order, []int{1, 2, 5, 10}, func(percent int, refused float64, out outcomes) Result {
+		return ratio(fmt.Sprintf("refused-%d", percent), "creates/s", out.values(rate), []float64{(1 - refused) * calm})
+	})
+}
+
+// byRefused executes runs with the given percentages of calls refused at random.
+func (b *bench) byRefused(ctx context.Context, o scale.Order, percents []int, result func(percent int, refused float64, out outcomes) Result) (results []Result) {
+	for _, percent := range percents {
+		o.Limits.Refused = float64(percent) / 100
+		results = append(results, result(percent, o.Limits.Refused, b.scaleTurns(ctx, o)[0]))
+	}
+	return results
+}
+
+// besideOthers measures how long runs take beside another client of the account that never backs off,
+// against the time with a proportional share of the rate.
+func (b *bench) besideOthers(ctx context.Context, figure string, o scale.Order) (results []Result) {
+	o.Limits = scale.Limits{Delay: callDelay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}}
+	for _, foreign := range []float64{4, 5.5, 8} {
+		o.Limits.Foreign = foreign
+		out := b.scaleTurns(ctx, o)[0]
+		name := figure + strings.ReplaceAll(fmt.Sprint(foreign), ".", "-")
+		results = append(results, ratio(name, "s", out.values(last), out.values(bound)))
+	}
+	return results
+}
+
+// fillsBesideOthers measures how long nodes take beside such a client.
+func fillsBesideOthers(ctx context.Context, b *bench) []Result {
+	return b.besideOthers(ctx, "foreign-client-", scale.Order{Workload: scale.Fill, Nodes: small})
+}
+
+// peersBesideOthers measures four daemons in node mode, which share the same buckets without knowing of
+// each other: beside a client that never backs off, and with calls refused at random. The latter figure is
+// the time until half of all calls have passed, against the time without refusals divided by the share of
+// calls that are not refused. (The last call would be that of the peer with the smallest share, which
+// depends on the order.)
+func peersBesideOthers(ctx context.Context, b *bench) []Result {
+	order := scale.Order{Workload: scale.Peers, Nodes: 4}
+	results := b.besideOthers(ctx, "peers-foreign-", order)
+	order.Limits = scale.Limits{Delay: callDelay, Shared: &cloudfake.Bucket{Rate: 20, Size: 100}}
+	half := median(b.scaleTurns(ctx, order)[0].values(middle))
+	return append(results, b.byRefused(ctx, order, []int{1, 5, 10}, func(percent int, refused float64, out outcomes) Result {
+		return ratio(fmt.Sprintf("peers-refused-%d", percent), "s", out.values(middle), []float64{half / (1 - refused)})
+	})...)
+}
+
+// wholeOperator runs the operator's process with the given numbers of nodes and of pods per node.
+func (b *bench) wholeOperator(ctx context.Context, nodes, pods int, limit spec.RateLimit, delay time.Duration) whole.Outcome {
+	return must.Get(whole.Run(ctx, whole.Order{
+		Nodes: nodes, Used: pods, Free: 8, Limit: limit, Delay: delay, Operator: filepath.Join(b.options.binDir, "berth-operator"),
+		Assets: b.options.assets, CRDs: filepath.Join("deploy", "chart", "files", "crds"), Say: say,
+	}))
+}
+
+// operators measures the operator's process: how fast it fills 500 nodes within EC2's limits, and its
+// memory with 2,000 nodes of 10 pods. The limits are twice the published ones: accounts of that size have
+// such limits, and a run takes half the time.
+func operators(ctx context.Context, b *bench) []Result {
+	const several = 500
+	out := b.wholeOperator(ctx, several, 4, spec.RateLimit{Bucket: 100, Refill: 10}, callDelay)
+	results := append([]Result{
+		single("operator-500-fill", "s", out.Filled.Seconds(), out.Bound.Seconds()),
+		single("operator-500-median", "s", out.Median.Seconds(), out.Bound.Seconds()),
+	}, costs(several, out)...)
+	return append(results, costs(large, b.wholeOperator(ctx, large, 10, spec.RateLimit{}, 0))...)
+}
+
+// hugeOperator measures the operator's memory with 10,000 nodes of 10 pods.
+func hugeOperator(ctx context.Context, b *bench) []Result {
+	return costs(huge, b.wholeOperator(ctx, huge, 10, spec.RateLimit{}, 0))
+}
+
+// costs returns the operator's CPU time per node and its memory.
+func costs(nodes int, out whole.Outcome) []Result {
+	perNode := func(d time.Duration) float64 { return millis(d) / float64(nodes) }
+	return []Result{
+		single(fmt.Sprintf("operator-%d-fill-cpu", nodes), "ms/node", perNode(out.FillCPU), 0),
+		single(fmt.Sprintf("operator-%d-report-cpu", nodes), "ms/node", perNode(out.ReportCPU), 0),
+		single(fmt.Sprintf("operator-memory-%d", nodes), "MiB", float64(out.Memory)/mebi, 0),
+	}
 }

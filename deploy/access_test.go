@@ -14,9 +14,11 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -76,6 +78,12 @@ func account(t *testing.T, name, node string) client.Client {
 	}
 	harness.OK(t, err)
 	return harness.KubeClientFor(t, harness.ControlPlane.ConfigWithToken(token))
+}
+
+// apply applies an object as the operator does.
+func apply(t *testing.T, operator client.Client, o *unstructured.Unstructured) error {
+	t.Helper()
+	return operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
 }
 
 // change updates an existing object, as read by the administrator.

@@ -146,7 +146,7 @@ func TestOperatorWritesAddresses(t *testing.T) {
 }
 
 // The policies do not apply to people and other clients with RBAC rights.
-func TestOthersAreNotBound(t *testing.T) {
+func TestPoliciesDoNotApplyToOthers(t *testing.T) {
 	applyPolicies(t)
 	other := account(t, "another", "")
 	n := nodeNetwork("node-1")

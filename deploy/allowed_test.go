@@ -45,7 +45,7 @@ func asking(change func(*v1alpha1.NodeNetwork)) *v1alpha1.NodeNetwork {
 // A daemon's token, stolen or not, can request only what the administrator's list allows: which
 // networks its ENIs reach, how many addresses are reserved, and no metadata that makes the object
 // hard to delete.
-func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
+func TestDaemonRequestsWhatIsAllowed(t *testing.T) {
 	applyPolicies(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
 	none := map[string]string{"securityGroups": "", "securityGroupTags": "", "subnetIDs": "", "subnetTags": "", "settings": "", "addresses": "256"}
@@ -141,7 +141,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 	t.Run("not the list itself", func(t *testing.T) {
 		list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
 		// Rights as in the role of berthd.
-		role := get[rbacv1.ClusterRole](t, deploy.OperatorMode, "ClusterRole", "berthd")
+		role := one[rbacv1.ClusterRole](t, render(t, deploy.OperatorMode), "berthd")
 		for _, rule := range role.Rules {
 			if slices.Contains(rule.Resources, "configmaps") {
 				t.Error("berthd's role has ConfigMaps")
@@ -152,7 +152,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 }
 
 // If the list is missing, daemons may not create objects.
-func TestWithoutTheListDaemonsMakeNothing(t *testing.T) {
+func TestDaemonsCreateNothingWithoutTheAllowedList(t *testing.T) {
 	applyPolicies(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
 	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}

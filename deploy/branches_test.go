@@ -3,16 +3,13 @@ package deploy_test
 import (
 	"context"
 	"maps"
-	"slices"
 	"strings"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,71 +20,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// The objects for branch interfaces exist only where the operator creates trunks and ports: the
-// right to write the status of Nodes with the policy that restricts it and, with the webhook, the
-// mutation of pods that need branch interfaces. The mutation of pods by NICPolicies exists wherever
-// ports and the webhook are enabled.
-func TestBranchesAreWhereTheyCanBe(t *testing.T) {
-	for mode := range modes {
-		for values, want := range map[string]struct {
-			nodes, pods bool
-			webhooks    int
-		}{
-			"{}":                       {false, mode == deploy.PortMode, 1},
-			"{ports: {enabled: true}}": {mode == deploy.OperatorMode, true, 1},
-			"{ports: {enabled: true, webhook: {enabled: false}}}": {nodes: mode == deploy.OperatorMode},
-		} {
-			if mode == deploy.EgressMode && values != "{}" {
-				continue // refused
-			}
-			objects := rendered(t, mode, values)
-			has := map[string]bool{}
-			for _, o := range objects.Of("ClusterRole") {
-				role, err := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", o.GetName())
-				harness.OK(t, err)
-				for _, r := range role.Rules {
-					for _, resource := range r.Resources {
-						has[resource] = has[resource] || slices.ContainsFunc(r.Verbs, func(verb string) bool {
-							return !slices.Contains([]string{"get", "list", "watch"}, verb)
-						})
-						if resource == "mutatingwebhookconfigurations" && !slices.Equal(r.ResourceNames, []string{"berth-ports"}) {
-							t.Errorf("%s, %s: a role has %+v", mode, values, r)
-						}
-					}
-				}
-			}
-			policy := slices.ContainsFunc(objects.Of("ValidatingAdmissionPolicy"), named("berth-operator-tells-of-branches"))
-			if has["nodes/status"] != want.nodes || policy != want.nodes || has["nodes"] {
-				t.Errorf("%s, %s: Nodes may be written %v, their status %v, by a policy %v; want the latter %v", mode, values, has["nodes"], has["nodes/status"], policy, want.nodes)
-			}
-			asked := len(objects.Of("MutatingWebhookConfiguration")) > 0
-			if mode == deploy.OperatorMode {
-				want.webhooks = 3
-			}
-			if asked {
-				config, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", "berth-ports")
-				harness.OK(t, err)
-				if len(config.Webhooks) != want.webhooks {
-					t.Errorf("%s, %s: %d webhooks change pods, want %d", mode, values, len(config.Webhooks), want.webhooks)
-				}
-			}
-			if has["mutatingwebhookconfigurations"] != want.pods || asked != want.pods {
-				t.Errorf("%s, %s: a right %v, a webhook %v; want both %v", mode, values, has["mutatingwebhookconfigurations"], asked, want.pods)
-			}
-		}
-	}
-}
-
-func named(name string) func(*unstructured.Unstructured) bool {
-	return func(o *unstructured.Unstructured) bool { return o.GetName() == name }
-}
-
 // Only pods that a policy may select depend on the webhook. Two of its three configurations match
 // nothing until the operator fills them in.
 func TestWebhooksThatChangePods(t *testing.T) {
 	objects := rendered(t, deploy.OperatorMode, "ports: {enabled: true}")
-	config, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", "berth-ports")
-	harness.OK(t, err)
+	config := one[admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "berth-ports")
 	type traits struct {
 		path   string
 		policy admissionregistrationv1.FailurePolicyType
@@ -113,7 +50,7 @@ func TestWebhooksThatChangePods(t *testing.T) {
 }
 
 // The operator's token may write one resource of a Node's capacity and no other field.
-func TestOperatorTokenTellsOfBranchesOnly(t *testing.T) {
+func TestOperatorTokenWritesBranchCapacityOnly(t *testing.T) {
 	operator := asOperatorOf(t, rendered(t, deploy.OperatorMode, "ports: {enabled: true}"), "Node")
 	admin := harness.KubeClient(t)
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{

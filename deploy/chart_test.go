@@ -2,12 +2,9 @@ package deploy_test
 
 import (
 	"encoding/json"
-	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,10 +12,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/deploy"
@@ -46,20 +40,17 @@ func TestHelmCommandIsOfTheLibrarysVersion(t *testing.T) {
 	}
 }
 
-// Since Kubernetes 1.32, tokens name the node of their pod, which the policies rely on.
-func TestOldKubernetesIsRefused(t *testing.T) {
-	for _, tt := range []struct{ mode, version, want string }{
-		{deploy.NodeMode, "v1.30.0", ""},
-		{deploy.NodeMode, "v1.29.15", "mode node needs Kubernetes 1.30 or later, and this is v1.29.15"},
-		{deploy.OperatorMode, "v1.31.9", "mode operator needs Kubernetes 1.32 or later, and this is v1.31.9"},
-		{deploy.OperatorMode, "v1.32.0-eks-5f3c1a2", ""},
-		{deploy.PoolMode, "v1.31.0", "mode pool needs Kubernetes 1.32 or later"},
-		{deploy.PortMode, "v1.31.0", "mode port needs Kubernetes 1.32 or later"},
-	} {
-		r := deploy.InMode(tt.mode, "test")
-		r.Kubernetes = tt.version
-		if _, err := deploy.Render(r); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s at %s: %v", tt.mode, tt.version, err)
+// With Helm's server-side apply, the second of two objects with the same name silently wins. The
+// namespace "default", which has the Events of cluster-scoped objects, is also the namespace of an
+// installation without --namespace.
+func TestEveryObjectIsThereOnce(t *testing.T) {
+	for mode := range modes {
+		for _, namespace := range []string{"default", "networking"} {
+			r := deploy.InMode(mode, "test")
+			r.Namespace = namespace
+			objects, err := deploy.Render(r)
+			harness.OK(t, err)
+			thereOnce(t, objects)
 		}
 	}
 }
@@ -73,39 +64,31 @@ func TestRenderedObjectsAreTheCallers(t *testing.T) {
 	}
 }
 
+// Tokens name the node of their pod since Kubernetes 1.32, which the policies rely on.
+func TestOldKubernetesIsRejected(t *testing.T) {
+	for _, tt := range []struct{ mode, values, version, want string }{
+		{deploy.NodeMode, "{}", "v1.30.0", ""},
+		{deploy.NodeMode, "{}", "v1.29.15", "mode node needs Kubernetes 1.30 or later, and this is v1.29.15"},
+		{deploy.NodeMode, "daemon: {settings: {pod-events: always}}", "v1.31.4", "pod-events: always needs Kubernetes 1.32 or later"},
+		{deploy.NodeMode, "nodeNetworkTemplates: {enabled: true}", "v1.31.4", "nodeNetworkTemplates.enabled needs Kubernetes 1.32 or later"},
+		{deploy.OperatorMode, "{}", "v1.31.9", "mode operator needs Kubernetes 1.32 or later, and this is v1.31.9"},
+		{deploy.OperatorMode, "{}", "v1.32.0-eks-5f3c1a2", ""},
+		{deploy.PoolMode, "{}", "v1.31.0", "mode pool needs Kubernetes 1.32 or later"},
+		{deploy.PortMode, "{}", "v1.31.0", "mode port needs Kubernetes 1.32 or later"},
+	} {
+		r := values(t, tt.mode, tt.values)
+		r.Kubernetes = tt.version
+		if _, err := deploy.Render(r); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s, %s at %s: %v", tt.mode, tt.values, tt.version, err)
+		}
+	}
+}
+
 // definitions is the number of Berth's kinds.
 const definitions = 11
 
-// The CRDs are as generated. They belong to the release, so that an upgrade updates them, and
-// outlive it by default.
-func TestCRDsAreTheReleases(t *testing.T) {
-	const policy = "helm.sh/resource-policy"
-	for _, tt := range []struct {
-		mode, values string
-		want         int
-		keep         string
-	}{
-		{deploy.NodeMode, "{}", 0, ""},
-		{deploy.OperatorMode, "{}", definitions, "keep"},
-		{deploy.PoolMode, "{}", definitions, "keep"},
-		{deploy.PortMode, "{}", definitions, "keep"},
-		{deploy.NodeMode, "ports: {enabled: true}", definitions, "keep"},
-		{deploy.NodeMode, "egress: {enabled: true}", definitions, "keep"},
-		{deploy.NodeMode, "nodeNetworkTemplates: {enabled: true}", 1, "keep"},
-		{deploy.PoolMode, "nodeNetworkTemplates: {enabled: true}", definitions, "keep"},
-		{deploy.PoolMode, "crds: {keep: false}", definitions, ""},
-		{deploy.PoolMode, "crds: {install: false}", 0, ""},
-	} {
-		got := rendered(t, tt.mode, tt.values).Of("CustomResourceDefinition")
-		if len(got) != tt.want {
-			t.Errorf("%s, %s: %d definitions, want %d", tt.mode, tt.values, len(got), tt.want)
-		}
-		for _, o := range got {
-			if keep := o.GetAnnotations()[policy]; keep != tt.keep || o.GetLabels()["app.kubernetes.io/part-of"] != "berth" {
-				t.Errorf("%s, %s: policy %q, labels %v", tt.mode, tt.values, keep, o.GetLabels())
-			}
-		}
-	}
+// The CRDs are as generated.
+func TestCRDsAreAsGenerated(t *testing.T) {
 	objects := render(t, deploy.PoolMode)
 	names, err := fs.Glob(deploy.CRDs(), "*.yaml")
 	harness.OK(t, err)
@@ -114,14 +97,22 @@ func TestCRDsAreTheReleases(t *testing.T) {
 		harness.OK(t, err)
 		var want apiextensionsv1.CustomResourceDefinition
 		harness.OK(t, yaml.UnmarshalStrict(text, &want))
-		got, err := deploy.Get[apiextensionsv1.CustomResourceDefinition](objects, "CustomResourceDefinition", want.Name)
-		harness.OK(t, err)
+		got := one[apiextensionsv1.CustomResourceDefinition](t, objects, want.Name)
 		if d := cmp.Diff(want.Spec, got.Spec); d != "" {
 			t.Errorf("%s (-generated +installed):\n%s", name, d)
 		}
 	}
-	if len(names) != definitions {
-		t.Errorf("%d definitions are generated", len(names))
+	if n := len(objects.Of("CustomResourceDefinition")); len(names) != definitions || n != definitions {
+		t.Errorf("%d definitions are generated and %d installed, want %d", len(names), n, definitions)
+	}
+}
+
+// The value commonLabels is on every object.
+func TestCommonLabels(t *testing.T) {
+	for _, o := range rendered(t, deploy.PoolMode, "commonLabels: {team: network}") {
+		if o.GetLabels()["team"] != "network" {
+			t.Errorf("%s %s has the labels %v", o.GetKind(), o.GetName(), o.GetLabels())
+		}
 	}
 }
 
@@ -142,8 +133,7 @@ func TestReleaseInAnotherNamespace(t *testing.T) {
 		}
 		users := map[string]bool{}
 		for _, o := range objects.Of("ValidatingAdmissionPolicy") {
-			p, err := deploy.Get[admissionregistrationv1.ValidatingAdmissionPolicy](objects, o.GetKind(), o.GetName())
-			harness.OK(t, err)
+			p := one[admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, o.GetName())
 			for _, c := range p.Spec.MatchConditions {
 				users[strings.TrimPrefix(c.Expression, "request.userInfo.username == ")] = true
 			}
@@ -158,207 +148,6 @@ func TestReleaseInAnotherNamespace(t *testing.T) {
 	}
 }
 
-// With Helm's server-side apply, the second of two objects with the same name silently wins. The
-// namespace "default", which has the Events of cluster-scoped objects, is also the namespace of an
-// installation without --namespace.
-func TestEveryObjectIsThereOnce(t *testing.T) {
-	for mode := range modes {
-		for _, namespace := range []string{"kube-system", "default", "networking"} {
-			r := values(t, mode, "{}")
-			r.Namespace = namespace
-			objects, err := deploy.Render(r)
-			harness.OK(t, err)
-			seen := map[string]bool{}
-			for _, o := range objects {
-				id := strings.Join([]string{o.GetKind(), o.GetNamespace(), o.GetName()}, " ")
-				if seen[id] {
-					t.Errorf("mode %s in namespace %s has two objects %s", mode, namespace, id)
-				}
-				seen[id] = true
-			}
-		}
-	}
-}
-
-// If the socket and the records are in different folders, both are mounted from the node.
-func TestSocketsFolderIsMounted(t *testing.T) {
-	for _, settings := range []string{"{state-dir: /run/other}", "{socket: /run/other/a.sock}", "{state-dir: /run/berth/state}"} {
-		pod := podOf(t, rendered(t, deploy.PoolMode, "daemon: {settings: "+settings+"}"), "daemon")
-		c := onlyContainer(t, pod)
-		mountsWhatBerthdUses(t, pod, c)
-		paths := map[string]bool{}
-		for _, m := range c.VolumeMounts {
-			if paths[m.MountPath] {
-				t.Errorf("%s: two volumes are mounted at %s", settings, m.MountPath)
-			}
-			paths[m.MountPath] = true
-		}
-	}
-}
-
-// The API server rejects a strategy with parameters of the other type, and the values have
-// parameters of RollingUpdate by default.
-func TestUpdateStrategyHasItsOwnParameters(t *testing.T) {
-	objects := rendered(t, deploy.PoolMode, "{daemon: {updateStrategy: {type: OnDelete}}, operator: {updateStrategy: {type: Recreate}}}")
-	daemon, err := deploy.Get[appsv1.DaemonSet](objects, "DaemonSet", "berthd")
-	harness.OK(t, err)
-	operator, err := deploy.Get[appsv1.Deployment](objects, "Deployment", "berth-operator")
-	harness.OK(t, err)
-	if s := daemon.Spec.UpdateStrategy; s.Type != appsv1.OnDeleteDaemonSetStrategyType || s.RollingUpdate != nil {
-		t.Errorf("berthd has %+v", s)
-	}
-	if s := operator.Spec.Strategy; s.Type != appsv1.RecreateDeploymentStrategyType || s.RollingUpdate != nil {
-		t.Errorf("berth-operator has %+v", s)
-	}
-}
-
-// Roles, service accounts, policies, CRDs and the PodDisruptionBudget can each be disabled.
-func TestPartsCanBeLeftOut(t *testing.T) {
-	for text, kinds := range map[string][]string{
-		"rbac: {create: false}":                            {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"},
-		"admissionPolicies: {create: false}":               {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ConfigMap"},
-		"operator: {podDisruptionBudget: {create: false}}": {"PodDisruptionBudget"},
-		"{daemon: {serviceAccount: {create: false}}, operator: {serviceAccount: {create: false}}}": {"ServiceAccount"},
-	} {
-		if left := rendered(t, deploy.OperatorMode, text).Of(kinds...); len(left) > 0 {
-			t.Errorf("%s leaves %s %s", text, left[0].GetKind(), left[0].GetName())
-		}
-		if had := render(t, deploy.OperatorMode).Of(kinds...); len(had) < len(kinds) {
-			t.Errorf("without %s there are %d of %v", text, len(had), kinds)
-		}
-	}
-}
-
-// If the API server's own address is set, nothing waits for kube-proxy in operator and pool mode:
-// the pods get the variables that client-go reads.
-func TestAPIServersOwnAddress(t *testing.T) {
-	objects := rendered(t, deploy.PoolMode, "apiServer: {host: 'fd00::1', port: 6443}")
-	for _, program := range []string{"daemon", "operator"} {
-		for _, e := range onlyContainer(t, podOf(t, objects, program)).Env {
-			if strings.HasPrefix(e.Name, "KUBERNETES_") {
-				t.Setenv(e.Name, e.Value)
-			}
-		}
-		if h, p := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"); h != "fd00::1" || p != "6443" {
-			t.Errorf("%s: host %q, port %q", program, h, p)
-		}
-		if _, err := rest.InClusterConfig(); errors.Is(err, rest.ErrNotInCluster) {
-			t.Errorf("%s: %v", program, err)
-		}
-		harness.OK(t, os.Unsetenv("KUBERNETES_SERVICE_HOST"))
-	}
-	for _, e := range onlyContainer(t, podOf(t, render(t, deploy.PoolMode), "operator")).Env {
-		if strings.HasPrefix(e.Name, "KUBERNETES_") {
-			t.Errorf("%s is set to %q", e.Name, e.Value)
-		}
-	}
-}
-
-func TestImages(t *testing.T) {
-	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
-	for text, want := range map[string]string{
-		"{}": "berth-node:dev",
-		"daemon: {image: {repository: 'a.example:5000/b/node'}}":                 "a.example:5000/b/node:dev",
-		"daemon: {image: {tag: v1.2.3}}":                                         "berth-node:v1.2.3",
-		"daemon: {image: {tag: v1.2.3, digest: '" + digest + "'}}":               "berth-node@" + digest,
-		"{daemon: {image: {pullPolicy: Always}}, imagePullSecrets: [{name: a}]}": "berth-node:dev",
-	} {
-		pod := podOf(t, rendered(t, deploy.NodeMode, text), "daemon")
-		c := onlyContainer(t, pod)
-		if c.Image != want {
-			t.Errorf("%s: image %s, want %s", text, c.Image, want)
-		}
-		if always := strings.Contains(text, "Always"); always != (c.ImagePullPolicy == corev1.PullAlways) || always != (len(pod.ImagePullSecrets) == 1) {
-			t.Errorf("%s: policy %s, secrets %v", text, c.ImagePullPolicy, pod.ImagePullSecrets)
-		}
-	}
-}
-
-// Mounts, ports and probes follow the settings, and additional pod values are applied.
-func TestPodsFollowTheirValues(t *testing.T) {
-	objects := rendered(t, deploy.PoolMode, `
-metrics: {onNodeAddress: true}
-commonLabels: {team: network}
-daemon:
-  settings:
-    state-dir: /run/other
-    socket: /run/other/berthd.sock
-    cri-socket: unix:///run/crio/crio.sock
-    cni-bin-dir: /usr/lib/cni
-    cni-conf-dir: /etc/kubernetes/cni
-    introspection-address: 127.0.0.1:7777
-  extraEnv: [{name: BERTH_LOG_LEVEL, value: debug}]
-  podLabels: {a: b}
-  podAnnotations: {c: d}
-  affinity: {nodeAffinity: {}}
-  nodeSelector: {kubernetes.io/os: null, berth: "yes"}
-operator:
-  replicas: 3
-  settings: {health-address: "127.0.0.1:7778"}
-`)
-	pod := podOf(t, objects, "daemon")
-	c := onlyContainer(t, pod)
-	mountsWhatBerthdUses(t, pod, c)
-	cfg := load(t, c)
-	checkProbes(t, c, "127.0.0.1:7777")
-	if cfg.IntrospectionAddr != "127.0.0.1:7777" || cfg.LogLevel != "debug" || cfg.MetricsAddr != "[$(HOST_IP)]:61678" || c.Ports[0].HostPort != 61678 {
-		t.Errorf("settings %+v, ports %v", cfg, c.Ports)
-	}
-	host := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "HOST_IP" })
-	metrics := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "BERTH_METRICS_ADDRESS" })
-	if host < 0 || host > metrics {
-		t.Errorf("HOST_IP is variable %d, and is used in %d", host, metrics)
-	}
-	if len(pod.NodeSelector) != 1 || pod.NodeSelector["berth"] != "yes" || pod.Affinity == nil {
-		t.Errorf("node selector %v, affinity %v", pod.NodeSelector, pod.Affinity)
-	}
-	operator := onlyContainer(t, podOf(t, objects, "operator"))
-	checkProbes(t, operator, "127.0.0.1:7778")
-	for _, o := range objects {
-		if o.GetLabels()["team"] != "network" {
-			t.Errorf("%s %s has the labels %v", o.GetKind(), o.GetName(), o.GetLabels())
-		}
-	}
-
-	// Privileged, with an unchanged /proc/sys.
-	c = onlyContainer(t, podOf(t, rendered(t, deploy.NodeMode, "daemon: {privileged: true}"), "daemon"))
-	if cfg := load(t, c); cfg.SysctlDir != "/proc/sys" || !*c.SecurityContext.Privileged || c.SecurityContext.Capabilities != nil {
-		t.Errorf("sysctls in %s, security context %+v", cfg.SysctlDir, c.SecurityContext)
-	}
-
-	// Without the CRI socket, and with metrics disabled.
-	c = onlyContainer(t, podOf(t, rendered(t, deploy.NodeMode, `daemon: {settings: {cri-socket: null, metrics-address: ""}}`), "daemon"))
-	if cfg := load(t, c); cfg.CRISocket != "" || cfg.MetricsAddr != "" || len(c.Ports) != 0 {
-		t.Errorf("socket %q, metrics at %q, ports %v", cfg.CRISocket, cfg.MetricsAddr, c.Ports)
-	}
-	if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "runtime" }) {
-		t.Error("a runtime's folder is mounted")
-	}
-}
-
-// A daemon may request what its settings in the chart contain, without an entry in the list.
-func TestAllowedIsWhatSettingsName(t *testing.T) {
-	got, err := deploy.Get[corev1.ConfigMap](rendered(t, deploy.OperatorMode, `
-daemon:
-  settings:
-    security-groups: [sg-1, sg-2]
-    subnet-tags: {for: pods}
-    first-interface-index: 0
-    delete-on-termination: false
-    trunk-eni: true
-    warm-prefix-target: 100
-allowed: {securityGroups: [sg-3], subnetIDs: ["*"], settings: [usePrimaryAddress=true, firstInterfaceIndex=0]}
-`), "ConfigMap", "berthd-allowed")
-	harness.OK(t, err)
-	want := map[string]string{
-		"securityGroups": "sg-3,sg-1,sg-2", "securityGroupTags": "", "subnetIDs": "*", "subnetTags": "for=pods",
-		"settings": "usePrimaryAddress=true,firstInterfaceIndex=0,deleteOnTermination=false,trunk=true", "addresses": "1600",
-	}
-	if d := cmp.Diff(want, got.Data); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
-}
-
 // The notes say what to check and which prerequisites are missing.
 func TestNotes(t *testing.T) {
 	for _, tt := range []struct {
@@ -370,6 +159,7 @@ func TestNotes(t *testing.T) {
 		{deploy.OperatorMode, "{operator: {serviceAccount: {annotations: {a: b}}}, apiServer: {host: a}}", nil, []string{"no annotation", "apiServer.host"}},
 		{deploy.PoolMode, "{}", []string{`Make an AddressPool called "default"`}, []string{"IAM", "nodenetworks"}},
 		{deploy.PoolMode, "{crds: {keep: false}, admissionPolicies: {create: false}}", []string{"WARNING: crds.keep is false", "WARNING: without the admission policies"}, nil},
+		{deploy.EgressMode, "{}", []string{"docs/install.md#egress-beside-another-network"}, []string{"AddressPool"}},
 		{deploy.NodeMode, "{monitoring: {podMonitor: {enabled: true}}}", []string{"Metrics are at port 61678"}, []string{"61680"}},
 		{deploy.PoolMode, "{metrics: {onNodeAddress: true}, daemon: {settings: {metrics-address: '0.0.0.0:7777'}}}", []string{"Metrics are at port 7777", "61680"}, nil},
 	} {
@@ -410,5 +200,12 @@ func TestModesAreThoseOfTheChart(t *testing.T) {
 	}
 	if len(of) != len(modes) {
 		t.Errorf("the chart has %d modes", len(of))
+	}
+}
+
+// A real API server accepts all objects and knows all their fields.
+func TestManifestsApply(t *testing.T) {
+	for mode := range modes {
+		harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), render(t, mode)))
 	}
 }

@@ -1,11 +1,10 @@
 package deploy_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
-	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
@@ -86,33 +84,12 @@ func render(t *testing.T, mode string) deploy.Objects {
 	return objects
 }
 
-// get returns one of the objects of a mode.
-func get[T any](t *testing.T, mode, kind, name string) T {
+// one returns the object of a type and name.
+func one[T any](t *testing.T, objects deploy.Objects, name string) T {
 	t.Helper()
-	o, err := deploy.Get[T](render(t, mode), kind, name)
+	o, err := deploy.Get[T](objects, reflect.TypeFor[T]().Name(), name)
 	harness.OK(t, err)
 	return o
-}
-
-// forEachMode runs a test with the pod of each mode's DaemonSet and its only container.
-func forEachMode(t *testing.T, test func(t *testing.T, pod corev1.PodSpec, c corev1.Container)) {
-	t.Helper()
-	for mode := range modes {
-		t.Run(mode, func(t *testing.T) {
-			pod := daemonSet(t, mode).Spec.Template.Spec
-			test(t, pod, onlyContainer(t, pod))
-		})
-	}
-}
-
-func daemonSet(t *testing.T, mode string) appsv1.DaemonSet {
-	t.Helper()
-	return get[appsv1.DaemonSet](t, mode, "DaemonSet", "berthd")
-}
-
-func operatorDeployment(t *testing.T, mode string) appsv1.Deployment {
-	t.Helper()
-	return get[appsv1.Deployment](t, mode, "Deployment", "berth-operator")
 }
 
 func onlyContainer(t *testing.T, pod corev1.PodSpec) corev1.Container {
@@ -144,111 +121,6 @@ func loadBy[C any](t *testing.T, newLoader func(*pflag.FlagSet) *config.Loader[C
 	cfg, err := loader.Load(environ)
 	harness.OK(t, err)
 	return cfg
-}
-
-func TestManifestSettingsExist(t *testing.T) { forEachMode(t, settingsExist) }
-
-func settingsExist(t *testing.T, _ corev1.PodSpec, c corev1.Container) {
-	cfg := load(t, c)
-	if len(cfg.Unknown) > 0 {
-		t.Errorf("berthd has no settings %v", cfg.Unknown)
-	}
-	var reference bytes.Buffer
-	if err := config.WriteReference(&reference); err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range c.Env {
-		if !strings.Contains(reference.String(), "`"+e.Name+"`") {
-			t.Errorf("berthd reads no variable %s", e.Name)
-		}
-	}
-	if cfg.NodeName != "node-1" || !cfg.InstallCNI || cfg.IPAM != modes[path.Base(t.Name())] {
-		t.Errorf("settings %+v", cfg)
-	}
-	if operator := cfg.IPAM == config.IPAMENIOperator; cfg.AutoCreateNodeNetwork != operator || cfg.Kubeconfig != "" {
-		t.Errorf("creates NodeNetworks: %v, kubeconfig %q", cfg.AutoCreateNodeNetwork, cfg.Kubeconfig)
-	}
-}
-
-// Every path that berthd uses is mounted from the node under the same name.
-func TestManifestMountsWhatBerthdUses(t *testing.T) { forEachMode(t, mountsWhatBerthdUses) }
-
-func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
-	cfg := load(t, c)
-	hostPaths := map[string]string{}
-	for _, v := range pod.Volumes {
-		hostPaths[v.Name] = v.HostPath.Path
-	}
-	propagation := map[string]*corev1.MountPropagationMode{}
-	for _, m := range c.VolumeMounts {
-		propagation[m.MountPath] = m.MountPropagation
-		sysctls := hostPaths[m.Name] == "/proc/sys/net" && m.MountPath == cfg.SysctlDir+"/net" // where a runtime lets it be
-		if host := hostPaths[m.Name]; host != m.MountPath && "/var"+host != m.MountPath && !sysctls {
-			t.Errorf("%s of the node is mounted at %s", host, m.MountPath)
-		}
-	}
-	used := []string{cfg.StateDir, path.Dir(cfg.Socket), path.Dir(cfg.CRISocket), cfg.CNIBinDir, cfg.CNIConfDir}
-	if socket, local := strings.CutPrefix(cfg.OVSDB, "unix:"); local && cfg.HasPorts() {
-		used = append(used, path.Dir(socket))
-	}
-	for _, dir := range used {
-		if _, ok := propagation[dir]; !ok {
-			t.Errorf("%s is not mounted", dir)
-		}
-	}
-	// TestNamespacesReachADaemonInAContainer shows what happens otherwise.
-	for _, dir := range []string{"/run/netns", "/var/run/netns"} {
-		if p := propagation[dir]; p == nil || *p != corev1.MountPropagationHostToContainer {
-			t.Errorf("%s is mounted with propagation %v", dir, p)
-		}
-	}
-}
-
-func TestManifestFitsTheDaemon(t *testing.T) { forEachMode(t, fitsTheDaemon) }
-
-func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
-	cfg := load(t, c)
-	if !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged != nil {
-		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, *c.SecurityContext.Privileged)
-	}
-	// TestCapabilitiesOfTheChartSuffice runs berthd with them.
-	want := &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN", "SYS_ADMIN", "NET_RAW"}}
-	if d := cmp.Diff(want, c.SecurityContext.Capabilities); d != "" {
-		t.Errorf("capabilities (-want +got):\n%s", d)
-	}
-	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != "127.0.0.1:61678" || c.Ports[0].HostPort != 61678 {
-		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
-	}
-	checkProbes(t, c, cfg.IntrospectionAddr)
-	if m := c.Resources.Limits.Memory().String(); m != "256Mi" {
-		t.Errorf("memory is limited to %q", m)
-	}
-	if float64(*pod.TerminationGracePeriodSeconds) <= cfg.DrainTimeout.Seconds() {
-		t.Errorf("killed after %d s, drains for %v", *pod.TerminationGracePeriodSeconds, cfg.DrainTimeout)
-	}
-}
-
-// A change of mode changes settings, and whether berthd uses the API server.
-func TestModesDifferOnlyInTheirSettings(t *testing.T) {
-	read := func(mode string) appsv1.DaemonSet {
-		d := daemonSet(t, mode)
-		c := &d.Spec.Template.Spec.Containers[0]
-		c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool {
-			return slices.Contains([]string{"BERTH_IPAM", "BERTH_AUTO_CREATE_NODE_NETWORK", "BERTH_CLUSTER_NAME", "BERTH_EGRESS", "BERTH_EGRESS_PORT"}, e.Name)
-		})
-		d.Spec.Template.Spec.AutomountServiceAccountToken = nil
-		ofPorts := func(name string) bool {
-			return mode == deploy.PortMode && slices.Contains([]string{"openvswitch", "tun"}, name)
-		}
-		d.Spec.Template.Spec.Volumes = slices.DeleteFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return ofPorts(v.Name) })
-		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return ofPorts(m.Name) })
-		return d
-	}
-	for mode := range modes {
-		if d := cmp.Diff(read(deploy.NodeMode), read(mode)); d != "" {
-			t.Errorf("(-node +%s):\n%s", mode, d)
-		}
-	}
 }
 
 // The configuration for manual installation is the one that berthd installs, except for the socket
@@ -313,22 +185,5 @@ func TestImagesHaveThePrograms(t *testing.T) {
 	}
 	for name := range programs {
 		t.Errorf("there is no image %s", name)
-	}
-}
-
-// The chart's default images are those that `make images` builds.
-func TestManifestsRunTheImages(t *testing.T) {
-	for _, tc := range []struct {
-		pod   corev1.PodSpec
-		image string
-	}{
-		{daemonSet(t, deploy.NodeMode).Spec.Template.Spec, "berth-node"},
-		{daemonSet(t, deploy.OperatorMode).Spec.Template.Spec, "berth-node"},
-		{operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec, "berth-operator"},
-		{operatorDeployment(t, deploy.PoolMode).Spec.Template.Spec, "berth-operator"},
-	} {
-		if image := onlyContainer(t, tc.pod).Image; image != tc.image+":dev" {
-			t.Errorf("the chart runs %s, expected %s", image, tc.image+":dev")
-		}
 	}
 }

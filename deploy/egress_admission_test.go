@@ -86,10 +86,7 @@ func applyEgressPolicies(t *testing.T) {
 			return operator.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}}, client.DryRunAll)
 		},
 		"pods of others": func() error {
-			return operator.Create(t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}, Spec: appsv1.DeploymentSpec{
-				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
-				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
-			}}, client.DryRunAll)
+			return operator.Create(t.Context(), workloads("default", "probe", map[string]string{"app": "web"})["Deployment"], client.DryRunAll)
 		},
 		"templates": func() error {
 			return other.Create(t.Context(), withTemplate("probe", `{"hostPID":true}`), client.DryRunAll)
@@ -161,7 +158,7 @@ func setUpElsewhere(o *v1alpha1.EgressClient) {
 
 // Only Berth's programs may define the clients of an Egress and its gateways: no administrator, no
 // user with all other rights, and no gateway.
-func TestOperatorAloneSaysWhoUsesEgresses(t *testing.T) {
+func TestOnlyOperatorWritesEgressClients(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "")
 	o, slice, user := egressClient("web"), egressSlice("nat-1", "nat"), egress("nat")
@@ -189,7 +186,7 @@ func TestOperatorAloneSaysWhoUsesEgresses(t *testing.T) {
 	}
 }
 
-func TestOperatorTellsOfEgressClients(t *testing.T) {
+func TestOperatorWritesEgressClients(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "node-1")
 	o, slice, user := egressClient("web"), egressSlice("nat-1", "nat"), egress("nat")
@@ -260,9 +257,7 @@ func gatewaysOf(t *testing.T, e *v1alpha1.Egress) map[string]*unstructured.Unstr
 	t.Helper()
 	chart, err := deploy.Render(egressRelease)
 	harness.OK(t, err)
-	operator, err := deploy.Get[appsv1.Deployment](chart, "Deployment", "berth-operator")
-	harness.OK(t, err)
-	settings := loadBy(t, config.NewOperatorLoader, operator.Spec.Template.Spec.Containers[0])
+	settings := loadBy(t, config.NewOperatorLoader, onlyContainer(t, podOf(t, chart, "operator")))
 	objects, problem := gatewayplan.Objects(e, gatewayplan.Settings{Image: settings.EgressImage, Port: uint16(settings.EgressPort)})
 	if problem != nil {
 		t.Fatal(problem)
@@ -303,17 +298,14 @@ func set(t *testing.T, path, value string) func(*unstructured.Unstructured) {
 func TestOperatorMakesGatewaysAlone(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "node-1")
-	one := intstr.FromInt32(1)
+	least := intstr.FromInt32(1)
 	e := withTemplate("nat", `{"priorityClassName":"a","containers":[{"name":"log","image":"log:1"}],"volumes":[{"name":"tmp","emptyDir":{}}]}`)
-	e.Spec.PodDisruptionBudget = &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}
+	e.Spec.PodDisruptionBudget = &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &least}
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), e))
-	apply := func(o *unstructured.Unstructured) error {
-		return operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
-	}
 	made := gatewaysOf(t, e)
 	for kind, o := range made {
 		t.Cleanup(func() { _ = harness.KubeClient(t).Delete(context.WithoutCancel(t.Context()), o.DeepCopy()) })
-		if err := apply(o); err != nil {
+		if err := apply(t, operator, o); err != nil {
 			t.Errorf("%s: %v", kind, err)
 		}
 	}
@@ -374,7 +366,7 @@ func TestOperatorMakesGatewaysAlone(t *testing.T) {
 		e.Name = "other-" + strconv.Itoa(i)
 		o := gatewaysOf(t, e)[tt.kind]
 		set(t, tt.path, tt.value)(o)
-		if err := apply(o); err == nil || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator") {
+		if err := apply(t, operator, o); err == nil || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator") {
 			t.Errorf("%s with %s %s: %v", tt.kind, tt.path, tt.value, err)
 		}
 	}
@@ -436,24 +428,21 @@ func TestOperatorLeavesOthersObjects(t *testing.T) {
 	operator, admin := account(t, "berth-operator", "node-1"), harness.KubeClient(t)
 	e := egress("nat")
 	harness.OK(t, admin.Create(t.Context(), e))
-	apply := func(o *unstructured.Unstructured) error {
-		return operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
-	}
 	made := gatewaysOf(t, e)
 	account := made["ServiceAccount"].DeepCopy()
 	account.SetOwnerReferences(nil)
 	harness.OK(t, admin.Create(t.Context(), account))
 	t.Cleanup(func() { _ = admin.Delete(context.WithoutCancel(t.Context()), account) })
-	forbidden(t, apply(made["ServiceAccount"]), "berth-operator may not take over objects that no Egress owns")
+	forbidden(t, apply(t, operator, made["ServiceAccount"]), "berth-operator may not take over objects that no Egress owns")
 
 	d := made["Deployment"]
-	harness.OK(t, apply(d))
+	harness.OK(t, apply(t, operator, d))
 	t.Cleanup(func() { _ = admin.Delete(context.WithoutCancel(t.Context()), d.DeepCopy()) })
 	harness.OK(t, patch(t, admin, d, `{"metadata":{"annotations":{"a":"b"}}}`))
 	mine := client.RawPatch(types.JSONPatchType, []byte(`[{"op":"add","path":"/spec/template/spec/volumes/-","value":{"name":"mine","secret":{"secretName":"mine"}}}]`))
 	harness.OK(t, admin.Patch(t.Context(), d.DeepCopy(), mine))
 	set(t, "spec.replicas", "3")(d)
-	harness.OK(t, apply(d))
+	harness.OK(t, apply(t, operator, d))
 }
 
 // Only the operator and Kubernetes' controllers may create pods with the label of gateways, or
@@ -537,7 +526,7 @@ func TestServicesOfEgressesSelectGateways(t *testing.T) {
 	e.Namespace = namespace
 	harness.OK(t, admin.Create(t.Context(), e))
 	s := gatewaysOf(t, e)["Service"]
-	harness.OK(t, operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(s.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership))
+	harness.OK(t, apply(t, operator, s))
 	harness.Eventually(t, limit, "the role holds", func() error { return patch(t, tenant, s, `{"metadata":{"annotations":{"a":"b"}}}`) })
 
 	const why, whose = "spec.selector: the Service of an Egress must select its gateways", "metadata.ownerReferences: only berth-operator may set or remove the Egress that owns a Service"
@@ -586,8 +575,7 @@ func workloads(namespace, name string, labels map[string]string) map[string]clie
 
 // ownedBy sets an object's controller to one of the given kind.
 func ownedBy(api, kind string, o client.Object) client.Object {
-	yes := true
-	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: api, Kind: kind, Name: "nat", UID: "uid", Controller: &yes}})
+	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: api, Kind: kind, Name: "nat", UID: "uid", Controller: new(true)}})
 	return o
 }
 
@@ -596,22 +584,16 @@ func ownedBy(api, kind string, o client.Object) client.Object {
 func TestNobodyElseForwards(t *testing.T) {
 	applyEgressPolicies(t)
 	admin := harness.KubeClient(t)
-	pod := func(name string, labels, annotations map[string]string) *corev1.Pod {
-		return &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels, Annotations: annotations},
-			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
-		}
-	}
 	forward := map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
 	const why, body = "only gateways of an Egress may have it", `{"metadata":{"annotations":{"berth.dev/egress-gateway":"true"}}}`
 	cfg, err := harness.ControlPlane.ConfigFor("system:serviceaccount:kube-system:replicaset-controller", "system:masters")
 	harness.OK(t, err)
-	gateway, plain := pod("forwards", map[string]string{v1alpha1.LabelEgress: "nat"}, forward), pod("forwards-not", nil, nil)
-	yes := true
-	gateway.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "nat", UID: "u", Controller: &yes}}
+	gateway, plain := plainPod("default", "forwards", map[string]string{v1alpha1.LabelEgress: "nat"}), plainPod("default", "forwards-not", nil)
+	gateway.Annotations = forward
+	ownedBy("apps/v1", "ReplicaSet", gateway)
 	harness.OK(t, harness.KubeClientFor(t, cfg).Create(t.Context(), gateway))
 	harness.OK(t, admin.Create(t.Context(), plain))
-	forbidden(t, admin.Create(t.Context(), pod("forwards-too", nil, forward)), why)
+	forbidden(t, admin.Create(t.Context(), edited(plainPod("default", "forwards-too", nil), func(p *corev1.Pod) { p.Annotations = forward })), why)
 	forbidden(t, patch(t, admin, plain, body), why)
 	forbidden(t, patch(t, admin, plain, body, "status"), why)
 	ofNone := gateway.DeepCopy()

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -46,9 +45,18 @@ func podEvent(node, name string) podevents.Event {
 	}
 }
 
+// eventOf is an Event with a number as berthd of node-1 writes it.
+func eventOf(number string) *eventsv1.Event {
+	return &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "berthd.node-1x" + number}, EventTime: metav1.NowMicro(),
+		ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning", Note: "no",
+		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "web-0"},
+	}
+}
+
 // With the rights of a node's token in each mode, Events are written where `kubectl describe pod`
 // finds them.
-func TestDaemonTellsPods(t *testing.T) {
+func TestDaemonWritesEventsOfPods(t *testing.T) {
 	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
 		t.Run(mode, func(t *testing.T) {
 			harness.KubeClean(t)
@@ -94,47 +102,8 @@ func TestDaemonTellsPods(t *testing.T) {
 	}
 }
 
-// Without Events, node mode needs no token and no rights. The same applies to Kubernetes versions
-// whose tokens name no node. With an operator, a daemon needs its token for other purposes.
-func TestNodeModeWithoutEvents(t *testing.T) {
-	for _, c := range []struct {
-		mode, setting, version string
-		token                  bool
-	}{
-		{deploy.NodeMode, "", "", true}, {deploy.NodeMode, "auto", "", true}, {deploy.NodeMode, "always", "v1.32.0", true},
-		{deploy.NodeMode, "never", "", false}, {deploy.NodeMode, "", "v1.31.4", false}, {deploy.PoolMode, "never", "", true},
-	} {
-		release := deploy.InMode(c.mode, "test")
-		release.Kubernetes = c.version
-		if c.setting != "" {
-			release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": c.setting}}
-		}
-		objects, err := deploy.Render(release)
-		harness.OK(t, err)
-		daemons, err := deploy.Get[appsv1.DaemonSet](objects, "DaemonSet", "berthd")
-		harness.OK(t, err)
-		account, err := deploy.Get[corev1.ServiceAccount](objects, "ServiceAccount", "berthd")
-		harness.OK(t, err)
-		pod := daemons.Spec.Template.Spec.AutomountServiceAccountToken
-		if mounted := pod == nil && account.AutomountServiceAccountToken == nil; mounted != c.token {
-			t.Errorf("%+v: token mounted: %v", c, mounted)
-		}
-		for _, kind := range []string{"ClusterRoleBinding", "ValidatingAdmissionPolicy"} {
-			if there := len(objects.Of(kind)) > 0; there != c.token {
-				t.Errorf("%+v: a %s: %v", c, kind, there)
-			}
-		}
-	}
-	release := deploy.InMode(deploy.NodeMode, "test")
-	release.Kubernetes = "v1.31.4"
-	release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": "always"}}
-	if _, err := deploy.Render(release); err == nil || !strings.Contains(err.Error(), "pod-events: always needs Kubernetes 1.32 or later") {
-		t.Errorf("Events on Kubernetes 1.31: %v", err)
-	}
-}
-
 // Writes that the API server will always reject are not retried.
-func TestEventsThatAreNeverTaken(t *testing.T) {
+func TestRejectedEventsAreNotRetried(t *testing.T) {
 	applyEventPolicy(t)
 	w := writerOf(t, "node-1")
 	for what, change := range map[string]func(*podevents.Event){
@@ -181,18 +150,10 @@ func TestPolicyKnowsTheReasons(t *testing.T) {
 
 // A node's token cannot write Events of another node or program, or about other kinds than Pods,
 // and has a limited number of Event names.
-func TestDaemonTellsNothingElse(t *testing.T) {
+func TestDaemonWritesNoOtherEvents(t *testing.T) {
 	applyEventPolicy(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
-	event := func(name string, change func(*eventsv1.Event)) *eventsv1.Event {
-		e := &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "berthd.node-1x" + name}, EventTime: metav1.NowMicro(),
-			ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning", Note: "no",
-			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "web-0"},
-		}
-		change(e)
-		return e
-	}
+	event := func(name string, change func(*eventsv1.Event)) *eventsv1.Event { return edited(eventOf(name), change) }
 	const own, pods, reasons, bare = "may write only events that it reports itself", "may write events of Pods only", "may write only events with the reasons", "without labels, annotations"
 	for why, changes := range map[string][]func(*eventsv1.Event){
 		own: {
@@ -258,10 +219,7 @@ func applyEventPolicy(t *testing.T) {
 	applyPoliciesOf(t, deploy.NodeMode)
 	loose := account(t, "berthd", "")
 	untilRefused(t, map[string]func() error{"the daemon's Events": func() error {
-		return loose.Create(t.Context(), &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}, EventTime: metav1.NowMicro(), ReportingController: "berthd", ReportingInstance: "node-1",
-			Action: "AssignAddress", Reason: "NoAddress", Type: "Normal", Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "a"},
-		}, client.DryRunAll)
+		return loose.Create(t.Context(), eventOf("0"), client.DryRunAll)
 	}})
 }
 
@@ -271,12 +229,7 @@ func TestDaemonCannotFlood(t *testing.T) {
 	daemon := account(t, "berthd", "node-1")
 	made := 0
 	for i := range 400 {
-		e := &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("berthd.node-1x", i)}, EventTime: metav1.NowMicro(),
-			ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning",
-			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: fmt.Sprint("web-", i)},
-		}
-		if err := daemon.Create(t.Context(), e); err == nil {
+		if err := daemon.Create(t.Context(), eventOf(fmt.Sprint(i))); err == nil {
 			made++
 		} else if !apierrors.IsForbidden(err) {
 			t.Fatal(err)

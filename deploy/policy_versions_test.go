@@ -42,8 +42,7 @@ func TestPoliciesCompileOnTheOldestKubernetes(t *testing.T) {
 			harness.OK(t, err)
 			set := environment.MustBaseEnvSet(version.MajorMinor(1, tt.minor))
 			for _, o := range objects.Of("ValidatingAdmissionPolicy") {
-				p, err := deploy.Get[admissionv1.ValidatingAdmissionPolicy](objects, "ValidatingAdmissionPolicy", o.GetName())
-				harness.OK(t, err)
+				p := one[admissionv1.ValidatingAdmissionPolicy](t, objects, o.GetName())
 				compiler, err := cel.NewCompositedCompiler(set)
 				harness.OK(t, err)
 				has := cel.OptionalVariableDeclarations{HasParams: p.Spec.ParamKind != nil, HasAuthorizer: true}

@@ -12,7 +12,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -100,28 +99,6 @@ func overlaps(t *testing.T, err error, a, b string) {
 	want := "spec.subnets must not overlap those of another AddressPool: " + a + " overlaps " + b
 	if !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("got %v\nwant %s", err, want)
-	}
-}
-
-// A policy "is invalid if spec.paramKind refers to a non-existent Kind" (API reference,
-// ValidatingAdmissionPolicySpec). That is the case for up to 30 s after a kind is installed. With
-// Fail the first pool would be rejected; instead the operator checks it.
-func TestFirstPoolIsNotRefused(t *testing.T) {
-	found := 0
-	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
-		for _, u := range render(t, mode).Of("ValidatingAdmissionPolicy") {
-			version, _, _ := unstructured.NestedString(u.Object, "spec", "paramKind", "apiVersion")
-			if !strings.HasPrefix(version, "berth.dev/") {
-				continue
-			}
-			found++
-			if policy, _, _ := unstructured.NestedString(u.Object, "spec", "failurePolicy"); policy != "Ignore" {
-				t.Errorf("%s goes by a kind of the chart's own and has failurePolicy %s, want Ignore", u.GetName(), policy)
-			}
-		}
-	}
-	if found == 0 {
-		t.Error("no policy goes by a kind of the chart's own")
 	}
 }
 
@@ -331,7 +308,7 @@ func TestDaemonKeepsItsOwnBlocks(t *testing.T) {
 	})
 }
 
-func TestOperatorAloneMakesBlocks(t *testing.T) {
+func TestOnlyOperatorCreatesBlocks(t *testing.T) {
 	applyPoolPolicies(t)
 	operator := account(t, "berth-operator", "node-1")
 	for who, as := range map[string]client.Client{

@@ -30,22 +30,23 @@ var roles = map[string][]string{
 func user(t *testing.T, role, namespace string) client.Client {
 	t.Helper()
 	admin, name := harness.KubeClient(t), role+"-of-"+namespace
-	ensure := func(o client.Object) {
-		if err := admin.Create(t.Context(), o); !apierrors.IsAlreadyExists(err) {
-			harness.OK(t, err)
-		}
-	}
-	ensure(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})))
 	for _, r := range roles[role] {
-		ensure(&rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role + ":" + r},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: r},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
-		})
+		bindRole(t, role, namespace, r)
 	}
 	cfg, err := harness.ControlPlane.ConfigFor(name)
 	harness.OK(t, err)
 	return harness.KubeClientFor(t, cfg)
+}
+
+// bindRole gives the user of a role in a namespace a ClusterRole there.
+func bindRole(t *testing.T, role, namespace, name string) {
+	t.Helper()
+	harness.OK(t, client.IgnoreAlreadyExists(harness.KubeClient(t).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role + ":" + name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: role + "-of-" + namespace}},
+	})))
 }
 
 // denied checks that the user has no right to a resource.
@@ -116,13 +117,8 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	}
 	c := user(t, "edit", namespace)
 	// Bound by name, because no controller aggregates roles here.
-	for _, role := range []string{"berth-podnics-view", "berth-podnics-edit"} {
-		harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "edit-of-" + namespace}},
-		})))
-	}
+	bindRole(t, "edit", namespace, "berth-podnics-view")
+	bindRole(t, "edit", namespace, "berth-podnics-edit")
 	db := in("db", "mine")
 	harness.Eventually(t, limit, "the role holds", func() error { return c.Create(t.Context(), db) })
 	harness.OK(t, patch(t, c, db, `{"spec":{"securityGroups":["web"]}}`))
@@ -158,11 +154,7 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	denied(t, patch(t, c, policy, `{"status":{"conditions":null}}`, "status"), "nicpolicies/status")
 	denied(t, c.Create(t.Context(), nicPolicy("default")), "nicpolicies")
 	viewer := user(t, "view", namespace) // only Berth's part of that role
-	harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "view:berth-podnics-view"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berth-podnics-view"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "view-of-" + namespace}},
-	})))
+	bindRole(t, "view", namespace, "berth-podnics-view")
 	harness.Eventually(t, limit, "the role of who views holds", func() error {
 		return viewer.Get(t.Context(), client.ObjectKeyFromObject(policy), &v1alpha1.NICPolicy{})
 	})
@@ -172,7 +164,7 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	denied(t, viewer.Create(t.Context(), nicPolicy(namespace)), "nicpolicies")
 	harness.OK(t, c.Delete(t.Context(), policy))
 	for name, label := range map[string]string{"berth-podnics-view": "aggregate-to-view", "berth-podnics-edit": "aggregate-to-edit"} {
-		if got := get[rbacv1.ClusterRole](t, deploy.PortMode, "ClusterRole", name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {
+		if got := one[rbacv1.ClusterRole](t, render(t, deploy.PortMode), name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {
 			t.Errorf("%s has the labels %v", name, got.Labels)
 		}
 	}
@@ -191,13 +183,8 @@ func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 	clients := map[string]client.Client{}
 	for role := range roles {
 		clients[role] = user(t, role, namespace)
-		for _, name := range []string{"berth-egresses-view", "berth-egresses-edit"} { // aggregated by Kubernetes' controller
-			harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role + ":" + name},
-				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: role + "-of-" + namespace}},
-			})))
-		}
+		bindRole(t, role, namespace, "berth-egresses-view") // Kubernetes' controller aggregates them
+		bindRole(t, role, namespace, "berth-egresses-edit")
 	}
 	here := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	grant := func(value string) {

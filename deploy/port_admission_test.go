@@ -163,7 +163,7 @@ func TestDaemonPlugsItsOwnNICs(t *testing.T) {
 }
 
 // Fields that only Berth's programs may write.
-func TestOperatorAloneSaysWhatNICsAre(t *testing.T) {
+func TestOnlyOperatorWritesNICStatus(t *testing.T) {
 	applyPortPolicies(t)
 	admin, operator, other := harness.KubeClient(t), account(t, "berth-operator", ""), account(t, "another", "node-1")
 	users, made := podNIC("users", ""), podNIC("made", "a")

@@ -45,6 +45,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"daemon: {settings: {egress: true}}", "at '/daemon/settings': additional properties 'egress' not allowed"},
 		{"{mode: port, clusterName: ''}", "clusterName is empty: name the cluster; clusters whose ports"},
 		{"{mode: pool, ports: {enabled: true}, clusterName: ''}", "clusterName is empty: name the cluster; clusters whose ports"},
+		{"{mode: egress, ports: {enabled: true}}", "ports.enabled is of no use in mode egress"},
 		{"clustername: a", "additional properties 'clustername' not allowed"},
 		{"clusterName: ''", "clusterName is empty: name the cluster"},
 		{"{monitoring: {podMonitor: {enabled: true}}, daemon: {settings: {metrics-address: '127.0.0.1:9100'}}}",
@@ -173,11 +174,11 @@ func TestEverySettingIsAValue(t *testing.T) {
 		except    map[string]bool
 	}{
 		"daemon": {
-			settings: config.Settings(), container: onlyContainer(t, daemonSet(t, deploy.OperatorMode).Spec.Template.Spec),
+			settings: config.Settings(), container: onlyContainer(t, podOf(t, render(t, deploy.OperatorMode), "daemon")),
 			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "vpc-ports": true, "egress": true, "egress-port": true, "node-network-templates": true, "kubeconfig": true, "sysctl-dir": true},
 		},
 		"operator": {
-			settings: config.OperatorSettings(), container: onlyContainer(t, operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec),
+			settings: config.OperatorSettings(), container: onlyContainer(t, podOf(t, render(t, deploy.OperatorMode), "operator")),
 			except: map[string]bool{
 				"cluster-name": true, "ipam": true, "egress": true, "egress-image": true, "egress-port": true,
 				"first-interface-is-port": true, "kubeconfig": true, "leader-election-namespace": true,
@@ -217,11 +218,7 @@ func TestEverySettingIsAValue(t *testing.T) {
 func podOf(t *testing.T, o deploy.Objects, program string) corev1.PodSpec {
 	t.Helper()
 	if program == "operator" {
-		d, err := deploy.Get[appsv1.Deployment](o, "Deployment", "berth-operator")
-		harness.OK(t, err)
-		return d.Spec.Template.Spec
+		return one[appsv1.Deployment](t, o, "berth-operator").Spec.Template.Spec
 	}
-	d, err := deploy.Get[appsv1.DaemonSet](o, "DaemonSet", "berthd")
-	harness.OK(t, err)
-	return d.Spec.Template.Spec
+	return one[appsv1.DaemonSet](t, o, "berthd").Spec.Template.Spec
 }

@@ -47,6 +47,7 @@ internal/berthegress/b.go           $berth/internal/operator/egress/gatewayplan 
 internal/berthegress/b_test.go      $berth/internal/operator/egress/gatewayplan -
 internal/berthegress/c.go           $berth/internal/kubeapi             -
 internal/kernel/plug/plugtest/a.go         $berth/internal/kernel/ns    -
+internal/kernel/ns/nstest/a.go              $berth/internal/kernel/ns    -
 internal/kernel/plug/plugtest/b.go         $berth/lab/network/openvswitch -
 internal/kernel/plug/plugtest/c.go         $berth/lab/network/echo      plugtest
 internal/ec2/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 # Lines are FOLDER TEST.
 found=$(git ls-files --cached --others --exclude-standard '*_test.go' | xargs -d '\n' awk '
 	/^func / { test = $0 ~ /^func Test/ ? substr($2, 1, index($2, "(") - 1) : "" }
-	/(harness\.(Sample|Rotate)|[ \t](eachCrash|tellBranches|sampled)|\.nothingPasses)\(/ && test != "" { folder = FILENAME; sub(/\/[^\/]*$/, "", folder); print "./" folder, test }')
+	/(harness\.(Sample|Rotate)|[ \t](eachCrash|eachBranchCase|sampled)|\.nothingPasses)\(/ && test != "" { folder = FILENAME; sub(/\/[^\/]*$/, "", folder); print "./" folder, test }')
 
 case ${1:-} in
 packages) cut -d ' ' -f 1 <<<"$found" | sort -u | paste -sd ' ' ;;

@@ -59,7 +59,7 @@ for program in $prometheus; do hack/tool.sh prometheus "$program" >/dev/null; do
 
 # The reference CNI plugins that Berth is chained after.
 case $all in
-*/test/chained*) for program in ptp host-local; do hack/tool.sh cniplugins "$program" >/dev/null; done ;;
+*/test/labs*) for program in ptp host-local; do hack/tool.sh cniplugins "$program" >/dev/null; done ;;
 esac
 
 # The kernel of the virtual machine, which is downloaded.

@@ -12,8 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/network/fabric"
 )
 
-// builder starts the parts of a lab in the order in which they need each other. It is done when
-// Start returns.
+// builder starts the parts of a lab in the order of their dependencies.
 type builder struct{ lab *Lab }
 
 // raise starts all.
@@ -44,14 +43,14 @@ func (b builder) raiseEC2(ctx context.Context) error {
 	if l.Cloud, err = vpc.New(*l.Spec, l.CloudOptions...); err != nil {
 		return err
 	}
-	books := l.Cloud.Snapshot()
-	if l.Fabric, err = fabric.New(fabric.Options{ID: l.ID, CIDRs: cidrs(books), Subnets: books.Subnets, EgressOnly: egressOnly(books)}); err != nil {
+	snapshot := l.Cloud.Snapshot()
+	if l.Fabric, err = fabric.New(fabric.Options{ID: l.ID, CIDRs: cidrs(snapshot), Subnets: snapshot.Subnets, EgressOnly: egressOnly(snapshot)}); err != nil {
 		return err
 	}
 	l.Progress(fmt.Sprintf("VPC %s with %d subnets; internet host %s, on-premises host %s",
-		books.VPCs[0].CIDRs[0], len(books.Subnets), fabric.InternetHost, fabric.OnPremHost))
+		snapshot.VPCs[0].CIDRs[0], len(snapshot.Subnets), fabric.InternetHost, fabric.OnPremHost))
 	if l.HasIPv6() {
-		l.Progress(fmt.Sprintf("IPv6 VPC %s; internet host %s, on-premises host %s", books.VPCs[0].IPv6CIDRs[0], fabric.InternetHost6, fabric.OnPremHost6))
+		l.Progress(fmt.Sprintf("IPv6 VPC %s; internet host %s, on-premises host %s", snapshot.VPCs[0].IPv6CIDRs[0], fabric.InternetHost6, fabric.OnPremHost6))
 	}
 	if err := b.serve(); err != nil {
 		return err
@@ -68,7 +67,7 @@ func (b builder) raiseEC2(ctx context.Context) error {
 	return b.settle(ctx)
 }
 
-// settle waits until the lab is up, unless daemons are left to others.
+// settle waits until the lab is up, unless the caller starts the daemons.
 func (b builder) settle(ctx context.Context) error {
 	l := b.lab
 	if err := l.WaitReports(ctx); err != nil {

@@ -59,8 +59,8 @@ var (
 	operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
 )
 
-// raiseKube starts the control plane and the operators, with the cloud and the VPCs where pods
-// have ports. Plain node mode has none of it.
+// raiseKube starts the control plane and the operators and, where pods have ports, the cloud and the VPCs. Plain node
+// mode has none of them.
 func (b builder) raiseKube(ctx context.Context) error {
 	l := b.lab
 	if !l.hasKube() {
@@ -113,8 +113,7 @@ func (b builder) raiseKube(ctx context.Context) error {
 	return l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs)
 }
 
-// startKube starts a control plane in the router's namespace, with what o says
-// further, and opens it to the outside.
+// startKube starts a control plane in the router's namespace, and opens it to the outside.
 func (b builder) startKube(ctx context.Context, o kube.Options) error {
 	l := b.lab
 	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), b.apiEndpoint()
@@ -141,20 +140,19 @@ func (b builder) startKube(ctx context.Context, o kube.Options) error {
 	return nil
 }
 
-// apiEndpoint is where the Kubernetes API is served: by IPv6 only where nodes are of the cluster
-// with IPv6 addresses only, whose family the API server must have too.
+// apiEndpoint is the address of the Kubernetes API: IPv6 if the cluster is IPv6-only.
 func (b builder) apiEndpoint() netip.Addr {
 	l := b.lab
-	books := l.Snapshot()
-	native := slices.ContainsFunc(books.Instances, func(i vpc.Instance) bool { return IPv6Only(books, i.ID) })
+	snapshot := l.Snapshot()
+	native := slices.ContainsFunc(snapshot.Instances, func(i vpc.Instance) bool { return IPv6Only(snapshot, i.ID) })
 	if native || l.Kubelets != nil && l.PodFamilies() == ipfamily.OnlyIPv6 {
 		return fabric.APIEndpoint6
 	}
 	return fabric.APIEndpoint
 }
 
-// controlPlane starts one or, where another process runs one for this machine, carries the
-// router's connections to it.
+// controlPlane starts a control plane or, if another process runs one for this machine, forwards connections of the
+// router's namespace to it.
 func (b builder) controlPlane(ctx context.Context, o kube.Options) (*kube.ControlPlane, *forward.Forward, error) {
 	l := b.lab
 	remote := os.Getenv(kube.RemoteDir)
@@ -205,8 +203,7 @@ func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
 	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
 }
 
-// kubeconfig writes what lets a program act as a service account's pod on a
-// node, or as the account itself when node is empty.
+// kubeconfig writes a kubeconfig with a token of a service account's pod on a node or, without a node, of the account.
 func (c *Cluster) kubeconfig(ctx context.Context, file string, account types.NamespacedName, node string) error {
 	var token string
 	var err error
@@ -253,7 +250,7 @@ func edit[T any, P object[T]](ctx context.Context, c *Cluster, kind string, key 
 	return nil
 }
 
-// name is a key without the slash that those of kinds without namespaces begin with.
+// name formats a key, without the slash if it has no namespace.
 func name(key client.ObjectKey) string { return strings.TrimPrefix(key.String(), "/") }
 
 // NodeNetwork reads a node's object.
@@ -275,32 +272,13 @@ func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, err
 	return list.Items, nil
 }
 
-// Watch sends a node's object whenever it changes, until stop is called or ctx
-// ends; then the channel is closed.
-func (c *Cluster) Watch(ctx context.Context, node string) (objects <-chan *v1alpha1.NodeNetwork, stop func(), err error) {
-	w, err := c.Client.Watch(ctx, &v1alpha1.NodeNetworkList{}, client.MatchingFields{"metadata.name": node})
-	if err != nil {
-		return nil, nil, fmt.Errorf("watch NodeNetwork %s: %w", node, err)
-	}
-	out := make(chan *v1alpha1.NodeNetwork)
-	go func() {
-		defer close(out)
-		for e := range w.ResultChan() {
-			if o, ok := e.Object.(*v1alpha1.NodeNetwork); ok {
-				out <- o
-			}
-		}
-	}()
-	return out, w.Stop, nil
-}
-
 // clusterName is what daemons and operators know the cluster by.
 func (o Options) clusterName() string { return clusterName(o.ID) }
 
 func clusterName(lab string) string { return "vpclab-" + lab }
 
-// WaitReports returns once the API server knows of all that happened to the lab's
-// nodes and pods, or ctx ends. There is nothing to report in node mode.
+// WaitReports waits until the API server knows all changes of nodes and pods so far. In node mode there is nothing to
+// report.
 func (l *Lab) WaitReports(ctx context.Context) error {
 	if l.Kube == nil {
 		return nil
@@ -329,8 +307,7 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// WaitDeployment returns once all replicas of a Deployment are Ready and of its
-// latest template.
+// WaitDeployment waits until all replicas of a Deployment are Ready and of its latest template.
 func (c *Cluster) WaitDeployment(ctx context.Context, namespace, name string) error {
 	return poll.Until(ctx, func() error {
 		d := &appsv1.Deployment{}
@@ -348,8 +325,7 @@ func (c *Cluster) WaitDeployment(ctx context.Context, namespace, name string) er
 	})
 }
 
-// WaitNodesReady returns once these Nodes are Ready, which needs a
-// network plugin.
+// WaitNodesReady waits until Nodes are Ready, which needs a network plugin.
 func (c *Cluster) WaitNodesReady(ctx context.Context, nodes ...*node.Node) error {
 	return poll.Until(ctx, func() error {
 		for _, n := range nodes {
@@ -365,8 +341,7 @@ func (c *Cluster) WaitNodesReady(ctx context.Context, nodes ...*node.Node) error
 	})
 }
 
-// forwardPort lets programs outside the lab, such as a person's kubectl, reach a
-// port inside one of its namespaces. It listens on a loopback port of the system's choice.
+// forwardPort forwards a loopback port to a port inside a namespace of the lab, for programs outside such as kubectl.
 func forwardPort(path string, to netip.AddrPort) (*forward.Forward, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -16,20 +16,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/berthnet/berth/lab/cloud/spec"
-	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// TestTheClusterFollowsTheCloud launches, stops and terminates instances and
-// looks at their Nodes, while the API server comes and goes.
+// TestTheClusterFollowsTheCloud binds pods, launches, stops and terminates instances, and looks at their Nodes, also
+// while the API server is down.
 func TestTheClusterFollowsTheCloud(t *testing.T) {
 	l := start(t, Options{Nodes: 1, Mode: OperatorMode})
+	t.Run("pods are objects", func(t *testing.T) { podsAreObjects(t, l) })
+	t.Run("a lost reply to a binding", func(t *testing.T) { lostReplyToABinding(t, l) })
 	ctx := t.Context()
 	n := &corev1.Node{}
 	ready := func(name string, want corev1.ConditionStatus) {
@@ -82,16 +81,7 @@ func podsOf(t *testing.T, l *Lab, node string) (names []string) {
 	return names
 }
 
-// TestCluster looks at a cluster at rest; one has to be started for all.
-func TestCluster(t *testing.T) {
-	l := start(t, Options{Nodes: 2, Mode: OperatorMode})
-	t.Run("pods are objects", func(t *testing.T) { podsAreObjects(t, l) })
-	t.Run("nodes may not call EC2", func(t *testing.T) { nodesMayNotCallEC2(t, l) })
-	t.Run("kubectl from outside", func(t *testing.T) { kubectlFromOutside(t, l) })
-}
-
-// podsAreObjects binds, reports and removes pods, and makes one again whose
-// object is not gone yet.
+// podsAreObjects binds, reports and removes pods, and binds one again whose object still exists.
 func podsAreObjects(t *testing.T, l *Lab) {
 	ctx := t.Context()
 	n := l.Nodes()[0]
@@ -121,42 +111,8 @@ func podsAreObjects(t *testing.T, l *Lab) {
 	}
 }
 
-// nodesMayNotCallEC2 looks at what the credentials permit that instances and
-// operators have.
-func nodesMayNotCallEC2(t *testing.T, l *Lab) {
-	_, role, found := l.Cloud.Keys.RoleCredentials(l.Nodes()[0].InstanceID)
-	key, keyFound := l.Cloud.Keys.Find(OperatorKey.ID)
-	if !found || !keyFound {
-		t.Fatal("no credentials")
-	}
-	for action, operatorMay := range map[string]bool{"DescribeNetworkInterfaces": true, "DescribeSecurityGroups": true, "TerminateInstances": false} {
-		if v := l.Cloud.API.Admit(vpc.Call{Action: action, Principal: role.Principal}); v.Err == nil {
-			t.Errorf("a node may call %s", action)
-		}
-		if v := l.Cloud.API.Admit(vpc.Call{Action: action, Principal: key.Principal}); (v.Err == nil) != operatorMay {
-			t.Errorf("an operator may call %s: %t, want %t", action, v.Err == nil, operatorMay)
-		}
-	}
-}
-
-// kubectlFromOutside uses the printed file, as an administrator outside the lab
-// does.
-func kubectlFromOutside(t *testing.T, l *Lab) {
-	cfg, err := clientcmd.BuildConfigFromFlags("", l.Kube.Kubeconfig)
-	ok(t, err)
-	api, err := kubernetes.NewForConfig(cfg)
-	ok(t, err)
-	v, err := api.Discovery().ServerVersion()
-	ok(t, err)
-	if v.Major != "1" {
-		t.Errorf("version %+v", v)
-	}
-}
-
-// TestALostReplyToABinding: a pod whose object was made, but not heard of, is bound
-// all the same, and to its own object.
-func TestALostReplyToABinding(t *testing.T) {
-	l := start(t, Options{Nodes: 1, Mode: OperatorMode})
+// lostReplyToABinding loses the reply by which a pod's object is created: the pod is bound to that object.
+func lostReplyToABinding(t *testing.T, l *Lab) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	heard := false
@@ -181,8 +137,7 @@ func TestALostReplyToABinding(t *testing.T) {
 	}
 }
 
-// TestReports sends reports in order, again while nobody answers, and drops
-// what is refused.
+// TestReports sends reports in order, repeats them while the API server is down, and drops rejected ones.
 func TestReports(t *testing.T) {
 	var mu sync.Mutex // guards sent and trouble
 	var sent, trouble []string
@@ -224,7 +179,7 @@ func ignoreContext(f func() error) func(context.Context) error {
 	return func(context.Context) error { return f() }
 }
 
-// What is installed twice is the same, or pods are replaced for nothing.
+// A different order would replace pods at the next installation.
 func TestEnvironmentOfAChartHasOneOrder(t *testing.T) {
 	of := map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "c", "Z": "d"}
 	first := env(of)

@@ -11,8 +11,7 @@ import (
 	"github.com/berthnet/berth/lab/network/fabric"
 )
 
-// completeFamilies checks IPFamilies, and gives the spec of a lab whose pods have IPv6 the
-// blocks that it lacks. The error names the field.
+// completeFamilies checks IPFamilies, and adds IPv6 blocks to the spec if pods have IPv6. Errors name the field.
 func (o Options) completeFamilies() (Options, error) {
 	var err error
 	if o.IPFamilies, err = ipfamily.Parse(string(o.IPFamilies)); err != nil {
@@ -39,8 +38,7 @@ func (o Options) completeFamilies() (Options, error) {
 	return o, nil
 }
 
-// HasIPv6 reports whether nodes, and pods unless only IPv6Egress asks for it, have addresses
-// of IPv6.
+// HasIPv6 reports whether nodes have IPv6 addresses, and pods too unless only IPv6Egress is set.
 func (o Options) HasIPv6() bool {
 	return o.PodFamilies().Has(ipfamily.IPv6) || o.Mode.HasEC2() && o.IPv6Egress
 }
@@ -62,12 +60,9 @@ func (o Options) familyArgs() (args []string) {
 // The on-premises network by family, as security groups have it.
 var onPremises4, onPremises6 = netip.MustParsePrefix("192.168.100.0/24"), netip.PrefixFrom(fabric.OnPremHost6, 64).Masked()
 
-// WithIPv6 is a spec whose VPCs have IPv6: one that has no block of it gets a /56 of the
-// documentation range (RFC 3849), each of its subnets a /64 of that and the attribute
-// AssignIpv6AddressOnCreation, as clusters of EKS with IPv6 need it, so that each node's
-// primary ENI has an address of its own. Its security groups allow IPv6 where
-// they allow IPv4, as far as that is the VPC, the on-premises network, or everything. VPCs
-// that have IPv6 stay as they are. More than 256 VPCs, or subnets of one, are an error.
+// WithIPv6 adds IPv6 to the VPCs of a spec that have none: a /56 of the documentation range (RFC 3849), and a /64 of
+// it and AssignIpv6AddressOnCreation for each subnet, as EKS needs it. Security groups allow IPv6 where they allow
+// IPv4 of the VPC, the on-premises network, or all. There may be 256 VPCs of 256 subnets.
 func WithIPv6(s spec.Spec) (spec.Spec, error) {
 	s.VPCs = slices.Clone(s.VPCs)
 	for i := range s.VPCs {
@@ -98,7 +93,7 @@ func WithIPv6(s spec.Spec) (spec.Spec, error) {
 	return s, nil
 }
 
-// rulesWithIPv6 are rules of a VPC's group that name of IPv6 what they name of IPv4.
+// rulesWithIPv6 adds the IPv6 equivalents of rules.
 func rulesWithIPv6(v spec.VPC, rules []spec.Rule) []spec.Rule {
 	everything4, everything6 := netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")
 	rules = slices.Clone(rules)

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/lab/network/fabric"
 )
 
-// The frame of a lab with IPv6, without Berth's programs: each node has an address of it,
-// one that is launched later too, and reaches the others, the internet and the metadata.
+// TestFrameWithIPv6 raises a lab without Berth: each node, also a later one, has an IPv6 address, and reaches the
+// others, the internet and the metadata service.
 func TestFrameWithIPv6(t *testing.T) {
 	l := start(t, Options{Nodes: 2, IPFamilies: ipfamily.Dual})
 	if _, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"}); err != nil {
@@ -55,18 +55,6 @@ func TestFrameWithIPv6(t *testing.T) {
 	}
 }
 
-// A lab without IPv6 families has no IPv6, and berthd gets no flag of families.
-func TestFrameWithoutIPv6(t *testing.T) {
-	l := start(t, Options{Nodes: 1})
-	books := l.Snapshot()
-	if v := books.VPCs[0]; len(v.IPv6CIDRs) > 0 || books.Subnets[0].IPv6.IsValid() || l.HasIPv6() {
-		t.Errorf("the VPC has %v, and the lab IPv6: %t", v.IPv6CIDRs, l.HasIPv6())
-	}
-	if args := l.Nodes()[0].Args; slices.ContainsFunc(args, func(a string) bool { return strings.Contains(a, "famil") }) {
-		t.Errorf("berthd is started with %q", args)
-	}
-}
-
 func TestFamiliesAreRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		o    Options
@@ -94,7 +82,7 @@ func TestFamiliesAreRefused(t *testing.T) {
 	}
 }
 
-// A spec of one's own gets what it lacks, and keeps what it has.
+// TestWithIPv6 completes a spec, and keeps what it has.
 func TestWithIPv6(t *testing.T) {
 	s := DefaultSpec(1, "m5.large")
 	egress := []spec.Rule{{Protocol: "-1", CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}}

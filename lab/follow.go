@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// follower turns the events of the cloud into machines, links and routes. CatchUp waits for it.
+// follower applies the cloud's events to machines, links and routes.
 type follower struct {
 	lab    *Lab
 	cancel func() // ends the subscription
@@ -27,7 +27,7 @@ func newFollower(l *Lab) *follower {
 	return f
 }
 
-// close returns once no event is followed any more.
+// close waits until no event is being applied.
 func (f *follower) close() {
 	f.mu.Lock()
 	f.closed = true
@@ -38,9 +38,7 @@ func (f *follower) close() {
 	defer f.following.Unlock()
 }
 
-// follow brings the fabric to the state of the cloud and keeps it there: every
-// later event of the cloud is turned into links, routes and machines. CatchUp
-// waits for that.
+// follow applies the state of the cloud to the fabric, and then every later event.
 func (f *follower) follow() error {
 	f.following.Lock()
 	defer f.following.Unlock()
@@ -59,30 +57,38 @@ func (f *follower) follow() error {
 			f.lab.note(fmt.Errorf("follow %s: %w", ev.Kind, err))
 		}
 	})
-	books := f.lab.Cloud.Snapshot()
-	from = books.Seq
+	snapshot := f.lab.Cloud.Snapshot()
+	from = snapshot.Seq
 	f.follows(from)
-	if err := f.lab.Fabric.SetGroups(books.Groups); err != nil {
+	if err := f.lab.Fabric.SetGroups(snapshot.Groups); err != nil {
 		return err
 	}
-	for _, i := range books.Instances {
+	for _, i := range snapshot.Instances {
 		if i.State != vpc.Running {
 			continue
 		}
 		if err := f.addMachine(i); err != nil {
 			return err
 		}
-		for _, e := range books.InstanceENIs(i.ID) {
-			if !e.Attachment.LinkUp {
-				continue
-			}
-			if err := f.attach(e); err != nil {
+		if err := f.eachLink(snapshot, i.ID, f.attach); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eachLink calls attach for each ENI of an instance whose link is up, and associates its branches.
+func (f *follower) eachLink(snapshot vpc.Snapshot, instanceID string, attach func(vpc.ENI) error) error {
+	for _, e := range snapshot.InstanceENIs(instanceID) {
+		if !e.Attachment.LinkUp {
+			continue
+		}
+		if err := attach(e); err != nil {
+			return err
+		}
+		for _, b := range snapshot.Branches(e.ID) {
+			if err := f.lab.Fabric.Associate(b); err != nil {
 				return err
-			}
-			for _, b := range books.Branches(e.ID) {
-				if err := f.lab.Fabric.Associate(b); err != nil {
-					return err
-				}
 			}
 		}
 	}
@@ -96,7 +102,7 @@ func (f *follower) follows(seq uint64) {
 	f.moved.Broadcast()
 }
 
-// catchUp implements Lab.CatchUp.
+// catchUp implements Lab.WaitEvents.
 func (f *follower) catchUp() {
 	if f.lab.Cloud == nil {
 		return
@@ -109,7 +115,7 @@ func (f *follower) catchUp() {
 	}
 }
 
-// apply turns one event into machines, links and routes.
+// apply applies one event.
 func (f *follower) apply(ev vpc.Event) error {
 	switch ev.Kind {
 	case vpc.InstanceLaunched:
@@ -171,8 +177,7 @@ func (f *follower) addMachine(i vpc.Instance) error {
 	return nil
 }
 
-// removeMachine powers an instance off and returns its machine;
-// nil when it did not run.
+// removeMachine powers an instance off and returns its machine, or nil if it was off.
 func (f *follower) removeMachine(instanceID string) (*machine, error) {
 	m := f.lab.machines.ofInstance(instanceID)
 	if m == nil {
@@ -201,8 +206,7 @@ func (f *follower) attach(e vpc.ENI) error {
 	return f.lab.machines.boot(m, fmt.Sprintf("node %s (%s) has %v", m.Name, e.Attachment.InstanceID, e.Own()))
 }
 
-// unplug removes a machine's network namespace with the state of its kernel.
-// The caller holds following.
+// unplug removes a machine's network namespace. The caller holds following.
 func (f *follower) unplug(m *machine) error {
 	if f.lab.Site != nil {
 		return f.lab.Site.RemoveNode(m.Name)
@@ -210,8 +214,8 @@ func (f *follower) unplug(m *machine) error {
 	return f.lab.Fabric.RemoveNode(m.Name)
 }
 
-// plug creates a machine's network namespace again, with the links of the ENIs that are attached
-// now. On failure nothing is left of it.
+// plug creates a machine's network namespace again, with links of the ENIs that are attached. A failure leaves nothing
+// behind.
 func (f *follower) plug(m *machine) error {
 	f.following.Lock()
 	defer f.following.Unlock()
@@ -237,19 +241,5 @@ func (f *follower) addNetwork(m *machine) error {
 	if err := f.lab.Fabric.AddNode(m.Name); err != nil {
 		return err
 	}
-	books := f.lab.Cloud.Snapshot()
-	for _, e := range books.InstanceENIs(m.InstanceID) {
-		if !e.Attachment.LinkUp {
-			continue
-		}
-		if err := f.lab.Fabric.Attach(m.Name, e); err != nil {
-			return err
-		}
-		for _, b := range books.Branches(e.ID) {
-			if err := f.lab.Fabric.Associate(b); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return f.eachLink(f.lab.Cloud.Snapshot(), m.InstanceID, func(e vpc.ENI) error { return f.lab.Fabric.Attach(m.Name, e) })
 }

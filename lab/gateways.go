@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"net/http"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -38,9 +36,8 @@ const (
 	gatewayImageTag = "lab"
 )
 
-// gateways runs the pods of Egresses' Deployments as their nodes' kubelets would: their network by
-// the plugin, their program as a process in it, its readiness by its probe; it restarts one that
-// ends by itself, and ends one whose pod is deleted in its grace period.
+// gateways runs the pods of Egresses' Deployments as kubelets do: their network by the plugin, and their program as a
+// process in it, with restarts, readiness probes and grace periods.
 type gateways struct {
 	lab    *Lab
 	cancel context.CancelFunc
@@ -50,7 +47,7 @@ type gateways struct {
 	all map[types.UID]*Gateway
 }
 
-// Gateway is a gateway pod that runs, or is to.
+// Gateway is a gateway pod.
 type Gateway struct {
 	*proc.Process
 	Egress types.NamespacedName
@@ -63,9 +60,8 @@ type Gateway struct {
 	gone    atomic.Bool // see Vanish
 }
 
-// Cut kills the gateway's program and takes its link down. Its kubelet starts the
-// program again, which reaches nobody, and reports that it is not ready. What is left is removed
-// with its Pod.
+// Cut kills the gateway's program and takes its link down. Its kubelet restarts the program, which reaches nobody, and
+// reports that it is not ready.
 func (g *Gateway) Cut() error {
 	err := ns.Netlink(g.Pod.Netns(), func(h *netlink.Handle) error {
 		l, err := h.LinkByName("eth0")
@@ -80,8 +76,7 @@ func (g *Gateway) Cut() error {
 	return nil
 }
 
-// Vanish is Cut, as if its node were gone: the program is not started again, and the API is not
-// updated, until its Pod is deleted.
+// Vanish is Cut on a node that is lost: the program is not restarted, and the API is not updated.
 func (g *Gateway) Vanish() error {
 	g.gone.Store(true)
 	return g.Cut()
@@ -94,7 +89,7 @@ func newGateways(l *Lab) *gateways {
 	return g
 }
 
-// Gateways are the gateways that run, by name.
+// Gateways are the running gateways of an Egress, by name.
 func (l *Lab) Gateways(egress types.NamespacedName) []*Gateway {
 	if l.gateways == nil {
 		return nil
@@ -126,7 +121,7 @@ func (g *gateways) close() error {
 	return errors.Join(errs...)
 }
 
-// watch sees to gateways' Pods until ctx ends.
+// watch follows gateways' Pods until ctx ends.
 func (g *gateways) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := g.follow(ctx); err != nil && ctx.Err() == nil {
@@ -150,7 +145,7 @@ func (g *gateways) follow(ctx context.Context) error {
 	return nil
 }
 
-// see takes what is new of a Pod.
+// see handles an event of a Pod.
 func (g *gateways) see(ctx context.Context, what watch.EventType, pod *corev1.Pod) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -208,8 +203,7 @@ func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error
 	return errors.Join(err, g.end(ctx, one, pod, n, sandbox))
 }
 
-// node returns a node by name. A Pod may be bound to one that was just lost: it waits until
-// the node is back. It returns nil when ctx ends first.
+// node waits for a node by name: a Pod may be bound to one that was just lost. It returns nil when ctx ends first.
 func (g *gateways) node(ctx context.Context, name string) *node.Node {
 	for {
 		if n, err := g.lab.Node(name); err == nil {
@@ -221,7 +215,7 @@ func (g *gateways) node(ctx context.Context, name string) *node.Node {
 	}
 }
 
-// gone reports whether a node was lost, with all its pods and its kubelet.
+// gone reports whether a node was lost.
 func (g *gateways) gone(n *node.Node) bool {
 	now, err := g.lab.Node(n.Name)
 	return err != nil || now != n
@@ -271,7 +265,7 @@ func (g *gateways) start(ctx context.Context, one *Gateway, pod *corev1.Pod, san
 	return program.Start()
 }
 
-// capabilities are those that a container may have, which drops all but what it adds.
+// capabilities are those of a container, which drops all that it does not add.
 func capabilities(c corev1.Container) (names []string) {
 	for _, name := range c.SecurityContext.Capabilities.Add {
 		names = append(names, strings.ToLower(string(name)))
@@ -308,8 +302,8 @@ func environment(pod *corev1.Pod, c corev1.Container) (env []string, err error) 
 	return env, nil
 }
 
-// serve keeps a gateway running and reports to the API whether it is ready, until its pod is deleted and its
-// program has ended, its node is gone, or ctx ends.
+// serve runs a gateway and reports its readiness until its pod was deleted and its program has ended, its node is
+// lost, or ctx ends.
 func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *node.Node) error {
 	ready, answered := false, time.Now()
 	if err := g.report(ctx, pod, ready); err != nil {
@@ -372,11 +366,10 @@ func gracePeriod(pod *corev1.Pod) time.Duration {
 	return corev1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
-// probeInterval is how often a gateway's readiness is asked for: a kubelet's may be a second or more.
+// probeInterval is the period of readiness probes; a kubelet's is a second or more.
 const probeInterval = 250 * time.Millisecond
 
-// patience is how long a kubelet lets a gateway's readiness probe fail before it says so: as often as its
-// threshold says, its period apart.
+// patience is how long a kubelet lets a gateway's readiness probe fail.
 func patience(pod *corev1.Pod) time.Duration {
 	for _, c := range pod.Spec.Containers {
 		if p := c.ReadinessProbe; c.Image == gatewayImage && p != nil {
@@ -399,28 +392,12 @@ func probed(ctx context.Context, n *node.Node, sandbox *node.Pod, pod *corev1.Po
 				port = int(p.ContainerPort)
 			}
 		}
-		return answers(ctx, n.Netns, netip.AddrPortFrom(sandbox.Addr(), uint16(port)), get.Path)
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		_, err := ns.Get(ctx, n.Netns, "http://"+netip.AddrPortFrom(sandbox.Addr(), uint16(port)).String()+get.Path)
+		return err == nil
 	}
 	return true
-}
-
-// answers reports whether a web server in a namespace answers with 200.
-func answers(ctx context.Context, netns string, at netip.AddrPort, path string) bool {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return ns.Dial(ctx, netns, "tcp", at, netip.Addr{})
-	}}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at.String()+path, nil)
-	if err != nil {
-		return false
-	}
-	res, err := c.Do(req)
-	if err != nil {
-		return false
-	}
-	_ = res.Body.Close()
-	return res.StatusCode == http.StatusOK
 }
 
 // report writes a Pod's status as its kubelet does.
@@ -453,7 +430,7 @@ func (g *gateways) report(ctx context.Context, pod *corev1.Pod, ready bool) erro
 	return client.IgnoreNotFound(err)
 }
 
-// end takes a gateway's pod away, and its object.
+// end removes a gateway's sandbox and Pod.
 func (g *gateways) end(ctx context.Context, one *Gateway, pod *corev1.Pod, n *node.Node, sandbox *node.Pod) error {
 	g.mu.Lock()
 	program := one.Process

@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/lab/addons"
@@ -31,10 +30,9 @@ const DefaultTag = "lab"
 // Chart is Berth's release in a lab with kubelets.
 type Chart struct{ lab *Lab }
 
-// Install installs Berth's chart, or changes the release to the values of the lab
-// with more over them, and the pools or VPCs that the lab begins with. It returns
-// when the API server has the objects; see WaitReady. With Kubelets.Helm it is `helm
-// upgrade --install`.
+// Install installs Berth's chart, or upgrades the release to the lab's values with more over them, and creates the
+// pools or VPCs of the lab. It does not wait for pods (see WaitReady). With Kubelets.Helm it runs `helm upgrade
+// --install`.
 func (s *Chart) Install(ctx context.Context, more map[string]any) error {
 	l := s.lab
 	values := merge(s.values(), more)
@@ -54,26 +52,10 @@ func (s *Chart) Install(ctx context.Context, more map[string]any) error {
 	case PortMode:
 		return l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs)
 	case PoolMode:
-		return s.installPools(ctx)
+		return l.Kube.createPools(ctx, l.Pools)
 	default:
 		return nil
 	}
-}
-
-// installPools makes the pools that the lab begins with.
-func (s *Chart) installPools(ctx context.Context) error {
-	l := s.lab
-	pools := l.Pools
-	if pools == nil {
-		pools = DefaultPools()
-	}
-	for _, p := range pools {
-		err := settledPolicies(ctx, func() error { return client.IgnoreAlreadyExists(l.Kube.Client.Create(ctx, p.DeepCopy())) })
-		if err != nil {
-			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
-		}
-	}
-	return nil
 }
 
 func (s *Chart) apply(ctx context.Context, values map[string]any) error {
@@ -85,7 +67,7 @@ func (s *Chart) apply(ctx context.Context, values map[string]any) error {
 	return l.Kube.ApplyObjects(ctx, objects)
 }
 
-// helmInstall has the real program do it, so that Helm knows the release.
+// helmInstall runs Helm, so that Helm knows the release.
 func (s *Chart) helmInstall(ctx context.Context, values map[string]any) error {
 	l := s.lab
 	dir := filepath.Join(l.Kube.dir, "chart")
@@ -120,13 +102,13 @@ func (s *Chart) Helm(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// values are the chart's: where the cloud and the API server are,
-// the images, and the settings that Options have for daemons and operators.
+// values are the chart's: the addresses of the cloud and the API server, the images, and the settings of daemons and
+// operators.
 func (s *Chart) values() map[string]any {
 	l := s.lab
 	host, port, _ := net.SplitHostPort(strings.TrimPrefix(l.Kube.URL(), "https://"))
 	image := func(name string) map[string]any {
-		return map[string]any{"repository": name, "tag": l.Kubelets.Tag, "pullPolicy": "Never"}
+		return map[string]any{"repository": name, "tag": DefaultTag, "pullPolicy": "Never"}
 	}
 	daemon := map[string]any{"image": image("berth-node"), "settings": settings(slices.Concat(l.familyArgs(), l.DaemonArgs)), "extraEnv": env(l.BerthdEnv)}
 	args := l.OperatorArgs
@@ -147,13 +129,13 @@ func (s *Chart) values() map[string]any {
 		"apiServer": map[string]any{"host": host, "port": json.Number(port)},
 	}
 	if l.Egress {
-		values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": l.Kubelets.Tag}}
+		values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": DefaultTag}}
 	}
 	return values
 }
 
-// nameVPCs puts every pod of a cluster with kubelets that names no VPC into the first, those of
-// kube-system and of namespaces to come too. The VPC need not be there.
+// nameVPCs puts pods that name no VPC into the first, also those of namespaces that are created later. The VPC need
+// not exist.
 func (s *Chart) nameVPCs(ctx context.Context) error {
 	l := s.lab
 	if l.Mode != PortMode || len(l.VPCs) == 0 {
@@ -171,7 +153,7 @@ func (s *Chart) nameVPCs(ctx context.Context) error {
 	return kube.Retry(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
 }
 
-// settings are flags, each --name=value or --name, as the chart has them.
+// settings are flags (--name=value or --name) as values of the chart.
 func settings(flags []string) map[string]any {
 	out := map[string]any{}
 	for _, f := range flags {
@@ -184,8 +166,7 @@ func settings(flags []string) map[string]any {
 	return out
 }
 
-// env is an environment in the form of a container's, by name: in another order it would
-// be another pod, which a second installation would replace.
+// env is an environment as a container's, sorted: in another order an upgrade would replace pods.
 func env(of map[string]string) []any {
 	out := []any{}
 	for _, k := range slices.Sorted(maps.Keys(of)) {
@@ -194,7 +175,7 @@ func env(of map[string]string) []any {
 	return out
 }
 
-// merge is a with b over it, as Helm merges values.
+// merge merges b over a, as Helm merges values.
 func merge(a, b map[string]any) map[string]any {
 	out := maps.Clone(a)
 	for k, v := range b {

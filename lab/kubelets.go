@@ -27,15 +27,11 @@ type Kubelets struct {
 	// Images are the folders of the images that machines have from the start: every
 	// *.tar in them. hack/lab-images.sh prints one, make lab-images makes another.
 	Images []string
-	// Tag of Berth's images among them, DefaultTag when empty.
-	Tag string
 	// Helm is the program that installs Berth; when empty, the lab applies what Helm
 	// would.
 	Helm string
 	// Proxy is how kube-proxy programs the kernel, NFTables when empty.
 	Proxy host.ProxyMode
-	// CNIPlugins is the folder of the reference plugins, /usr/lib/cni when empty.
-	CNIPlugins string
 	// NoCNIPlugins has machines come without reference plugins, as the images of some
 	// distributions do: those that pods need come with Berth.
 	NoCNIPlugins bool
@@ -68,12 +64,6 @@ func (o Options) completeKubelets() (Options, error) {
 	if !slices.Contains(host.ProxyModes, k.Proxy) {
 		return o, fmt.Errorf("mode %q of kube-proxy: want one of %v", k.Proxy, host.ProxyModes)
 	}
-	switch {
-	case k.NoCNIPlugins && k.CNIPlugins != "":
-		return o, fmt.Errorf("machines are to have no CNI plugins, and those of %s", k.CNIPlugins)
-	case k.CNIPlugins == "" && !k.NoCNIPlugins:
-		k.CNIPlugins = "/usr/lib/cni"
-	}
 	if k.runtime, err = host.FindContainerd(context.Background(), k.Containerd); err != nil {
 		return o, err
 	}
@@ -87,15 +77,11 @@ func (o Options) completeKubelets() (Options, error) {
 		}
 		k.images = append(k.images, archives...)
 	}
-	if k.Tag == "" {
-		k.Tag = DefaultTag
-	}
 	o.Kubelets = &k
 	return o, nil
 }
 
-// raiseCluster starts a whole control plane while machines boots the machines, and
-// returns when all of these are nodes of the cluster.
+// raiseCluster starts a control plane and, at the same time, the machines, and waits until all machines are nodes.
 func (b builder) raiseCluster(ctx context.Context, machines func() error) error {
 	l := b.lab
 	g, groupCtx := errgroup.WithContext(ctx)
@@ -123,7 +109,7 @@ func (b builder) raiseCluster(ctx context.Context, machines func() error) error 
 	return l.WaitReady(ctx)
 }
 
-// controllerArgs make what follows a node's death come within seconds.
+// controllerArgs shorten the reaction to a node's death to seconds.
 var controllerArgs = []string{"--node-monitor-period=1s", "--node-monitor-grace-period=10s"}
 
 // waitJoined returns once every machine is a node.
@@ -142,19 +128,10 @@ func (b builder) waitJoined(ctx context.Context) error {
 // ovsDir is where a machine has the socket of its OVSDB, as Debian's Open vSwitch does.
 const ovsDir = "/run/openvswitch"
 
-// hostPods are those of a node that need no address: berthd and an operator.
+// hostPods are pods of a node that need no address: berthd and an operator.
 const hostPods = 2
 
-// scrapHost removes the disk of a machine that is off, if it is a whole one.
-func (m *machine) scrapHost() error {
-	if m.host == nil {
-		return nil
-	}
-	return m.host.RemoveDisk()
-}
-
-// clusterDNS is the address of the name service of a lab with kubelets: the tenth of those of
-// Services, as kubeadm has it.
+// clusterDNS is the address of the name service: the tenth of those of Services, as with kubeadm.
 func (o Options) clusterDNS() netip.Addr {
 	a := kube.ServiceCIDRs[o.PodFamilies().Families()[0]].Addr()
 	for range 10 {
@@ -163,9 +140,8 @@ func (o Options) clusterDNS() netip.Addr {
 	return a
 }
 
-// maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
-// (berthctl max-pods); 0 for an unknown type, and with IPv6-only pods, since a prefix
-// has more addresses than a node can run pods. Operator mode leaves the primary ENI to the node.
+// maxPods is the number of pods for which an instance has addresses, as EKS calculates it (berthctl max-pods); 0 if
+// the type is unknown, or one prefix is enough for all pods. In operator mode the primary ENI is the node's own.
 func (o Options) maxPods(instanceType string) int {
 	of, ok := limits.Lookup(instanceType)
 	if !ok || o.PodFamilies() == ipfamily.OnlyIPv6 && of.Prefixes {

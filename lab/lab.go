@@ -132,8 +132,8 @@ func (t *troubles) all() error {
 	return errors.Join(t.list...)
 }
 
-// Start raises a lab and returns when every node can take pods. Leftovers of
-// an earlier lab of the same ID are removed first.
+// Start raises a lab and waits until every node can take pods. Leftovers of an earlier lab of the same ID are removed
+// first.
 func Start(ctx context.Context, o Options) (*Lab, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -217,8 +217,8 @@ func (o Options) completeSpec() (Options, error) {
 	return o, nil
 }
 
-// WaitReady returns when the daemon of every node is ready, and every operator; with
-// kubelets, when every Node is Ready and names are resolved.
+// WaitReady waits until all daemons and operators are ready or, with kubelets, until all Nodes are Ready and names are
+// resolved.
 func (l *Lab) WaitReady(ctx context.Context) error {
 	if l.Kubelets != nil {
 		if err := l.Kube.WaitNodesReady(ctx, l.Nodes()...); err != nil {
@@ -268,8 +268,8 @@ func (l *Lab) Operators() []*Operator { return l.operators.list }
 // Leader returns the operator that leads, by the Lease; nil when none does.
 func (l *Lab) Leader(ctx context.Context) (*Operator, error) { return l.operators.leader(ctx) }
 
-// WaitEvents returns when the fabric has applied every event of the cloud so far. A call of the
-// cloud may return before that, when the cloud is busy with other events.
+// WaitEvents waits until the fabric has applied every event of the cloud so far. Calls of a busy cloud may return
+// before that.
 func (l *Lab) WaitEvents() { l.follower.catchUp() }
 
 // Snapshot is a snapshot of EC2's state; empty where there is no EC2.
@@ -280,7 +280,7 @@ func (l *Lab) Snapshot() vpc.Snapshot {
 	return l.Cloud.Snapshot()
 }
 
-// RouterPath is the namespace of whatever belongs to no node.
+// RouterPath is the namespace of the router.
 func (l *Lab) RouterPath() string {
 	if l.Site != nil {
 		return l.Site.RouterPath()
@@ -296,10 +296,10 @@ func (l *Lab) OutsidePath() string {
 	return l.Fabric.InternetPath()
 }
 
-// Err returns what went wrong in the lab itself while it ran.
+// Err returns errors of the lab itself.
 func (l *Lab) Err() error { return l.trouble.all() }
 
-// note keeps an error for Trouble.
+// note keeps an error for Err.
 func (l *Lab) note(err error) {
 	if err != nil {
 		l.Log.Error("lab trouble", "err", err)
@@ -307,8 +307,7 @@ func (l *Lab) note(err error) {
 	}
 }
 
-// Close removes everything of the lab but its directory's logs. A second Close
-// does nothing.
+// Close removes the lab except for its directory's logs. A second Close does nothing.
 func (l *Lab) Close() (err error) {
 	l.closing.Do(func() { err = l.close() })
 	return err

@@ -162,17 +162,6 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-func TestLabsSideBySide(t *testing.T) {
-	for _, name := range []string{"one", "two", "three"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := start(t, Options{})
-			nodes := l.Nodes()
-			ok(t, reach(t, nodes[0].Netns, primaryOf(l, nodes[1].InstanceID), time.Minute))
-		})
-	}
-}
-
 // TestSweepAfterSIGKILL raises a lab in a process that is killed, and sweeps.
 func TestSweepAfterSIGKILL(t *testing.T) {
 	const childDir = "VPCLAB_TEST_CHILD_DIR"

@@ -93,7 +93,7 @@ func (s *machines) remove(name string) *machine {
 	return m
 }
 
-// mayName refuses a name that no node can have, or that a node has.
+// mayName rejects names that are invalid or in use.
 func (s *machines) mayName(name string) error {
 	if !validNode.MatchString(name) {
 		return fmt.Errorf("node name %q: want lower-case letters, digits and dashes, at most 42", name)
@@ -106,8 +106,7 @@ func (s *machines) mayName(name string) error {
 	return nil
 }
 
-// create makes the machine of a namespace, and its Node where there is an API.
-// Its instanceID is empty in a site.
+// create makes the machine of a namespace, and its Node if there is an API. Its instanceID is empty in a site.
 func (s *machines) create(name, instanceID, netns string, object *corev1.Node) (*machine, error) {
 	o := node.Options{
 		Name: name, InstanceID: instanceID, Netns: netns,
@@ -149,9 +148,8 @@ func (s *machines) create(name, instanceID, netns string, object *corev1.Node) (
 	return m, nil
 }
 
-// boot starts what runs on a machine with a network: an echo server, and berthd as a
-// DaemonSet's pod would start. berthd starts once the API knows the
-// machine. The caller does not wait for that: the API server may be down.
+// boot starts what runs on a machine with a network: an echo server and, once the API knows the machine, berthd. It
+// does not wait for the API server.
 func (s *machines) boot(m *machine, progress string) error {
 	if err := m.Serve(); err != nil {
 		return err
@@ -184,15 +182,19 @@ func (s *machines) newHost(m *machine) *host.Host {
 	if socket, ok := strings.CutPrefix(m.ovsdb, "unix:"); ok {
 		folders[ovsDir] = filepath.Dir(socket)
 	}
+	plugins := "/usr/lib/cni"
+	if s.lab.Kubelets.NoCNIPlugins {
+		plugins = ""
+	}
 	return host.New(host.Options{
 		Name: m.Name, Netns: m.Netns, Group: cgroup.Group(fabric.Prefix(s.lab.ID) + m.Name),
 		Disk: filepath.Join(disksDir, s.lab.ID, m.Name), Logs: filepath.Join(m.Dir, "log"),
-		Kubernetes: s.lab.KubeAssets, Runtime: s.lab.Kubelets.runtime, Images: s.lab.Kubelets.images, CNIPlugins: s.lab.Kubelets.CNIPlugins,
+		Kubernetes: s.lab.KubeAssets, Runtime: s.lab.Kubelets.runtime, Images: s.lab.Kubelets.images, CNIPlugins: plugins,
 		Folders: folders,
 	})
 }
 
-// bootHost turns a machine on and makes it a node once there is an API server.
+// bootHost turns a machine on, and makes it a node once there is an API server.
 func (s *machines) bootHost(m *machine) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -217,7 +219,7 @@ func (s *machines) bootHost(m *machine) {
 	s.lab.Progress("node " + m.Name + " has booted: containerd " + s.lab.Kubelets.runtime.Version + ", kubelet, kube-proxy (" + string(s.lab.Kubelets.Proxy) + ")")
 }
 
-// joinHost makes a machine that is on a node of the cluster.
+// joinHost makes a running machine a node of the cluster.
 func (s *machines) joinHost(m *machine) error {
 	if s.lab.Kube == nil {
 		return nil // the control plane did not start, which is an error elsewhere
@@ -234,8 +236,8 @@ func (s *machines) joinHost(m *machine) error {
 	}
 	c.Addresses = s.lab.NodeAddrs(m.Node)
 	if s.lab.Site == nil {
-		books := s.lab.Cloud.Snapshot()
-		i, _ := books.Instance(m.InstanceID)
+		snapshot := s.lab.Cloud.Snapshot()
+		i, _ := snapshot.Instance(m.InstanceID)
 		object := nodeOf(m.Name, i)
 		if c.MaxPods == 0 {
 			c.MaxPods = s.lab.maxPods(i.Type)
@@ -246,8 +248,7 @@ func (s *machines) joinHost(m *machine) error {
 	return m.host.Join(c)
 }
 
-// patiently ends after a time, when who wanted the lab gives it up while it is raised, and with
-// the lab.
+// patiently returns a context that ends after a time, with the lab, or when the caller of Start gives up.
 func (s *machines) patiently(d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	go func() {
@@ -282,7 +283,7 @@ func (s *machines) close() error {
 	var errs []error
 	for _, m := range s.all() {
 		off.Go(func() error {
-			err := errors.Join(m.PowerOff(), m.scrapHost())
+			err := errors.Join(m.PowerOff(), m.removeHostDisk())
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			errs = append(errs, err)
@@ -318,19 +319,21 @@ func (m *machine) PowerOff() error {
 }
 
 // Scrap removes its disk.
-func (m *machine) Scrap() error {
-	var err error
-	if m.host != nil {
-		err = m.host.RemoveDisk()
+func (m *machine) Scrap() error { return errors.Join(m.removeHostDisk(), m.Node.RemoveDisk()) }
+
+// removeHostDisk removes the disk of a whole machine.
+func (m *machine) removeHostDisk() error {
+	if m.host == nil {
+		return nil
 	}
-	return errors.Join(err, m.Node.RemoveDisk())
+	return m.host.RemoveDisk()
 }
 
 var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
 
 // IPv6Only reports whether an instance is in an IPv6-only subnet.
-func IPv6Only(books vpc.Snapshot, instanceID string) bool {
-	i, _ := books.Instance(instanceID)
-	s, ok := books.Subnet(i.SubnetID)
+func IPv6Only(snapshot vpc.Snapshot, instanceID string) bool {
+	i, _ := snapshot.Instance(instanceID)
+	s, ok := snapshot.Subnet(i.SubnetID)
 	return ok && s.IPv6Native()
 }

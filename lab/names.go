@@ -28,8 +28,8 @@ const kubeDir = "kube"
 
 var plainID = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
-// IDOf is the ID of the lab in a directory: the directory's own name below
-// /run/vpclab where it serves, else eight digits made from the whole path.
+// IDOf is the ID of the lab in a directory: the directory's name below /run/vpclab if that is short, else a hash of
+// the path.
 func IDOf(dir string) string {
 	if base := filepath.Base(dir); filepath.Dir(dir) == filepath.Dir(DefaultDir) && plainID.MatchString(base) {
 		return base
@@ -39,9 +39,8 @@ func IDOf(dir string) string {
 	return fmt.Sprintf("%08x", h.Sum32())
 }
 
-// Sweep removes the leftovers of a lab, however it ended: processes in its
-// namespaces and cgroups, the namespaces with their links, the cgroups, and the
-// directories of its nodes and its control plane. It returns what it removed. The lab's own process must have ended.
+// Sweep removes the leftovers of a lab whose process has ended: processes in its namespaces and cgroups, both of
+// these, and the directories of its nodes and its control plane. It returns what it removed.
 func Sweep(dir, id string) ([]string, error) {
 	// What is left of whole machines ends by cgroup: pods are in namespaces of their own.
 	groups, groupErr := cgroup.Sweep(fabric.Prefix(id), time.Minute)

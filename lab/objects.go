@@ -24,8 +24,7 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// nodeObjects keep Nodes and Pods in the API as kubelets, a scheduler and a cloud's controllers do, in
-// a lab without kubelets.
+// nodeObjects maintains Nodes and Pods in the API in place of kubelets, a scheduler and a cloud controller.
 type nodeObjects struct {
 	options    Options
 	kube       *Cluster
@@ -34,18 +33,16 @@ type nodeObjects struct {
 	reports    *reports
 }
 
-// NodeLost reports that a node was lost, as Kubernetes notices when its kubelet has not reported
-// for a while: the Node is not ready, and its Pods go.
+// NodeLost reports that a node was lost: its Node becomes not ready, and its Pods are deleted.
 func (c *Cluster) NodeLost(name string) { c.nodes.stopped(name) }
 
-// RegisterNode creates the Node of a node of a lab in pool mode again, as its kubelet does after
-// somebody deleted it.
+// RegisterNode creates the Node of a running node again, as its kubelet does.
 func (c *Cluster) RegisterNode(ctx context.Context, name string) error {
 	return c.nodes.register(ctx, hostNode(name))
 }
 
-// equip makes a node one of the cluster: its daemon gets the address of the API and, unless
-// it calls EC2 itself, not that of EC2, and its pods are objects.
+// equip makes a node one of the cluster: its daemon gets the address of the API and, unless it calls EC2 itself, none
+// of EC2. Its pods are objects.
 func (c *nodeObjects) equip(o *node.Options) {
 	if c.options.Mode != NodeMode {
 		o.EC2URL = ""
@@ -74,7 +71,7 @@ func daemonKubeconfig(nodeDir string) string {
 	return filepath.Join(nodeDir, "etc", "kubernetes", "berthd.kubeconfig")
 }
 
-// join registers a machine and gives it its daemon's token.
+// join registers a machine and writes its daemon's kubeconfig.
 func (c *nodeObjects) join(m *machine, n *corev1.Node) {
 	m.joined = make(chan struct{})
 	c.reports.add("register node "+m.Name, func(ctx context.Context) error {
@@ -89,8 +86,7 @@ func (c *nodeObjects) join(m *machine, n *corev1.Node) {
 	})
 }
 
-// stopped reports that a machine was powered off: its pods are gone, its Node is
-// not ready.
+// stopped reports that a machine was powered off: its pods are deleted, and its Node is not ready.
 func (c *nodeObjects) stopped(name string) {
 	c.reports.add("report that node "+name+" is off", func(ctx context.Context) error {
 		if err := c.setReady(ctx, name, corev1.ConditionUnknown); client.IgnoreNotFound(err) != nil {
@@ -138,8 +134,7 @@ func (c *nodeObjects) setReady(ctx context.Context, name string, status corev1.C
 	return c.kube.Client.Status().Update(ctx, n)
 }
 
-// unregister removes the Node of a terminated instance, and its Pods, as a
-// cloud's controller and the collector of pods do.
+// unregister deletes the Node of a terminated instance and its Pods, as a cloud controller and the pod collector do.
 func (c *nodeObjects) unregister(ctx context.Context, name string) error {
 	err := c.kube.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	if client.IgnoreNotFound(err) != nil {
@@ -183,8 +178,8 @@ func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: k.namespace, Name: o.objectName(k.name)}
 }
 
-// Bind implements node.PodObjects. It waits while an object of the same name
-// is being removed, and while the API server is down.
+// Bind implements node.PodObjects. It waits while an object of the name is being deleted, and while the API server is
+// down.
 func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error) {
 	k := podKey{namespace, name}
 	o.mu.Lock()
@@ -214,12 +209,11 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	return uid, o.objectName(name), nil
 }
 
-// bindingAnnotation identifies the request that created an object: its reply may be lost when
-// the API server dies, and another object of the name may be left from before.
+// bindingAnnotation identifies the request that created an object: its reply may be lost, and another object of the
+// name may exist.
 const bindingAnnotation = "vpclab/binding"
 
-// create makes a pod, unless it has done so before, and its namespace first where
-// that is missing.
+// create creates a pod, unless it has done so before, and its namespace if that is missing.
 func (c *nodeObjects) create(ctx context.Context, pod *corev1.Pod, uid *string) error {
 	binding := pod.Annotations[bindingAnnotation]
 	err := c.kube.Client.Create(ctx, pod)
@@ -270,8 +264,7 @@ func (o *podObjects) Gone(namespace, name string) {
 	})
 }
 
-// AnnotatePod gives the object of a pod an annotation, as a user does once the pod runs: what
-// is asked for before, it is made with.
+// AnnotatePod annotates a pod once it runs, as a user does.
 func (c *Cluster) AnnotatePod(ctx context.Context, p *node.Pod, key, value string) error {
 	err := poll.Until(ctx, func() error {
 		o := &corev1.Pod{}
@@ -295,8 +288,7 @@ func (c *Cluster) AnnotatePod(ctx context.Context, p *node.Pod, key, value strin
 	return nil
 }
 
-// BindPods makes the objects of pods and binds them to a node, as a scheduler
-// does, before anybody makes the pods themselves. The namespace is "default".
+// BindPods creates objects of pods in namespace "default", bound to a node, before the pods themselves are added.
 func BindPods(ctx context.Context, n *node.Node, names ...string) error {
 	if n.Objects == nil {
 		return errors.New("bind pods: there are no objects in node mode")

@@ -26,8 +26,7 @@ const maxOperators = 9
 // next.
 const firstOperatorPort = 61680
 
-// Operator is one process of berth-operator. It runs in the router's namespace,
-// as it would on a machine that is none of the nodes.
+// Operator is a process of berth-operator. It runs in the router's namespace.
 type Operator struct {
 	*proc.Process
 	Name string // operator-1 and so on; its pod's
@@ -52,7 +51,7 @@ func (s *operators) kill() error {
 	return errors.Join(errs...)
 }
 
-// start starts as many as the options say, unless daemons are left to others.
+// start starts the operators, unless the caller does.
 func (s *operators) start(ctx context.Context) error {
 	l := s.lab
 	logs := filepath.Join(l.Dir, "log")
@@ -151,8 +150,7 @@ func (s *operators) env(name string) []string {
 	return env
 }
 
-// credentials are the variables by which an operator may call EC2, where
-// there is one, and those of Options over them.
+// credentials are environment variables: the operators' access key of EC2, if they call it, and those of Options.
 func (s *operators) credentials() map[string]string {
 	l := s.lab
 	env := map[string]string{}
@@ -176,13 +174,11 @@ func (o *Operator) Get(ctx context.Context, path string) (string, error) {
 	return ns.Get(ctx, o.netns, "http://"+o.address+path)
 }
 
-// restartsAwaited is how often WaitReady awaits an operator that ended by itself.
-// One that cannot start at all exits each time.
+// restartsAwaited limits the restarts for which WaitReady waits: one that cannot start at all exits each time.
 const restartsAwaited = 3
 
-// WaitReady returns once the operator calls itself ready, whether it leads or
-// stands by. One that ended by itself is awaited where the lab starts it again: it
-// may have lost its Lease while the machine stood still.
+// WaitReady waits until the operator is ready, whether it leads or not. If the lab restarts operators, one that has
+// exited may have lost its Lease, and is awaited again.
 func (o *Operator) WaitReady(ctx context.Context) error {
 	for before := o.Starts(); ; {
 		err := o.Wait(ctx, func() error { return o.ready(ctx) })
@@ -202,11 +198,10 @@ func (o *Operator) ready(ctx context.Context) error {
 	return err
 }
 
-// leads reports whether the holder of a Lease is this operator; its name begins
-// with the pod's (--pod-name).
+// leads reports whether the holder of a Lease is this operator: the identity begins with the pod's name (--pod-name).
 func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name+"_") }
 
-// leader returns the operator that leads, by the Lease; nil when none does.
+// leader returns the operator that holds the Lease, or nil.
 func (s *operators) leader(ctx context.Context) (*Operator, error) {
 	lease := &coordinationv1.Lease{}
 	// The Lease has the account's name.

@@ -55,14 +55,8 @@ func (b builder) raiseSite(ctx context.Context) error {
 	if err := b.raiseKube(ctx); err != nil {
 		return err
 	}
-	pools := l.Pools
-	if pools == nil {
-		pools = DefaultPools()
-	}
-	for _, p := range pools {
-		if err := settledPolicies(ctx, func() error { return l.Kube.Client.Create(ctx, p.DeepCopy()) }); err != nil {
-			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
-		}
+	if err := l.Kube.createPools(ctx, l.Pools); err != nil {
+		return err
 	}
 	if err := b.addHosts(); err != nil {
 		return err
@@ -81,9 +75,21 @@ func (b builder) addHosts() error {
 	return nil
 }
 
-// settledPolicies retries a write to a pool until the API server answers and
-// has read the policies that it was given a moment ago, or again after a start,
-// or ctx ends.
+// createPools creates the pools that are missing, DefaultPools if pools is nil.
+func (c *Cluster) createPools(ctx context.Context, pools []v1alpha1.AddressPool) error {
+	if pools == nil {
+		pools = DefaultPools()
+	}
+	for _, p := range pools {
+		if err := settledPolicies(ctx, func() error { return client.IgnoreAlreadyExists(c.Client.Create(ctx, p.DeepCopy())) }); err != nil {
+			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
+		}
+	}
+	return nil
+}
+
+// settledPolicies retries a write to a pool until the API server answers and has read the policies, also after a
+// restart, or ctx ends.
 func settledPolicies(ctx context.Context, write func() error) error {
 	return poll.Retry(ctx, write, func(err error) bool {
 		return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || kube.Unavailable(err)
@@ -118,8 +124,8 @@ func (c *Cluster) CreateNamespace(ctx context.Context, name string, annotations 
 	return nil
 }
 
-// AddNode adds a node to a lab in pool mode: its machine, its BIRD, its Node,
-// and, unless daemons are left to others, its daemon.
+// AddNode adds a node to a lab in pool or port mode: its machine, its BIRD, its Node and, unless the caller starts
+// daemons, its daemon.
 func (l *Lab) AddNode(name string) (*node.Node, error) {
 	if err := l.machines.mayName(name); err != nil {
 		return nil, err
@@ -142,16 +148,14 @@ func hostNode(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
 }
 
-// RemoveNode powers a node of a lab in pool mode off for good. Its Node is not
-// ready, and stays until RemoveNodeObject, as it does where no cloud controller removes it.
+// RemoveNode powers a node off for good. Its Node becomes not ready, and remains until RemoveNodeObject.
 func (l *Lab) RemoveNode(name string) error {
 	err := l.LoseNode(name)
 	l.Kube.NodeLost(name)
 	return err
 }
 
-// LoseNode powers a node of a lab in pool mode off for good. Kubernetes does not notice: its
-// Node and Pods stay as they were until Cluster.NodeLost.
+// LoseNode powers a node off for good. Its Node and Pods do not change until Cluster.NodeLost.
 func (l *Lab) LoseNode(name string) error {
 	m := l.machines.remove(name)
 	if m == nil {
@@ -160,8 +164,7 @@ func (l *Lab) LoseNode(name string) error {
 	return errors.Join(m.PowerOff(), l.Site.RemoveNode(name), m.Scrap())
 }
 
-// RemoveNodeObject deletes a Node, as an administrator does, and the Pods that
-// are bound to it if its machine is gone.
+// RemoveNodeObject deletes a Node, as an administrator does, and its Pods if the machine is gone.
 func (l *Lab) RemoveNodeObject(ctx context.Context, name string) error {
 	if _, err := l.Node(name); err != nil {
 		return l.Kube.nodes.unregister(ctx, name)

@@ -10,9 +10,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// The frame of a lab in pool mode, without Berth's programs: nodes, their Nodes
-// and the pools are there, the API is reached from nodes, and a node that goes
-// leaves a Node that is not ready.
+// TestSiteFrame raises a lab in pool mode without Berth: nodes, their Nodes and the pools exist, and a removed node's
+// Node is not ready.
 func TestSiteFrame(t *testing.T) {
 	l := start(t, Options{Nodes: 2, Mode: PoolMode, NoDaemons: true})
 	ctx := t.Context()

@@ -153,8 +153,7 @@ func joinedArgs(j portcloud.Joined) []string {
 // credentials is the name of the Secret by which operators get into the lab's OpenStack.
 const credentials = "openstack"
 
-// raiseVPCs makes the VPC objects, with their Secret. Where all pods have ports, those that name
-// no VPC are in the first.
+// raiseVPCs creates the VPC objects and their Secret. Where all pods have ports, the first VPC is the default.
 func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs []VPC) error {
 	if access.Secret != nil {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: operatorAccount.Namespace, Name: credentials}, StringData: access.Secret}
@@ -260,11 +259,9 @@ func (c *Cluster) PodNICs(ctx context.Context) ([]v1alpha1.PodNIC, error) {
 	return list.Items, nil
 }
 
-// DNSConfig is for pods that resolve names frequently in a cluster of the mode: nil where
-// their own node's kube-proxy handles the queries. In port mode a node takes them that they
-// reach by routers, where the questions for an address of IPv4 and one of IPv6, which a resolver
-// sends at once, may overtake each other, and its connection tracking drops one
-// (kubernetes/kubernetes#56903).
+// DNSConfig is for pods that resolve many names: nil where their own node's kube-proxy handles the queries. In port
+// mode another node does, to which the queries for IPv4 and IPv6, sent at once, may arrive in any order; its
+// connection tracking drops one then (kubernetes/kubernetes#56903).
 func (m Mode) DNSConfig() *corev1.PodDNSConfig {
 	if m != PortMode {
 		return nil

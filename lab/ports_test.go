@@ -35,7 +35,7 @@ func (d deaf) Join(ctx context.Context, _ portcloud.Host) (portcloud.Joined, err
 	return portcloud.Joined{}, ctx.Err()
 }
 
-// A lab that is interrupted while a machine becomes a compute host does not wait for that.
+// An interrupted lab does not wait until a machine has become a compute host.
 func TestInterruptedWhileAMachineJoins(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
@@ -56,7 +56,6 @@ func TestInterruptedWhileAMachineJoins(t *testing.T) {
 	}
 }
 
-// Branches are for operator mode: in the others nobody would make them, and some have no EC2.
 func TestBranchesAreForOperatorMode(t *testing.T) {
 	for mode, want := range map[Mode]string{NodeMode: "are for operator mode", PoolMode: "this lab has no EC2"} {
 		l, err := Start(t.Context(), Options{Dir: t.TempDir(), Mode: mode, VPCPorts: true, NoDaemons: true, KubeAssets: t.TempDir(), PortCloud: portcloud.NewBranches})

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// PowerOff cuts a machine's power: all that runs on it ends at once, and it has no link to its
-// network. The cloud does not notice: the instance runs. PlugIn boots it again.
+// PowerOff cuts a machine's power: its processes end, and its links are gone. The instance runs on in the cloud.
+// PowerOn boots it again.
 func (l *Lab) PowerOff(name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {
@@ -25,9 +25,8 @@ func (l *Lab) PowerOff(name string) error {
 	return errors.Join(m.PowerOff(), l.follower.unplug(m))
 }
 
-// PowerOn boots a machine after PowerOff: its disk is unchanged, its /run and the network state of
-// its kernel are gone. It returns when its kubelet runs. A machine that does not come up is
-// powered off again.
+// PowerOn boots a machine after PowerOff, with its disk, but an empty /run and new kernel network state, and waits
+// until its kubelet runs. A machine that does not come up is powered off again.
 func (l *Lab) PowerOn(ctx context.Context, name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {
@@ -49,7 +48,7 @@ func (l *Lab) PowerOn(ctx context.Context, name string) error {
 	return nil
 }
 
-// Reboot shuts a machine down, as an administrator does, and boots it again.
+// Reboot shuts a machine down and boots it again.
 func (l *Lab) Reboot(ctx context.Context, name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {
@@ -76,7 +75,7 @@ func OwnAddrs(l *Lab, n *node.Node) []netip.Addr {
 	return l.Snapshot().InstanceENIs(n.InstanceID)[0].Own()
 }
 
-// NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.
+// NodeAddrs are a node's own addresses of the pods' families, IPv4 first.
 func (l *Lab) NodeAddrs(n *node.Node) []netip.Addr {
 	return slices.DeleteFunc(OwnAddrs(l, n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/lab/run/host"
 )
 
-// A machine that does not come up is as before, so that it can be tried again.
+// A machine that does not come up can be powered on again.
 func TestMachineThatDoesNotComeUpIsDarkAgain(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	name := l.Nodes()[0].Name

@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/lab/run/kube"
 )
 
-// reports are the requests of kubelets and a cloud controller to the API server: one
-// after the other, in order, with retries while the API server is down.
+// reports sends requests of kubelets and a cloud controller to the API server, in order, and retries while the API
+// server is down.
 type reports struct {
 	trouble func(error) // called with what the API server rejects
 
@@ -46,7 +46,7 @@ func (r *reports) add(what string, send func(context.Context) error) {
 	r.moved.Broadcast()
 }
 
-// wait returns once everything that was added has been sent, or ctx ends.
+// wait waits until all reports so far were sent, or ctx ends.
 func (r *reports) wait(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		r.mu.Lock()
@@ -65,7 +65,7 @@ func (r *reports) wait(ctx context.Context) error {
 	return nil
 }
 
-// close gives up what is not sent yet.
+// close drops unsent reports.
 func (r *reports) close() {
 	r.mu.Lock()
 	r.closed = true
@@ -100,8 +100,7 @@ func (r *reports) work(ctx context.Context) {
 	}
 }
 
-// next is the report to send, which stays the first pending one until it is
-// sent; false when there will be none.
+// next returns the first pending report, which remains until it is sent; false after close.
 func (r *reports) next() (report, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -21,8 +21,7 @@ var (
 	EC2URL6 = "http://[" + fabric.EC2Endpoint6.String() + "]"
 )
 
-// serve opens the cloud's services in the router's namespace, and the echo
-// servers of the outside hosts.
+// serve opens the cloud's services in the router's namespace, and the echo servers outside.
 func (b builder) serve() error {
 	l := b.lab
 	metadata, api := imds.Handler(l.Cloud, func(r *http.Request) (string, bool) {
@@ -68,8 +67,8 @@ func (b builder) serve() error {
 	return nil
 }
 
-// afterFollowing sends h's answers once the fabric has applied the events before them:
-// an address is routed when EC2 says that it is assigned.
+// afterFollowing delays answers until the fabric has applied the events before them: an address is routed once EC2
+// says that it is assigned.
 func afterFollowing(l *Lab, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		held := &heldReply{ResponseWriter: w, status: http.StatusOK}
@@ -83,7 +82,7 @@ func afterFollowing(l *Lab, h http.Handler) http.Handler {
 	})
 }
 
-// heldReply is an answer that is not sent yet.
+// heldReply is a delayed answer.
 type heldReply struct {
 	http.ResponseWriter
 	status int

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,9 +18,11 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // Status is the lab at one moment, for people and scripts.
@@ -152,7 +155,7 @@ type CallCount struct {
 
 // Status looks at everything.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
-	books := l.Snapshot()
+	snapshot := l.Snapshot()
 	s := Status{ID: l.ID, Dir: l.Dir, PID: os.Getpid(), Mode: l.Mode, Kubelets: l.Kubelets != nil, Internet: fabric.InternetHost}
 	var drops map[string]fabric.Drops
 	if l.Fabric != nil {
@@ -160,9 +163,9 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		if drops, err = l.Fabric.Drops(); err != nil {
 			return Status{}, err
 		}
-		s.EC2URL, s.VPC, s.OnPrem = EC2URL, books.VPCs[0].CIDRs[0].String(), fabric.OnPremHost
+		s.EC2URL, s.VPC, s.OnPrem = EC2URL, snapshot.VPCs[0].CIDRs[0].String(), fabric.OnPremHost
 		s.Families = l.IPFamilies
-		if v6 := books.VPCs[0].IPv6CIDRs; len(v6) > 0 {
+		if v6 := snapshot.VPCs[0].IPv6CIDRs; len(v6) > 0 {
 			s.VPCIPv6 = v6[0].String()
 		}
 		s.Gateway, s.Calls = drops["igw"], callCounts(l.Cloud.API.Stats())
@@ -170,16 +173,16 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	if err := l.Err(); err != nil {
 		s.Trouble = err.Error()
 	}
-	for _, e := range books.ENIs {
+	for _, e := range snapshot.ENIs {
 		if e.Status() == "available" {
-			s.Loose = append(s.Loose, eniStatus(e, books, nil))
+			s.Loose = append(s.Loose, eniStatus(e, snapshot, nil))
 		}
 	}
 	nodes := l.Nodes()
 	s.Nodes = make([]NodeStatus, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
-		wg.Go(func() { s.Nodes[i] = nodeStatus(ctx, n, books, drops) })
+		wg.Go(func() { s.Nodes[i] = nodeStatus(ctx, n, snapshot, drops) })
 	}
 	wg.Wait()
 	if l.Kube != nil {
@@ -188,8 +191,7 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// addCluster adds objects and operators of a lab with a Kubernetes API. An API server that does
-// not answer is shown as trouble beside the rest.
+// addCluster adds objects and operators. An API server that does not answer is reported as trouble.
 func (s *Status) addCluster(ctx context.Context, l *Lab) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -232,7 +234,7 @@ func (s *Status) addCluster(ctx context.Context, l *Lab) {
 	}
 }
 
-// addMachines adds the state of machines with kubelets, whose daemons and workloads are pods.
+// addMachines adds machines with kubelets, whose daemons and workloads are pods.
 func (s *Status) addMachines(ctx context.Context, l *Lab) error {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -265,9 +267,9 @@ func (s *Status) addMachines(ctx context.Context, l *Lab) error {
 				status.Addresses = append(status.Addresses, a)
 			}
 		}
-		books := l.Snapshot()
-		for _, e := range books.InstanceENIs(s.Nodes[i].InstanceID) {
-			status.findENI(append(books.Branches(e.ID), e))
+		snapshot := l.Snapshot()
+		for _, e := range snapshot.InstanceENIs(s.Nodes[i].InstanceID) {
+			status.findENI(append(snapshot.Branches(e.ID), e))
 		}
 		s.Nodes[i].Pods = append(s.Nodes[i].Pods, status)
 	}
@@ -357,8 +359,8 @@ func callCounts(calls map[string]vpc.CallStats) []CallCount {
 	return out
 }
 
-func nodeStatus(ctx context.Context, n *node.Node, books vpc.Snapshot, drops map[string]fabric.Drops) NodeStatus {
-	i, _ := books.Instance(n.InstanceID)
+func nodeStatus(ctx context.Context, n *node.Node, snapshot vpc.Snapshot, drops map[string]fabric.Drops) NodeStatus {
+	i, _ := snapshot.Instance(n.InstanceID)
 	s := NodeStatus{
 		Name: n.Name, InstanceID: n.InstanceID, Type: i.Type, Zone: i.Zone,
 		Netns: n.Netns, Log: n.LogFile(), PID: n.PID(), Starts: n.Starts(), Daemon: "down",
@@ -371,7 +373,7 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Snapshot, drops map
 			s.Daemon, s.Why = "not ready", err.Error()
 		}
 	}
-	enis := books.InstanceENIs(n.InstanceID)
+	enis := snapshot.InstanceENIs(n.InstanceID)
 	for _, e := range enis {
 		if e.Attachment.Primary() {
 			s.Address = e.Primary
@@ -379,9 +381,9 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Snapshot, drops map
 				s.IPv6 = e.IPv6[0]
 			}
 		}
-		status := eniStatus(e, books, drops[e.ID])
-		for _, b := range books.Branches(e.ID) {
-			status.Branches = append(status.Branches, eniStatus(b, books, drops[b.ID]))
+		status := eniStatus(e, snapshot, drops[e.ID])
+		for _, b := range snapshot.Branches(e.ID) {
+			status.Branches = append(status.Branches, eniStatus(b, snapshot, drops[b.ID]))
 			enis = append(enis, b)
 		}
 		s.ENIs = append(s.ENIs, status)
@@ -392,12 +394,12 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Snapshot, drops map
 	return s
 }
 
-func eniStatus(e vpc.ENI, books vpc.Snapshot, drops fabric.Drops) ENIStatus {
+func eniStatus(e vpc.ENI, snapshot vpc.Snapshot, drops fabric.Drops) ENIStatus {
 	s := ENIStatus{
 		ID: e.ID, MAC: e.MAC.String(), Primary: e.Primary, Secondary: e.Secondary, Prefixes: e.Prefixes,
 		IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes, Status: e.Status(), Drops: drops, DeviceIndex: -1,
 	}
-	if sub, ok := books.Subnet(e.SubnetID); ok {
+	if sub, ok := snapshot.Subnet(e.SubnetID); ok {
 		s.Subnet = sub.Name
 	}
 	if e.Trunk != nil {
@@ -415,7 +417,7 @@ func podStatus(p *node.Pod, enis []vpc.ENI) PodStatus {
 	return s
 }
 
-// findENI finds the ENI or branch that a pod's first address is of.
+// findENI finds the ENI or branch of a pod's first address.
 func (s *PodStatus) findENI(enis []vpc.ENI) {
 	for _, e := range enis {
 		if len(s.Addresses) == 0 || !s.Addresses[0].IsValid() || !e.Owns(s.Addresses[0]) {
@@ -425,4 +427,28 @@ func (s *PodStatus) findENI(enis []vpc.ENI) {
 			s.DeviceIndex = e.Attachment.DeviceIndex
 		}
 	}
+}
+
+// Document fetches a node's introspection document from inside the node.
+func Document(ctx context.Context, n *node.Node) (introspect.Document, error) {
+	var doc introspect.Document
+	body, err := n.Get(ctx, node.IntrospectionURL)
+	if err != nil {
+		return doc, err
+	}
+	if err := json.Unmarshal([]byte(body), &doc); err != nil {
+		return doc, fmt.Errorf("read the introspection document: %w", err)
+	}
+	return doc, nil
+}
+
+// WaitAvailable waits until a node has that many free addresses, or ctx ends.
+func WaitAvailable(ctx context.Context, n *node.Node, want int) error {
+	return poll.Until(ctx, func() error {
+		doc, err := Document(ctx, n)
+		if err == nil && doc.Totals.Available < want {
+			err = fmt.Errorf("%s has %d addresses available, expected %d", n.Name, doc.Totals.Available, want)
+		}
+		return err
+	})
 }

@@ -76,12 +76,7 @@ func vpcStatus(o *v1alpha1.VPC) VPCStatus {
 		subnets = append(subnets, strings.TrimSpace(sub.Name+" "+sub.CIDR+" "+sub.IPv6CIDR))
 	}
 	s.Subnets = strings.Join(subnets, ", ")
-	s.Ready, s.Why = "Unknown", ""
-	for _, c := range o.Status.Conditions {
-		if c.Type == v1alpha1.ConditionReady {
-			s.Ready = string(c.Status)
-		}
-	}
+	s.Ready, _ = readiness(o.Status.Conditions)
 	s.Why = Untrue(o.Status.Conditions)
 	return s
 }

@@ -3,13 +3,11 @@
 package lab
 
 import (
-	"net/netip"
+	"fmt"
+	"os/exec"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
-	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/fabric"
@@ -36,37 +34,16 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 	// vlan makes the node's end, which answers from the branch's address by the branch.
 	vlan := func() {
 		t.Helper()
-		ok(t, ns.Netlink(n.Netns, func(h *netlink.Handle) error {
-			ens6, err := h.LinkByName("ens6")
-			if err != nil {
-				return err
-			}
-			if err := h.LinkSetUp(ens6); err != nil {
-				return err
-			}
-			attrs := netlink.NewLinkAttrs()
-			attrs.Name, attrs.ParentIndex, attrs.HardwareAddr = "ens6.7", ens6.Attrs().Index, branch.MAC
-			link := &netlink.Vlan{LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
-			if err := h.LinkAdd(link); err != nil {
-				return err
-			}
-			if err := ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/conf/ens6.7/rp_filter", Value: "2"}); err != nil {
-				return err
-			}
-			own := netip.PrefixFrom(branch.Primary, 32)
-			if err := ns.Configure(h, "ens6.7", []netip.Prefix{own}, nil); err != nil {
-				return err
-			}
-			rule := netlink.NewRule()
-			rule.Src, rule.Table = ns.IPNet(own), 7
-			if err := h.RuleAdd(rule); err != nil {
-				return err
-			}
-			all := ns.IPNet(netip.MustParsePrefix("0.0.0.0/0"))
-			return h.RouteAdd(&netlink.Route{
-				Dst: all, Gw: fabric.RouterOf(subnet.CIDR).AsSlice(), LinkIndex: link.Attrs().Index, Table: 7, Flags: int(netlink.FLAG_ONLINK),
-			})
-		}))
+		script := fmt.Sprintf(`ip link set ens6 up
+ip link add link ens6 name ens6.7 address %[1]s type vlan id 7
+sysctl -qw net.ipv4.conf.ens6/7.rp_filter=2
+ip addr add %[2]s/32 dev ens6.7
+ip link set ens6.7 up
+ip rule add from %[2]s table 7
+ip route add default via %[3]s dev ens6.7 onlink table 7`, branch.MAC, branch.Primary, fabric.RouterOf(subnet.CIDR))
+		if out, err := exec.Command("nsenter", "--net="+n.Netns, "sh", "-ec", script).CombinedOutput(); err != nil {
+			t.Fatalf("make the VLAN: %v: %s", err, out)
+		}
 	}
 	vlan()
 	ok(t, reach(t, far, branch.Primary, time.Minute))

@@ -4,19 +4,11 @@ import (
 	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
 )
-
-func newEgress(t *testing.T, name, spec string) *unstructured.Unstructured {
-	t.Helper()
-	o := ofKind(t, "Egress", name, "spec: "+spec)
-	o.SetNamespace("default")
-	return o
-}
 
 // outside returns the spec of an Egress with further fields.
 func outside(more string) string { return "{destinations: [0.0.0.0/0]" + more + "}" }
@@ -31,8 +23,7 @@ const (
 )
 
 func TestGoodEgresses(t *testing.T) {
-	c := clean(t)
-	for name, spec := range map[string]string{
+	accepts(t, clean(t), "Egress", map[string]string{
 		"least": outside(""),
 		"all": "{destinations: ['0.0.0.0/0', '::/0', 203.0.113.7/32, '2001:db8::/32'], replicas: 3, strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 10%, maxUnavailable: 0}}," +
 			" template: {metadata: {labels: {a: b, example.com/c: ''}, annotations: {a: b c}}, spec: {nodeSelector: {a: b}, containers: [{name: egress, resources: {limits: {memory: 1Gi}}}]}}," +
@@ -41,11 +32,7 @@ func TestGoodEgresses(t *testing.T) {
 		"none":     outside(", replicas: 0"),
 		"recreate": outside(", strategy: {type: Recreate}"),
 		"budget":   outside(", podDisruptionBudget: {minAvailable: 50%}"),
-	} {
-		if err := c.Create(t.Context(), newEgress(t, name, spec)); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
+	})
 }
 
 var badEgresses = []refusal{
@@ -135,13 +122,6 @@ func TestBadEgressStatusIsRefused(t *testing.T) {
 	harness.OK(t, changeStatus(t, c, o, "{gateways: [{name: a, uid: u, addresses: [10.0.0.1, '2001:db8::1'], ending: true}], serviceIPs: [10.96.0.1]}"))
 }
 
-func inDefault(t *testing.T, kind, name, fields string) *unstructured.Unstructured {
-	t.Helper()
-	o := ofKind(t, kind, name, fields)
-	o.SetNamespace("default")
-	return o
-}
-
 func TestBadEgressClientIsRefused(t *testing.T) {
 	c := clean(t)
 	refuses(t, []refusal{
@@ -153,9 +133,9 @@ func TestBadEgressClientIsRefused(t *testing.T) {
 		{"an Egress twice", "{podUID: u, nodeName: a, egresses: [{namespace: a, name: b, uid: c}, {namespace: a, name: b, uid: d}]}", "spec.egresses[1]", "Duplicate value"},
 		{"a refusal without a reason", "{podUID: u, nodeName: a, refused: [{namespace: a, name: b, message: c}]}", "spec.refused[0].reason", "Required value"},
 	}, func(t *testing.T, spec string) error {
-		return c.Create(t.Context(), inDefault(t, "EgressClient", "web-0", "spec: "+spec))
+		return c.Create(t.Context(), ofKind(t, "EgressClient", "web-0", "spec: "+spec))
 	})
-	o := inDefault(t, "EgressClient", "web-0", "spec: {podUID: u, nodeName: a, egresses: [{namespace: a, name: b, uid: c}]}")
+	o := ofKind(t, "EgressClient", "web-0", "spec: {podUID: u, nodeName: a, egresses: [{namespace: a, name: b, uid: c}]}")
 	harness.OK(t, c.Create(t.Context(), o))
 	refuses(t, []refusal{
 		{"another pod", "{podUID: v}", "spec.podUID", "podUID cannot be changed"},
@@ -186,7 +166,7 @@ func TestBadEgressClientSliceIsRefused(t *testing.T) {
 		{"a client twice", "[{uid: u, addresses: [10.0.0.1]}, {uid: u, addresses: [10.0.0.2]}]", "clients[1]", "Duplicate value"},
 		{"too many", "[" + strings.TrimSuffix(strings.Repeat("{uid: u, addresses: [10.0.0.1]},", 101), ",") + "]", "clients", "must have at most 100 items"},
 	}, func(t *testing.T, clients string) error {
-		return c.Create(t.Context(), inDefault(t, "EgressClientSlice", "nat-1", "clients: "+clients))
+		return c.Create(t.Context(), ofKind(t, "EgressClientSlice", "nat-1", "clients: "+clients))
 	})
-	harness.OK(t, c.Create(t.Context(), inDefault(t, "EgressClientSlice", "nat-1", "clients: [{uid: u, pod: default/web-0, addresses: [10.0.0.1]}]")))
+	harness.OK(t, c.Create(t.Context(), ofKind(t, "EgressClientSlice", "nat-1", "clients: [{uid: u, pod: default/web-0, addresses: [10.0.0.1]}]")))
 }

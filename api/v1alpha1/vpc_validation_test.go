@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -25,11 +24,6 @@ func open(endpoint, more string) string {
 // ofEC2 returns the spec of a VPC of provider ec2 with further fields.
 func ofEC2(more ...string) string {
 	return "{" + strings.Join(append([]string{"provider: ec2", "network: vpc-0a1b2c3d4e5f67890"}, more...), ", ") + "}"
-}
-
-func newVPC(t *testing.T, name, spec string) *unstructured.Unstructured {
-	t.Helper()
-	return ofKind(t, "VPC", name, "spec: "+spec)
 }
 
 const (
@@ -98,8 +92,7 @@ func TestBadVPCIsRefused(t *testing.T) {
 }
 
 func TestGoodVPCs(t *testing.T) {
-	c := clean(t)
-	for name, spec := range map[string]string{
+	accepts(t, clean(t), "VPC", map[string]string{
 		"keystone":         keystone(""),
 		"application":      strings.Replace(keystone(", region: RegionOne"), "password", "applicationCredential", 1),
 		"vpc-1a2b3c4d":     open("http://127.0.0.1:9696", ""), // as the VPC and NIC design of Arktos names one
@@ -113,11 +106,7 @@ func TestGoodVPCs(t *testing.T) {
 		"ec2-more":         ofEC2("ec2: {subnets: [subnet-0a1b2c3d4e5f67890, subnet-0a1b2c3d]}", "defaultSecurityGroups: [sg-1, sg-2, sg-3, sg-4, sg-5]", "maxNICsPerNode: 9"),
 		"ec2-ipv6":         ofEC2("ec2: {ipFamilies: ipv6}"),
 		"with-certificate": keystone(`, tls: {caBundle: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", serverName: keystone}`),
-	} {
-		if err := c.Create(t.Context(), newVPC(t, name, spec)); err != nil {
-			t.Errorf("%s: %v", spec, err)
-		}
-	}
+	})
 }
 
 func TestVPCDefaults(t *testing.T) {

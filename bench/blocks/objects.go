@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,100 +14,58 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// workers is how many requests the operator works on at once, and how many make
-// objects here.
+// workers is the number of the operator's workers, and of the workers that create objects here.
 const workers = 16
 
-// ask makes n nodes and a request of each, as an administrator: a daemon may do it
-// for its own node only.
-func (r *run) ask(ctx context.Context, prefix string, n int) error {
-	return objects.Each(ctx, n, workers, func(ctx context.Context, i int) error {
-		n := &corev1.Node{}
-		n.Name = nodeName(prefix, i)
-		if err := r.lab.Kube.Client.Create(ctx, n); err != nil {
-			return fmt.Errorf("make a Node: %w", err)
-		}
+// createRequests creates n nodes and a block request for each, as an administrator: a daemon may create
+// one for its own node only.
+func (r *run) createRequests(ctx context.Context, prefix string, n int) {
+	must.OK(objects.Each(ctx, n, workers, func(ctx context.Context, i int) error {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%sbench-%05d", prefix, i)}}
+		must.OK(r.kube.Client.Create(ctx, n))
 		q := &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{
 			Name:            poolName + "-" + n.Name + "-0",
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}},
 		}}
 		q.Spec = v1alpha1.BlockRequestSpec{NodeName: n.Name, PoolName: poolName}
-		if err := r.lab.Kube.Client.Create(ctx, q); err != nil {
-			return fmt.Errorf("make a BlockRequest: %w", err)
-		}
-		return nil
-	})
+		return r.kube.Client.Create(ctx, q)
+	}))
 }
 
-func nodeName(prefix string, i int) string { return fmt.Sprintf("%sbench-%05d", prefix, i) }
-
-// operatorAccount is that of the chart.
+// operatorAccount is the operator's ServiceAccount in the chart.
 var operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
 
-// asOperator is a client with the rights of the operator, the only one who may
-// make blocks.
-func (r *run) asOperator(ctx context.Context) (client.Client, error) {
-	token, err := r.lab.Kube.Token(ctx, operatorAccount, nil)
-	if err != nil {
-		return nil, err
-	}
-	return client.New(r.lab.Kube.ConfigWithToken(token), client.Options{Scheme: r.lab.Kube.Client.Scheme()})
-}
-
-// sample is how many requests are answered by bare writes at most.
+// sample limits the requests that bare answers.
 const sample = 1000
 
-// bare answers further requests by their two writes and nothing else, and
-// returns how long that takes for as many as the run has.
-func (r *run) bare(ctx context.Context) (time.Duration, error) {
+// bare answers further requests with their two writes and nothing else, with the operator's permissions,
+// and returns the time extrapolated to the number of requests of the run.
+func (r *run) bare(ctx context.Context) time.Duration {
 	n := min(r.Nodes, sample)
-	if err := r.ask(ctx, "bare-", n); err != nil {
-		return 0, err
-	}
-	open, err := r.unanswered(ctx)
-	if err != nil {
-		return 0, err
-	}
-	p := &v1alpha1.AddressPool{}
-	if err := r.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: poolName}, p); err != nil {
-		return 0, err
-	}
-	layout, err := block.Parse(blockSizeBits, []block.Subnet{{IPv4: netip.MustParsePrefix(subnet.IPv4), IPv6: netip.MustParsePrefix(subnet.IPv6)}})
-	if err != nil {
-		return 0, err
-	}
-	c, err := r.asOperator(ctx)
-	if err != nil {
-		return 0, err
-	}
+	r.createRequests(ctx, "bare-", n)
+	list, p := &v1alpha1.BlockRequestList{}, &v1alpha1.AddressPool{}
+	must.OK(r.kube.Client.List(ctx, list))
+	open := slices.DeleteFunc(list.Items, func(q v1alpha1.BlockRequest) bool { return q.Status.AddressBlockName != "" })
+	must.OK(r.kube.Client.Get(ctx, client.ObjectKey{Name: poolName}, p))
+	layout := must.Get(block.Parse(blockSizeBits, []block.Subnet{{IPv4: netip.MustParsePrefix(subnet.IPv4), IPv6: netip.MustParsePrefix(subnet.IPv6)}}))
+	token := must.Get(r.kube.Token(ctx, operatorAccount, nil))
+	c := must.Get(client.New(r.kube.ConfigWithToken(token), client.Options{Scheme: r.kube.Client.Scheme()}))
 	begin := time.Now()
-	err = objects.Each(ctx, len(open), workers, func(ctx context.Context, i int) error {
-		return r.answer(ctx, c, p, layout, int64(r.Nodes+i), open[i])
-	})
-	return time.Since(begin) * time.Duration(r.Nodes) / time.Duration(n), err
+	must.OK(objects.Each(ctx, len(open), workers, func(ctx context.Context, i int) error {
+		return r.answer(ctx, c, p, layout, int64(r.Nodes+i), &open[i])
+	}))
+	return time.Since(begin) * time.Duration(r.Nodes) / time.Duration(n)
 }
 
-func (r *run) unanswered(ctx context.Context) (open []*v1alpha1.BlockRequest, err error) {
-	list := &v1alpha1.BlockRequestList{}
-	if err := r.lab.Kube.Client.List(ctx, list); err != nil {
-		return nil, err
-	}
-	for i := range list.Items {
-		if q := &list.Items[i]; q.Status.AddressBlockName == "" {
-			open = append(open, q)
-		}
-	}
-	return open, nil
-}
-
-// answer makes a block for a request and completes it, with the objects as the
-// operator writes them.
-func (r *run) answer(ctx context.Context, c client.Client, p *v1alpha1.AddressPool, l block.Layout, index int64, q *v1alpha1.BlockRequest) error {
-	piece, err := l.Block(index)
+// answer creates a block for a request and completes the request, with the objects that the operator
+// writes.
+func (*run) answer(ctx context.Context, c client.Client, p *v1alpha1.AddressPool, l block.Layout, index int64, q *v1alpha1.BlockRequest) error {
+	addresses, err := l.Block(index)
 	if err != nil {
 		return err
 	}
@@ -117,7 +76,7 @@ func (r *run) answer(ctx context.Context, c client.Client, p *v1alpha1.AddressPo
 			Finalizers: []string{v1alpha1.FinalizerBlock},
 		},
 		PoolName: p.Name, NodeName: q.Spec.NodeName, Index: index, RequestUID: q.UID,
-		IPv4: piece.IPv4.String(), IPv6: piece.IPv6.String(),
+		IPv4: addresses.IPv4.String(), IPv6: addresses.IPv6.String(),
 	}
 	if err := controllerutil.SetControllerReference(p, b, c.Scheme()); err != nil {
 		return err

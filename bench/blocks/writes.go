@@ -8,15 +8,17 @@ import (
 	"time"
 
 	"k8s.io/client-go/discovery"
+
+	"github.com/berthnet/berth/bench/must"
 )
 
-// Writes counts requests that change something, by resource.
+// Writes counts write requests by resource.
 type Writes map[string]int
 
-// Pools is how many were of the pool itself: its status.
+// Pools is the number of writes to the pool, which change its status.
 func (w Writes) Pools() int { return w["addresspools"] }
 
-// Others is how many were of everything else.
+// Others is the number of all other writes.
 func (w Writes) Others() (n int) {
 	for _, of := range w {
 		n += of
@@ -34,33 +36,21 @@ func (w Writes) since(before Writes) Writes {
 	return out
 }
 
-// writes is what the API server counted so far (its metric
-// apiserver_request_total, with refused requests). Leases and the like, which it
-// writes for itself, are left out.
-func (r *run) writes(ctx context.Context) (Writes, error) {
-	d, err := discovery.NewDiscoveryClientForConfig(r.lab.Kube.Config())
-	if err != nil {
-		return nil, err
-	}
-	text, err := d.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read the API server's metrics: %w", err)
-	}
-	return countWrites(string(text))
-}
-
-// counted is writes once it has counted so many besides those of the pool: the
-// API server counts a request after it has answered it.
-func (r *run) counted(ctx context.Context, least int) (Writes, error) {
+// counted returns the writes in the API server's metric apiserver_request_total, including rejected ones,
+// once there are at least atLeast besides those to the pool: the API server counts a request after it has
+// responded. Resources that it writes for itself, such as Leases, are left out.
+func (r *run) counted(ctx context.Context, atLeast int) Writes {
+	d := must.Get(discovery.NewDiscoveryClientForConfig(r.kube.Config()))
 	for {
-		w, err := r.writes(ctx)
-		if err != nil || w.Others() >= least {
-			return w, err
+		text := must.Get(d.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx))
+		w := must.Get(countWrites(string(text)))
+		if w.Others() >= atLeast {
+			return w
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the API server has counted %v, expected %d at least: %w", w, least, ctx.Err())
-		case <-time.After(50 * time.Millisecond): // another process's edge
+			must.OK(fmt.Errorf("the API server has counted %v, expected at least %d: %w", w, atLeast, ctx.Err()))
+		case <-time.After(50 * time.Millisecond): // the metrics of another process are polled
 		}
 	}
 }

@@ -17,13 +17,13 @@ apiserver_request_terminations_total{code="504",resource="addressblocks",verb="P
 `
 	got, err := countWrites(metrics)
 	if want := (Writes{"addressblocks": 5002, "blockrequests": 12345, "addresspools": 9}); err != nil || !maps.Equal(got, want) {
-		t.Fatalf("got %v, %v, want %v: refused ones too, but no reads and no leases", got, err, want)
+		t.Fatalf("got %v, %v, want %v: rejected writes count, reads and leases do not", got, err, want)
 	}
 	w := got.since(Writes{"addressblocks": 2, "blockrequests": 12345, "addresspools": 5})
 	if w.Others() != 5000 || w.Pools() != 4 {
-		t.Errorf("%v: %d of blocks and requests, %d of the pool, want 5000 and 4", w, w.Others(), w.Pools())
+		t.Errorf("%v: %d writes of blocks and requests, %d of the pool, want 5000 and 4", w, w.Others(), w.Pools())
 	}
 	if _, err := countWrites(`apiserver_request_total{resource="nodes",verb="POST"} many`); err == nil {
-		t.Error("a count that is no number is taken")
+		t.Error("countWrites accepted a count that is not a number")
 	}
 }

@@ -1,7 +1,7 @@
-// Package branches has many pods of one node get a branch interface of EC2 each at once, by the
-// operator's own controller, and measures how long that takes against what EC2's limits alone
-// force. EC2, with its limits and Berth's limiter before it, and the Kubernetes API are in memory,
-// in virtual time.
+// Package branches creates many pods at once that each need an EC2 branch interface on the same node,
+// runs the operator's own controller, and compares the time with the minimum that EC2's rate limits
+// impose. EC2 with its limits, behind Berth's limiter, and the Kubernetes API are in memory, in
+// virtual time.
 package branches
 
 import (
@@ -32,20 +32,20 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
-// Order is one run: so many pods that come at once.
+// Order is one run: pods that are created at once.
 type Order struct {
 	Pods   int
 	Limits scale.Limits
 }
 
-// Outcome is what a run measured. Times are from when the pods were made, with their node.
+// Outcome is what a run measured. Times count from the creation of the pods, which are scheduled already.
 type Outcome struct {
-	Bound, Median time.Duration // when the last PodNIC, and half of them, said that its port is bound
-	// Forced is what EC2's limits alone force: by two calls for each pod, one that makes an
-	// interface and one that makes it a branch of the node's trunk.
-	Forced    time.Duration
-	Calls     map[string]int // that EC2 let in
-	Throttled int            // that it refused for their rate
+	Bound, Median time.Duration // when the last PodNIC, and half of them, reported their ports as bound
+	// MinBound is the lower bound of Bound that EC2's limits impose: two calls per pod, one that
+	// creates an interface and one that associates it with the node's trunk.
+	MinBound  time.Duration
+	Calls     map[string]int // that EC2 granted
+	Throttled int            // that it throttled
 }
 
 // Job is this kind of run.
@@ -63,7 +63,7 @@ const (
 	group        = "sg-web"
 )
 
-// deadline is how long the pods of a run may take, in its own time.
+// deadline limits a run, in virtual time.
 const deadline = time.Hour
 
 func run(ctx context.Context, o Order) (out Outcome, err error) {
@@ -78,24 +78,24 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	amazon.State.AddSecurityGroup(group, nil)
 	amazon.State.AddInstance(instance, instanceType, subnet)
 	amazon.State.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
-	vpc, err := furnish(ctx, api)
+	vpc, err := createObjects(ctx, api)
 	if err != nil {
 		return out, err
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- operate(ctx, api, pace.Cloud(amazon, pace.Options{}), vpc) }()
-	<-time.After(time.Minute) // all watches are there, and all buckets full
-	before := lets(amazon)
+	<-time.After(time.Minute) // until all watches are established and all token buckets are full
+	before := granted(amazon)
 	bound, err := burst(ctx, o, api)
 	cancel()
 	err = errors.Join(err, <-ended)
-	<-time.After(time.Hour) // for timers that nobody waits for any more
+	<-time.After(time.Hour) // until remaining timers have fired
 	if err != nil {
 		return out, err
 	}
 	slices.Sort(bound)
 	out.Bound, out.Median = bound[len(bound)-1], bound[(len(bound)-1)/2]
-	out.Forced = max(2*o.Limits.Delay, o.Limits.Forces(map[string]int{pace.CreateENI.Action: o.Pods, pace.AssociateBranch.Action: o.Pods}))
+	out.MinBound = max(2*o.Limits.Delay, o.Limits.MinDuration(map[string]int{pace.CreateENI.Action: o.Pods, pace.AssociateBranch.Action: o.Pods}))
 	out.Calls = map[string]int{}
 	for action, s := range amazon.Front.Stats() {
 		out.Calls[action] = s.Calls - s.Refused - before[action]
@@ -104,8 +104,8 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	return out, nil
 }
 
-// lets are the calls that EC2 let in, by action.
-func lets(amazon *cloudfake.Cloud) map[string]int {
+// granted counts the calls that EC2 did not throttle, by action.
+func granted(amazon *cloudfake.Cloud) map[string]int {
 	out := map[string]int{}
 	for action, s := range amazon.Front.Stats() {
 		out[action] = s.Calls - s.Refused
@@ -113,8 +113,8 @@ func lets(amazon *cloudfake.Cloud) map[string]int {
 	return out
 }
 
-// furnish makes what is there before pods are. No branch is kept ready: all are cold.
-func furnish(ctx context.Context, api *memapi.API) (*v1alpha1.VPC, error) {
+// createObjects creates the objects that exist before the pods. No branch is kept warm.
+func createObjects(ctx context.Context, api *memapi.API) (*v1alpha1.VPC, error) {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: corev1.NodeSpec{ProviderID: "aws:///" + zone + "/" + instance}}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	n.Status.Capacity = corev1.ResourceList{v1alpha1.ResourceBranches: *resource.NewQuantity(int64(limits.Branches(instanceType)), resource.DecimalSI)}
@@ -125,12 +125,12 @@ func furnish(ctx context.Context, api *memapi.API) (*v1alpha1.VPC, error) {
 	if err := errors.Join(
 		api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}), api.Create(ctx, n), api.Create(ctx, v),
 	); err != nil {
-		return nil, fmt.Errorf("make what pods need: %w", err)
+		return nil, fmt.Errorf("create the Namespace, the Node and the VPC: %w", err)
 	}
 	return v, nil
 }
 
-// operate runs the controller until ctx ends. Calls pass both limiters, as in production.
+// operate runs the controller until ctx ends. Calls pass through both limiters, as in production.
 func operate(ctx context.Context, api *memapi.API, amazon cloud.API, v *v1alpha1.VPC) error {
 	p := branch.Open(branch.Settings{Cloud: amazon, Cluster: clusterName, VPC: cloudfake.VPC})
 	network, err := p.Network(ctx, cloudfake.VPC)
@@ -141,8 +141,8 @@ func operate(ctx context.Context, api *memapi.API, amazon cloud.API, v *v1alpha1
 	return ports.Operate(ctx, api, clusterName, podnics.Opened{UID: string(v.UID), Provider: through, Network: network, Spec: v.Spec})
 }
 
-// burst makes the pods, on their node, and returns when each of their PodNICs said that its port is
-// bound.
+// burst creates the pods, scheduled to the node, and returns when each of their PodNICs reported its
+// port as bound.
 func burst(ctx context.Context, o Order, api *memapi.API) (bound []time.Duration, err error) {
 	w, err := api.Watch(ctx, &v1alpha1.PodNICList{})
 	if err != nil {
@@ -150,10 +150,10 @@ func burst(ctx context.Context, o Order, api *memapi.API) (bound []time.Duration
 	}
 	defer w.Stop()
 	began := time.Now()
-	var making sync.WaitGroup
-	defer making.Wait()
+	var creating sync.WaitGroup
+	defer creating.Wait()
 	failed := make(chan error, 1)
-	making.Go(func() {
+	creating.Go(func() {
 		if err := objects.Each(ctx, o.Pods, o.Pods, func(ctx context.Context, i int) error { return api.Create(ctx, newPod(i)) }); err != nil {
 			failed <- err
 		}
@@ -162,7 +162,7 @@ func burst(ctx context.Context, o Order, api *memapi.API) (bound []time.Duration
 	for len(seen) < o.Pods {
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("of %d PodNICs %d were bound: %w", o.Pods, len(seen), context.Cause(ctx))
+			return nil, fmt.Errorf("of %d PodNICs, %d are bound: %w", o.Pods, len(seen), context.Cause(ctx))
 		case err := <-failed:
 			return nil, err
 		case e := <-w.ResultChan():

@@ -1,6 +1,6 @@
-// Package bubble does runs in virtual time (testing/synctest), each in a process of its
-// own, so that none inherits another's heap: a program that uses it calls Child first
-// thing in main, and then Run of its jobs as often as it likes.
+// Package bubble executes runs in virtual time (testing/synctest), each in a child process, so that no
+// run inherits the heap of another. A program that uses it calls Child at the beginning of main, and then
+// Run of its jobs.
 package bubble
 
 import (
@@ -11,33 +11,38 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"runtime/pprof"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
-// Work is what a process can be started for: it gets its order as JSON, and returns an
-// outcome that JSON can carry.
+// Work is a function that a child process executes: it receives its order as JSON, and returns an
+// outcome that can be encoded as JSON.
 type Work func(ctx context.Context, order json.RawMessage) (outcome any, err error)
 
-// Job is one kind of run: a function over an order that JSON can carry, done in a process of its own.
+// Job is one kind of run: a function of an order that can be encoded as JSON, executed in a child process.
 type Job[In, Out any] struct {
 	Name string
 	Do   func(context.Context, In) (Out, error)
 }
 
-// Work is the job as Child takes it.
+// Work returns the job in the form that Child takes.
 func (j Job[In, Out]) Work() Work {
 	return func(ctx context.Context, order json.RawMessage) (any, error) {
 		var in In
 		if err := json.Unmarshal(order, &in); err != nil {
-			return nil, fmt.Errorf("read the order: %w", err)
+			return nil, fmt.Errorf("decode the order: %w", err)
 		}
 		return j.Do(ctx, in)
 	}
 }
 
-// Run does one run. Profile is the file of its CPU profile; empty: none. An error names the order.
+// Run executes one run. Profile is the file for its CPU profile; empty means none. An error names the order.
 func (j Job[In, Out]) Run(ctx context.Context, order In, profile string) (out Out, err error) {
 	if err := run(ctx, j.Name, order, &out, profile); err != nil {
 		return out, fmt.Errorf("%+v: %w", order, err)
@@ -45,23 +50,23 @@ func (j Job[In, Out]) Run(ctx context.Context, order In, profile string) (out Ou
 	return out, nil
 }
 
-// childArg is how a process knows that it is to do one run.
+// childArg marks a process as a child that executes one run.
 const childArg = "virtual-run"
 
-// call is what such a process is told.
+// call is the second argument of a child process.
 type call struct {
 	Work    string
 	Profile string
 	Order   json.RawMessage
 }
 
-// Child does the run that the process was started for, if it was, and ends the process.
+// Child executes a run and exits if this is a child process. Otherwise it returns.
 func Child(works map[string]Work) {
 	if len(os.Args) != 3 || os.Args[1] != childArg {
 		return
 	}
 	order := []byte(os.Args[2])
-	os.Args = os.Args[:1] // testing.Main has flags of its own
+	os.Args = os.Args[:1] // testing.Main parses the arguments
 	all := func(string, string) (bool, error) { return true, nil }
 	testing.Main(all, []testing.InternalTest{{Name: "run", F: func(t *testing.T) {
 		out, err := runHere(t, works, order)
@@ -74,25 +79,25 @@ func Child(works map[string]Work) {
 	}}}, nil, nil)
 }
 
-// runHere does a run in this process, in a bubble with a time of its own.
+// runHere executes a run in this process, in a synctest bubble.
 func runHere(t *testing.T, works map[string]Work, order []byte) (out any, err error) {
 	var c call
 	if err := json.Unmarshal(order, &c); err != nil {
-		return nil, fmt.Errorf("read the call: %w", err)
+		return nil, fmt.Errorf("decode the call: %w", err)
 	}
 	work, ok := works[c.Work]
 	if !ok {
-		return nil, fmt.Errorf("work %q: want one that this program has", c.Work)
+		return nil, fmt.Errorf("unknown work %q", c.Work)
 	}
 	if c.Profile != "" {
 		f, err := os.Create(c.Profile)
 		if err != nil {
-			return nil, fmt.Errorf("make the profile: %w", err)
+			return nil, fmt.Errorf("create the profile: %w", err)
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
-		// It must start out here, where time is the machine's.
+		// Started outside the bubble, where time is real.
 		if err := pprof.StartCPUProfile(f); err != nil {
-			return nil, fmt.Errorf("start the profile: %w", err)
+			return nil, fmt.Errorf("start the CPU profile: %w", err)
 		}
 		defer pprof.StopCPUProfile()
 	}
@@ -100,40 +105,85 @@ func runHere(t *testing.T, works map[string]Work, order []byte) (out any, err er
 	return out, err
 }
 
-// run has work done by a process of its own, and reads its outcome. Profile is where a CPU
-// profile goes; empty: none.
+// run executes work in a child process and decodes its outcome. Profile is the file for a CPU profile;
+// empty means none.
 func run(ctx context.Context, work string, order, outcome any, profile string) error {
 	body, err := json.Marshal(order)
 	if err != nil {
-		return fmt.Errorf("write the order: %w", err)
+		return fmt.Errorf("encode the order: %w", err)
 	}
-	told, err := json.Marshal(call{work, profile, body})
+	arg, err := json.Marshal(call{work, profile, body})
 	if err != nil {
-		return fmt.Errorf("write the call: %w", err)
+		return fmt.Errorf("encode the call: %w", err)
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find this program: %w", err)
+		return fmt.Errorf("find the executable of this program: %w", err)
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, childArg, string(told))
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &said, &said, []*os.File{w}
+	var output bytes.Buffer
+	cmd := exec.CommandContext(ctx, self, childArg, string(arg))
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &output, &output, []*os.File{w}
 	err = cmd.Start()
 	_ = w.Close()
 	if err != nil {
-		return fmt.Errorf("start a run: %w", err)
+		return fmt.Errorf("start a child process: %w", err)
 	}
 	decodeErr := json.NewDecoder(r).Decode(outcome)
 	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", work, err, tail(said.Bytes()))
+		return fmt.Errorf("%s: %w\n%s", work, err, tail(output.Bytes()))
 	}
 	return decodeErr
 }
 
-// tail is the end of what a run said.
+// tail returns the end of a run's output.
 func tail(b []byte) []byte { return b[max(0, len(b)-4000):] }
+
+// CPU returns the CPU time of this process by the kernel's clock, which is real in a bubble too.
+func CPU() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts) // never fails on Linux
+	return time.Duration(ts.Nano())
+}
+
+// LiveHeap returns the size of the heap after a full collection.
+func LiveHeap() uint64 {
+	runtime.GC()
+	runtime.GC() // collects the objects that finalizers of the first collection released
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// Parts are the background tasks of a run.
+type Parts struct {
+	group *errgroup.Group
+	ctx   context.Context
+}
+
+// NewParts returns an empty Parts, and a context that ends when the first task fails.
+func NewParts(ctx context.Context) (*Parts, context.Context) {
+	group, ctx := errgroup.WithContext(ctx)
+	return &Parts{group, ctx}, ctx
+}
+
+// Start starts a task. Its error is ignored once the context has ended.
+func (p *Parts) Start(name string, do func(context.Context) error) {
+	p.group.Go(func() error {
+		if err := do(p.ctx); err != nil && p.ctx.Err() == nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	})
+}
+
+// Wait waits for all tasks, whose context has ended, and until remaining timers have fired.
+func (p *Parts) Wait() error {
+	err := p.group.Wait()
+	<-time.After(time.Hour)
+	return err
+}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,52 +18,43 @@ import (
 	"github.com/berthnet/berth/bench/objects"
 )
 
-// pods and Egresses are in namespaces of their own.
+// The namespaces of the pods and of the Egresses.
 const shop, internet = "shop", "internet"
 
-// work raises a cluster whose operator runs, replaces clients and other pods, and ends it
-// all.
+// work runs the benchmark: it starts the operator, replaces clients and other pods, and stops
+// everything.
 func work(ctx context.Context, o Order, api *memapi.API, out *Outcome) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	c := &cluster{order: o, api: api, seen: map[string]time.Time{}, said: map[string]time.Time{}}
-	if err := c.furnish(ctx); err != nil {
+	c := &cluster{order: o, api: api, seen: map[string]time.Time{}, reportedAt: map[string]time.Time{}}
+	if err := c.createObjects(ctx); err != nil {
 		return err
 	}
-	g, ctx := errgroup.WithContext(ctx)
-	begin := func(what string, do func() error) {
-		g.Go(func() error {
-			if err := do(); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			return nil
-		})
-	}
-	begin("the operator", func() error { return operate(ctx, api) })
-	begin("the nodes", func() error { return c.nodes(ctx) })
-	begin("a gateway", func() error { return c.gateway(ctx) })
+	parts, ctx := bubble.NewParts(ctx)
+	parts.Start("the operator", func(ctx context.Context) error { return operate(ctx, api) })
+	parts.Start("the nodes", c.simulateDaemons)
+	parts.Start("a gateway", c.simulateGateway)
 	err = c.measure(ctx, out)
 	cancel()
-	err = errors.Join(g.Wait(), err)
-	<-time.After(time.Hour) // for timers that nobody waits for any more
+	err = errors.Join(parts.Wait(), err)
 	return err
 }
 
-// cluster is what becomes of the clients.
+// cluster is a simulated cluster and what its gateway has received.
 type cluster struct {
 	order Order
 	api   *memapi.API
 	made  int // pods
 
-	mu      sync.Mutex // guards all below
-	said    map[string]time.Time
-	seen    map[string]time.Time // by UID: when the gateway of the first Egress was told
-	objects map[string]bool
-	bytes   int // that it was sent
+	mu         sync.Mutex           // guards all below
+	reportedAt map[string]time.Time // by UID: when the node reported the client as set up
+	seen       map[string]time.Time // by UID: when the gateway of the first Egress learned of the client
+	objects    map[string]bool      // slices by name: whether they exist
+	bytes      int                  // sent to the gateway
 }
 
-// furnish makes what is there before the operator is.
-func (c *cluster) furnish(ctx context.Context) error {
+// createObjects creates the objects that exist before the operator starts.
+func (c *cluster) createObjects(ctx context.Context) error {
 	for _, name := range []string{shop, internet} {
 		if err := c.api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 			return err
@@ -80,7 +70,7 @@ func (c *cluster) furnish(ctx context.Context) error {
 		}
 	}
 	for i := range c.order.Pods {
-		if err := c.makePod(ctx, i, i < c.order.Clients); err != nil {
+		if err := c.createPod(ctx, i, i < c.order.Clients); err != nil {
 			return err
 		}
 	}
@@ -89,13 +79,13 @@ func (c *cluster) furnish(ctx context.Context) error {
 
 func egressName(i int) string { return fmt.Sprintf("nat-%d", i) }
 
-// makePod makes a pod as the API server hands it out, with what pods usually have, on a
-// node; a client uses the Egress of its number.
-func (c *cluster) makePod(ctx context.Context, i int, uses bool) error {
+// createPod creates a running pod with the fields that pods usually have. Clients are distributed
+// round-robin over Egresses.
+func (c *cluster) createPod(ctx context.Context, i int, isClient bool) error {
 	p := podOf(i)
 	c.made++
 	p.Name = fmt.Sprintf("web-%05d-%d", i, c.made)
-	if uses {
+	if isClient {
 		p.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + internet: egressName(i % c.order.Egresses)}
 	}
 	p.Status.Phase = corev1.PodRunning
@@ -112,8 +102,8 @@ func podOf(i int) *corev1.Pod {
 
 func addressOf(n int) string { return fmt.Sprintf("10.%d.%d.%d", n>>16, n>>8&255, n&255) }
 
-// nodes are the daemons: what an EgressClient asks for they set up, and say so.
-func (c *cluster) nodes(ctx context.Context) error {
+// simulateDaemons reports each EgressClient as set up.
+func (c *cluster) simulateDaemons(ctx context.Context) error {
 	w, err := c.api.Watch(ctx, &v1alpha1.EgressClientList{})
 	if err != nil {
 		return err
@@ -135,25 +125,25 @@ func (c *cluster) nodes(ctx context.Context) error {
 	}
 }
 
-// setUp says that a client is set up, as a daemon does.
+// setUp reports that a client is set up, as berthd does.
 func (c *cluster) setUp(ctx context.Context, o *v1alpha1.EgressClient) error {
 	p := &corev1.Pod{}
 	if err := c.api.Get(ctx, client.ObjectKeyFromObject(o), p); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	says := v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, ContainerID: o.Spec.PodUID, Addresses: []string{p.Status.PodIPs[0].IP}, Egresses: o.Spec.Egresses}
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"node": says}})
+	report := v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, ContainerID: o.Spec.PodUID, Addresses: []string{p.Status.PodIPs[0].IP}, Egresses: o.Spec.Egresses}
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"node": report}})
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
-	c.said[o.Spec.PodUID] = time.Now()
+	c.reportedAt[o.Spec.PodUID] = time.Now()
 	c.mu.Unlock()
 	return client.IgnoreNotFound(c.api.Status().Patch(ctx, o, client.RawPatch(client.Merge.Type(), body)))
 }
 
-// gateway is one of the first Egress: it is sent the slices of its Egress.
-func (c *cluster) gateway(ctx context.Context) error {
+// simulateGateway watches slices as a gateway of the first Egress does.
+func (c *cluster) simulateGateway(ctx context.Context) error {
 	w, err := c.api.Watch(ctx, &v1alpha1.EgressClientSliceList{}, client.InNamespace(internet))
 	if err != nil {
 		return err
@@ -166,7 +156,7 @@ func (c *cluster) gateway(ctx context.Context) error {
 		case e := <-w.ResultChan():
 			o, is := e.Object.(*v1alpha1.EgressClientSlice)
 			if !is || o.Labels[v1alpha1.LabelEgress] != egressName(0) {
-				continue // the API server sends it others' not
+				continue // the API server sends it only its own Egress's
 			}
 			body, err := json.Marshal(o)
 			if err != nil {
@@ -188,7 +178,7 @@ func (c *cluster) gateway(ctx context.Context) error {
 	}
 }
 
-// served waits until slices have so many clients.
+// served waits until the slices list the given number of clients.
 func (c *cluster) served(ctx context.Context, want int) error {
 	n := -1
 	for ctx.Err() == nil {
@@ -205,10 +195,10 @@ func (c *cluster) served(ctx context.Context, want int) error {
 		}
 		<-time.After(time.Second)
 	}
-	return fmt.Errorf("slices have %d clients, want %d: %w", n, want, ctx.Err())
+	return fmt.Errorf("slices list %d clients, want %d: %w", n, want, ctx.Err())
 }
 
-// measure replaces pods that use no Egress, then clients, and measures what each took.
+// measure replaces pods that use no Egress, then clients, and measures the cost of both.
 func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 	if err := c.served(ctx, c.order.Clients); err != nil {
 		return err
@@ -230,22 +220,22 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 		return err
 	}
 	out.Writes = map[string]int{}
-	for what, n := range c.api.Written() {
-		out.Writes[what] = n - written[what]
+	for write, n := range c.api.Written() {
+		out.Writes[write] = n - written[write]
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	took := float64(c.order.Changes) / float64(c.order.PerSecond)
 	out.Bytes = float64(c.bytes-before) / took
-	out.Objects = 1 // its Egress
+	out.Objects = 1 // the Egress itself
 	for _, is := range c.objects {
 		if is {
 			out.Objects++
 		}
 	}
 	for uid, at := range c.seen {
-		if said := c.said[uid]; !said.IsZero() && said.After(began) {
-			out.Told = max(out.Told, at.Sub(said))
+		if reported := c.reportedAt[uid]; !reported.IsZero() && reported.After(began) {
+			out.Known = max(out.Known, at.Sub(reported))
 		}
 	}
 	p := podOf(0)
@@ -255,13 +245,13 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 		return err
 	}
 	out.PodObjects = c.order.Pods
-	// One that goes, and one that is made: what a watch of pods sends at the least.
+	// A watch of pods sends at least one deletion and one addition per replacement.
 	out.PodBytes = float64(2*len(pod)*c.order.Changes) / took
 	return nil
 }
 
-// replace deletes pods from a number on and makes others, and returns the CPU time of each.
-func (c *cluster) replace(ctx context.Context, from int, uses bool) (time.Duration, error) {
+// replace replaces pods, beginning with the given number, and returns the CPU time per replacement.
+func (c *cluster) replace(ctx context.Context, from int, isClient bool) (time.Duration, error) {
 	byNumber := map[string]*corev1.Pod{}
 	list := &corev1.PodList{}
 	if err := c.api.List(ctx, list, client.InNamespace(shop)); err != nil {
@@ -270,14 +260,14 @@ func (c *cluster) replace(ctx context.Context, from int, uses bool) (time.Durati
 	for i := range list.Items {
 		byNumber[list.Items[i].Labels["number"]] = &list.Items[i]
 	}
-	bubble.LiveHeap() // so that what the list left is not collected within
+	bubble.LiveHeap() // collects the list, to keep that garbage out of the measurement
 	at := bubble.CPU()
 	err := objects.Each(ctx, c.order.Changes, 1, func(ctx context.Context, n int) error {
-		i := from + n // one after the other of another Egress
+		i := from + n // round-robin over Egresses
 		if err := c.api.Delete(ctx, byNumber[fmt.Sprint(i)]); err != nil {
 			return err
 		}
-		if err := c.makePod(ctx, i, uses); err != nil {
+		if err := c.createPod(ctx, i, isClient); err != nil {
 			return err
 		}
 		<-time.After(time.Second / time.Duration(c.order.PerSecond))

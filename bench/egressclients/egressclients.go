@@ -1,10 +1,10 @@
-// Package egressclients has the operator's own controllers keep gateways told of their
-// clients, in a cluster of many pods of which some use Egresses, and measures what a client
-// that goes and one that comes cost the operator, and what a gateway is sent. The
-// Kubernetes API is in memory, in virtual time.
+// Package egressclients runs the operator's own controllers, which inform egress gateways of their
+// clients, in a cluster of many pods of which some use Egresses. It measures what the replacement of a
+// client costs the operator, and how much data a gateway receives. The Kubernetes API is in memory, in
+// virtual time.
 //
 //	egressclients.go a run
-//	cluster.go       who else is there: pods, nodes, gateways
+//	cluster.go       the rest of the cluster: pods, nodes, gateways
 package egressclients
 
 import (
@@ -14,6 +14,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/bubble"
@@ -23,34 +24,33 @@ import (
 
 // Order is one run.
 type Order struct {
-	// Pods are all, Clients those of them that use one of so many Egresses each.
+	// Pods is the number of all pods; Clients of them use one of the Egresses each.
 	Pods, Clients, Egresses int
-	// Changes is how many clients are replaced by others, PerSecond how many a second.
+	// Changes is how many pods are replaced by others, PerSecond at which rate.
 	Changes, PerSecond int
 }
 
 // Outcome is what a run measured.
 type Outcome struct {
-	// CPU is of everything for each client that is replaced by another: of the
-	// operator, and of the API in memory. Idle is of a replacement of a pod that uses
-	// no Egress.
+	// CPU is the CPU time per replaced client, of the operator and of the API in memory. Idle is that
+	// per replaced pod that uses no Egress.
 	CPU, Idle time.Duration
-	// Objects is how many objects a gateway watches, Bytes what it is sent of them each
-	// second while clients are replaced, as JSON; PodObjects and PodBytes would be those of
-	// one that watches the cluster's pods.
+	// Objects is how many objects a gateway watches, Bytes how many bytes of JSON it receives per second
+	// while clients are replaced. PodObjects and PodBytes are the same for a gateway that would watch the
+	// cluster's pods.
 	Objects, PodObjects int
 	Bytes, PodBytes     float64
-	// Told is the longest time from when a node had set a client up until gateways knew
-	// it.
-	Told   time.Duration
+	// Known is the longest time from a node's report that a client is set up until the gateway learned
+	// of the client.
+	Known  time.Duration
 	Writes map[string]int // the operator's, while clients were replaced
-	Heap   uint64         // the operator's, with its caches
+	Heap   uint64         // the operator's, including its caches
 }
 
 // Job is this kind of run.
 var Job = bubble.Job[Order, Outcome]{Name: "egressclients", Do: run}
 
-// deadline is how long a run may take, in its own time.
+// deadline limits a run, in virtual time.
 const deadline = time.Hour
 
 func run(ctx context.Context, o Order) (out Outcome, err error) {
@@ -65,7 +65,7 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	if err := work(ctx, o, api, &out); err != nil {
 		return out, err
 	}
-	// The controllers are gone by now: what is left is the API.
+	// The controllers have stopped, so the remaining heap belongs to the API.
 	out.Heap -= min(out.Heap, bubble.LiveHeap())
 	runtime.KeepAlive(api)
 	return out, nil
@@ -73,15 +73,8 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 
 // operate runs the controllers until ctx ends.
 func operate(ctx context.Context, api *memapi.API) error {
-	mgr, err := memapi.NewManager(api, clients.Watches())
-	if err != nil {
+	return memapi.Operate(ctx, api, clients.Watches(), clients.Index, func(mgr manager.Manager) error {
+		_, err := clients.Setup(mgr, clients.Options{})
 		return err
-	}
-	if err := clients.Index(ctx, mgr.GetFieldIndexer()); err != nil {
-		return err
-	}
-	if _, err := clients.Setup(mgr, clients.Options{}); err != nil {
-		return err
-	}
-	return mgr.Start(ctx)
+	})
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A client that is replaced by another takes few writes, is told soon, and a gateway is
-// sent slices of its own Egress alone.
+// A client that replaces another takes few writes and is served within 200 ms, and a gateway receives
+// slices of its own Egress only.
 func TestReplaced(t *testing.T) {
 	const changes = 20
 	synctest.Test(t, func(t *testing.T) {
@@ -17,20 +17,20 @@ func TestReplaced(t *testing.T) {
 		}
 		t.Logf("%+v", out)
 		if out.Objects != 2 || out.PodObjects != 300 || out.Bytes <= 0 || out.PodBytes <= 0 {
-			t.Errorf("a gateway watches %d objects, is sent %v bytes a second", out.Objects, out.Bytes)
+			t.Errorf("a gateway watches %d objects and receives %v B/s; with pods, %d objects and %v B/s: want 2 and 300 objects", out.Objects, out.Bytes, out.PodObjects, out.PodBytes)
 		}
-		if out.Told <= 0 || out.Told > 200*time.Millisecond {
-			t.Errorf("told after %v", out.Told)
+		if out.Known <= 0 || out.Known > 200*time.Millisecond {
+			t.Errorf("served after %v, want at most 200 ms", out.Known)
 		}
 		if n := out.Writes["create EgressClient"]; n != changes {
-			t.Errorf("%d EgressClients made: %v", n, out.Writes)
+			t.Errorf("%d EgressClients created, want %d: %v", n, changes, out.Writes)
 		}
-		// One that another overtook is made again.
+		// A conflicting write is retried.
 		if n := out.Writes["status of EgressClient"]; n > 2*changes+changes/10 {
-			t.Errorf("%d writes of their status: %v", n, out.Writes)
+			t.Errorf("%d status writes of EgressClients, want at most two per client: %v", n, out.Writes)
 		}
 		if n := out.Writes["update EgressClientSlice"]; n < changes || n > 2*changes {
-			t.Errorf("%d writes of slices: %v", n, out.Writes)
+			t.Errorf("%d updates of slices, want one or two per client: %v", n, out.Writes)
 		}
 	})
 }

@@ -1,8 +1,5 @@
-// Package memapi is a Kubernetes API in memory, for runs in virtual time, and a manager of
-// controllers over it. The controllers' writes are counted.
-//
-//	api.go     the API
-//	manager.go the manager
+// Package memapi is a Kubernetes API in memory, for runs in virtual time, and a controller manager on
+// top of it. It counts the controllers' writes.
 package memapi
 
 import (
@@ -12,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/http"
 	"sync"
 	"time"
 
@@ -24,37 +22,49 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/testing"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/recorder"
+
+	"github.com/go-logr/logr"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// API is the Kubernetes API in memory, of which the operator's writes are counted. It is
-// used as whoever is not the operator.
+// API is the Kubernetes API in memory, for clients other than the operator. It counts the operator's
+// writes.
 type API struct {
 	client.WithWatch
 	scheme *runtime.Scheme
 	mapper meta.RESTMapper
 
-	mu     sync.Mutex // guards all below
-	made   int
-	writes map[string]int
+	mu     sync.Mutex     // guards all below
+	made   int            // objects
+	writes map[string]int // by verb and kind
 }
 
-// Kind is a kind of object that there may be.
+// Kind is a kind of object that an API serves.
 type Kind struct {
 	Object client.Object
-	// Cluster tells that it is in no namespace, Status that its status is written apart.
+	// Cluster means that the kind is cluster-scoped, Status that its status is a subresource.
 	Cluster, Status bool
 }
 
-// New is an API without objects, of some kinds besides Events and Namespaces.
+// New returns an empty API that serves the given kinds, Events and Namespaces.
 func New(kinds ...Kind) (*API, error) {
-	// A watch of this API ends the program when nobody reads what it has to say.
+	// The tracker's watcher panics when its channel is full.
 	watch.DefaultChanSize = math.MaxInt16
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
@@ -77,14 +87,14 @@ func New(kinds ...Kind) (*API, error) {
 			withStatus = append(withStatus, k.Object)
 		}
 	}
-	// Without managed fields, which cost more than all else here.
-	books := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
-	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(books).
+	// Without managed fields, which cost more than everything else here.
+	objects := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
+	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(objects).
 		WithStatusSubresource(withStatus...).Build()
 	return &API{WithWatch: c, scheme: scheme, mapper: mapper, writes: map[string]int{}}, nil
 }
 
-// Create gives an object what an API server gives it.
+// Create creates an object with the metadata that an API server sets.
 func (a *API) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
 	a.mu.Lock()
 	a.made++
@@ -95,25 +105,25 @@ func (a *API) Create(ctx context.Context, o client.Object, opts ...client.Create
 	return a.WithWatch.Create(ctx, o, opts...)
 }
 
-// count notes a write.
-func (a *API) count(o client.Object, what string) {
+// count records a write.
+func (a *API) count(o client.Object, verb string) {
 	gvk, err := apiutil.GVKForObject(o, a.scheme)
 	if err != nil {
 		gvk.Kind = "unknown"
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.writes[what+" "+gvk.Kind]++
+	a.writes[verb+" "+gvk.Kind]++
 }
 
-// Written is how often the operator wrote what.
+// Written returns the number of the operator's writes by verb and kind.
 func (a *API) Written() map[string]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return maps.Clone(a.writes)
 }
 
-// listWatch lists and watches objects like one, for an informer.
+// listWatch returns a ListerWatcher for objects of the same kind, for an informer.
 func (a *API) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
 	gvk, err := apiutil.GVKForObject(like, a.scheme)
 	if err != nil {
@@ -149,70 +159,98 @@ func (a *API) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
 	}}, nil
 }
 
-// noStream tells informers that a watch does not begin with what there is.
+// noStream makes informers list before they watch: the API does not support streaming lists.
 type noStream struct{ *toolscache.ListWatch }
 
 func (noStream) IsWatchListSemanticsUnSupported() bool { return true }
 
-// operatorClient is the API as the operator has it: it reads from its cache, and its
-// writes are counted.
-type operatorClient struct {
-	*API
-	cache client.Reader
+// operatorClient returns the operator's client: it reads from the cache, and its writes are counted.
+func (a *API) operatorClient(cached client.Reader) client.Client {
+	return interceptor.NewClient(a, interceptor.Funcs{
+		Get: func(ctx context.Context, _ client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			return cached.Get(ctx, key, o, opts...)
+		},
+		List: func(ctx context.Context, _ client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			return cached.List(ctx, list, opts...)
+		},
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			a.count(o, "create")
+			return c.Create(ctx, o, opts...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			a.count(o, "patch")
+			return c.Patch(ctx, o, p, opts...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+			a.count(o, "update")
+			return c.Update(ctx, o, opts...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			a.count(o, "delete")
+			return c.Delete(ctx, o, opts...)
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+			a.count(o, sub+" of")
+			return c.SubResource(sub).Patch(ctx, o, p, opts...)
+		},
+		// Apply is a merge patch here: only one writer applies, and this API has no managed fields.
+		SubResourceApply: func(ctx context.Context, c client.Client, sub string, what runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
+			body, err := json.Marshal(what)
+			if err != nil {
+				return fmt.Errorf("encode an apply configuration: %w", err)
+			}
+			o := &unstructured.Unstructured{}
+			if err := json.Unmarshal(body, o); err != nil {
+				return fmt.Errorf("decode an apply configuration: %w", err)
+			}
+			a.count(o, sub+" of")
+			return c.SubResource(sub).Patch(ctx, o, client.RawPatch(types.MergePatchType, body))
+		},
+	})
 }
 
-func (c operatorClient) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-	return c.cache.Get(ctx, key, o, opts...)
-}
-
-func (c operatorClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	return c.cache.List(ctx, list, opts...)
-}
-
-func (c operatorClient) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
-	c.count(o, "create")
-	return c.API.Create(ctx, o, opts...)
-}
-
-func (c operatorClient) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-	c.count(o, "patch")
-	return c.API.Patch(ctx, o, p, opts...)
-}
-
-func (c operatorClient) Update(ctx context.Context, o client.Object, opts ...client.UpdateOption) error {
-	c.count(o, "update")
-	return c.API.Update(ctx, o, opts...)
-}
-
-func (c operatorClient) Delete(ctx context.Context, o client.Object, opts ...client.DeleteOption) error {
-	c.count(o, "delete")
-	return c.API.Delete(ctx, o, opts...)
-}
-
-func (c operatorClient) Status() client.SubResourceWriter {
-	return statusWriter{c.API.Status(), c.API}
-}
-
-type statusWriter struct {
-	client.SubResourceWriter
+// overAPI is a manager whose uncached reader reads from memory as well.
+type overAPI struct {
+	manager.Manager
 	api *API
 }
 
-func (w statusWriter) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
-	w.api.count(o, "status of")
-	return w.SubResourceWriter.Patch(ctx, o, p, opts...)
+func (m overAPI) GetAPIReader() client.Reader { return m.api }
+
+func (m overAPI) GetEventRecorder(string) recorder.EventRecorder { return &events.FakeRecorder{} }
+
+// Operate runs controllers against an API until ctx ends.
+func Operate(ctx context.Context, api *API, kinds []*watched.Kind, index func(context.Context, client.FieldIndexer) error, setup func(manager.Manager) error) error {
+	mgr, err := newManager(api, kinds)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(index(ctx, mgr.GetFieldIndexer()), setup(mgr)); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
 }
 
-// Apply merges, as nobody else applies: this API has no managed fields.
-func (w statusWriter) Apply(ctx context.Context, what runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
-	body, err := json.Marshal(what)
+// newManager returns a manager on top of an API that caches the given kinds.
+func newManager(api *API, kinds []*watched.Kind) (manager.Manager, error) {
+	ctrllog.SetLogger(logr.Discard()) // errors are returned
+	informer := func(_ toolscache.ListerWatcher, o runtime.Object, every time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
+		lw, err := api.listWatch(o)
+		if err != nil {
+			lw = &toolscache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, err }}
+		}
+		return toolscache.NewSharedIndexInformer(lw, o, every, by)
+	}
+	mgr, err := manager.New(&rest.Config{Host: "in-memory"}, ctrl.Options{
+		Scheme: api.scheme, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"},
+		Cache:          cache.Options{ByObject: watched.ByObject(kinds), NewInformer: informer},
+		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return api.mapper, nil },
+		NewClient: func(_ *rest.Config, o client.Options) (client.Client, error) {
+			return api.operatorClient(o.Cache.Reader), nil
+		},
+	})
 	if err != nil {
-		return fmt.Errorf("encode what is applied: %w", err)
+		return nil, fmt.Errorf("create a manager: %w", err)
 	}
-	o := &unstructured.Unstructured{}
-	if err := json.Unmarshal(body, o); err != nil {
-		return fmt.Errorf("decode what is applied: %w", err)
-	}
-	w.api.count(o, "status of")
-	return w.SubResourceWriter.Patch(ctx, o, client.RawPatch(types.MergePatchType, body))
+	return overAPI{mgr, api}, nil
 }

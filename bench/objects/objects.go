@@ -1,5 +1,5 @@
-// Package objects works on many things at a time, such as objects of a Kubernetes API
-// server, and waits for what becomes of those.
+// Package objects writes many objects to a Kubernetes API server concurrently, and waits for their
+// changes.
 package objects
 
 import (
@@ -15,27 +15,32 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/bench/must"
 )
 
-// Each calls do for 0 to n-1, so many at a time, and returns the first error.
+// Each calls do for 0 to n-1 with the given number of workers, and returns the first error.
 func Each(ctx context.Context, n, workers int, do func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
 	for i := 0; i < n && ctx.Err() == nil; i++ {
-		g.Go(func() error { return do(ctx, i) })
+		g.Go(func() (err error) {
+			defer must.Catch(&err)
+			return do(ctx, i)
+		})
 	}
 	return g.Wait()
 }
 
-// Until shows all objects of a list's kind, and each of their changes, until it is
-// told that this was the last to wait for, or the operator has exited.
+// Until calls last for all objects of a list's kind and for each of their changes, until it returns true
+// or the operator exits.
 func Until[O client.Object](ctx context.Context, c client.WithWatch, list client.ObjectList, exited <-chan struct{}, last func(O) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
 		select {
 		case <-exited:
-			cancel(errors.New("the operator ended"))
+			cancel(errors.New("the operator exited"))
 		case <-ctx.Done():
 		}
 	}()
@@ -59,7 +64,7 @@ func Until[O client.Object](ctx context.Context, c client.WithWatch, list client
 	return err
 }
 
-// IsReady tells whether a pod is Ready.
+// IsReady reports whether a pod is Ready.
 func IsReady(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue

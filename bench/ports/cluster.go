@@ -23,41 +23,32 @@ import (
 
 func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
 
-// work raises a cluster over api whose operator it is, makes the pods, waits until all of
-// their PodNICs are Active, and ends it all.
+// work runs the benchmark over api: it starts the operator and the nodes, creates the pods, waits
+// until all of their PodNICs are Active, and stops everything.
 func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, out *Outcome) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	if err := furnish(ctx, o, api); err != nil {
+	if err := createNodesAndVPC(ctx, o, api); err != nil {
 		return err
 	}
 	c := &cluster{order: o, api: api, provider: p, bound: map[string]time.Duration{}, active: map[string]time.Duration{}}
-	g, ctx := errgroup.WithContext(ctx)
-	begin := func(what string, do func() error) {
-		g.Go(func() error {
-			if err := do(); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			return nil
-		})
-	}
-	begin("the operator", func() error { return operate(ctx, api, p) })
-	begin("the nodes", func() error { return c.nodes(ctx) })
-	<-time.After(10 * time.Second) // all watches are there
+	parts, ctx := bubble.NewParts(ctx)
+	parts.Start("the operator", func(ctx context.Context) error { return operate(ctx, api, p) })
+	parts.Start("the nodes", c.simulateDaemons)
+	<-time.After(10 * time.Second) // until all watches are established
 	at := bubble.CPU()
 	c.began = time.Now()
-	begin("the scheduler", func() error { return c.makePods(ctx) })
+	parts.Start("the scheduler", c.createPods)
 	err = c.await(ctx)
 	out.CPU = bubble.CPU() - at
 	cancel()
-	err = errors.Join(g.Wait(), err)
-	<-time.After(time.Hour) // for timers that nobody waits for any more
-	c.tell(out)
+	err = errors.Join(parts.Wait(), err)
+	c.report(out)
 	return err
 }
 
-// furnish makes what is there before pods are.
-func furnish(ctx context.Context, o Order, api *memapi.API) error {
+// createNodesAndVPC creates the Nodes and the VPC.
+func createNodesAndVPC(ctx context.Context, o Order, api *memapi.API) error {
 	all := []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 		&v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}, Spec: vpcSpec()},
@@ -69,13 +60,13 @@ func furnish(ctx context.Context, o Order, api *memapi.API) error {
 	}
 	for _, each := range all {
 		if err := api.Create(ctx, each); err != nil {
-			return fmt.Errorf("make %T %s: %w", each, each.GetName(), err)
+			return fmt.Errorf("create %T %s: %w", each, each.GetName(), err)
 		}
 	}
 	return nil
 }
 
-// cluster is what becomes of the pods.
+// cluster is a simulated cluster and the progress observed in it.
 type cluster struct {
 	order    Order
 	api      *memapi.API
@@ -86,11 +77,11 @@ type cluster struct {
 	scheduled time.Duration
 	bound     map[string]time.Duration // by PodNIC
 	active    map[string]time.Duration
-	most      uint64 // of the heap
+	peakHeap  uint64
 }
 
-// makePods makes all pods at once, and gives each a node when it is its turn.
-func (c *cluster) makePods(ctx context.Context) error {
+// createPods creates all pods at once and then schedules them at the rate of the order.
+func (c *cluster) createPods(ctx context.Context) error {
 	pods := make([]*corev1.Pod, c.order.Pods)
 	err := objects.Each(ctx, len(pods), 8, func(ctx context.Context, i int) error {
 		pods[i] = newPod(i)
@@ -116,7 +107,7 @@ func (c *cluster) makePods(ctx context.Context) error {
 	return nil
 }
 
-// newPod is one as the API server hands it out, with what pods usually have.
+// newPod returns a pod with the fields that pods usually have.
 func newPod(i int) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: namespace, Name: fmt.Sprintf("web-%05d", i), Labels: map[string]string{"app": "web"},
@@ -127,8 +118,8 @@ func newPod(i int) *corev1.Pod {
 	return p
 }
 
-// nodes are the daemons: what is bound to theirs they plug, and say so.
-func (c *cluster) nodes(ctx context.Context) error {
+// simulateDaemons plugs the ports that are bound to nodes and reports them, as each node's berthd does.
+func (c *cluster) simulateDaemons(ctx context.Context) error {
 	w, err := c.api.Watch(ctx, &v1alpha1.PodNICList{})
 	if err != nil {
 		return err
@@ -143,14 +134,14 @@ func (c *cluster) nodes(ctx context.Context) error {
 		case e = <-w.ResultChan():
 		}
 		o, is := e.Object.(*v1alpha1.PodNIC)
-		if is && c.notes(o) {
+		if is && c.observe(o) {
 			plugging.Go(func() error { return c.plug(plugs, o) })
 		}
 	}
 }
 
-// notes takes down how far a PodNIC has come, and tells whether it is to be plugged now.
-func (c *cluster) notes(o *v1alpha1.PodNIC) bool {
+// observe records the progress of a PodNIC and reports whether its port has just been bound.
+func (c *cluster) observe(o *v1alpha1.PodNIC) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, was := c.bound[o.Name]
@@ -164,40 +155,40 @@ func (c *cluster) notes(o *v1alpha1.PodNIC) bool {
 	return is && !was
 }
 
-// plug plugs a port and says so, as a daemon does.
+// plug plugs a port and reports it, as berthd does.
 func (c *cluster) plug(ctx context.Context, o *v1alpha1.PodNIC) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-time.After(nodesTake):
+	case <-time.After(plugTime):
 	}
 	c.provider.Plug(o.Status.PortID, o.Status.NodeName)
-	said := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q,"since":%q}}}`,
+	report := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q,"since":%q}}}`,
 		v1alpha1.NodePlugged, o.Status.PortID, time.Now().UTC().Format(time.RFC3339))
-	err := c.api.Status().Patch(ctx, o.DeepCopy(), client.RawPatch(client.Merge.Type(), said))
+	err := c.api.Status().Patch(ctx, o.DeepCopy(), client.RawPatch(client.Merge.Type(), report))
 	if err != nil && ctx.Err() == nil {
-		return fmt.Errorf("say that %s is plugged: %w", o.Name, err)
+		return fmt.Errorf("report that %s is plugged: %w", o.Name, err)
 	}
 	return nil
 }
 
-// await returns once all PodNICs are Active. It looks at the heap now and then.
+// await returns once all PodNICs are Active. It samples the heap at growing intervals.
 func (c *cluster) await(ctx context.Context) error {
-	look := time.Duration(0)
+	nextSample := time.Duration(0)
 	for {
 		select {
 		case <-ctx.Done():
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			return fmt.Errorf("of %d PodNICs %d were bound and %d Active: %w", c.order.Pods, len(c.bound), len(c.active), ctx.Err())
+			return fmt.Errorf("of %d PodNICs, %d are bound and %d are Active: %w", c.order.Pods, len(c.bound), len(c.active), ctx.Err())
 		case <-time.After(50 * time.Millisecond):
 		}
 		c.mu.Lock()
 		n, since := len(c.active), time.Since(c.began)
 		c.mu.Unlock()
-		if since >= look || n == c.order.Pods {
-			c.most = max(c.most, bubble.LiveHeap())
-			look = since + max(since/4, 500*time.Millisecond)
+		if since >= nextSample || n == c.order.Pods {
+			c.peakHeap = max(c.peakHeap, bubble.LiveHeap())
+			nextSample = since + max(since/4, 500*time.Millisecond)
 		}
 		if n == c.order.Pods {
 			return nil
@@ -205,11 +196,11 @@ func (c *cluster) await(ctx context.Context) error {
 	}
 }
 
-// tell writes down what was measured.
-func (c *cluster) tell(out *Outcome) {
+// report fills in the outcome.
+func (c *cluster) report(out *Outcome) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out.Scheduled, out.Heap = c.scheduled, c.most
+	out.Scheduled, out.Heap = c.scheduled, c.peakHeap
 	out.Bound, out.Median = lastAndMedian(c.bound)
 	out.Active, _ = lastAndMedian(c.active)
 }

@@ -1,57 +1,66 @@
-// Package ports has thousands of pods get a port of a VPC at once, by the operator's own
-// controller, and measures how many calls that takes, how long, how many writes at the
-// Kubernetes API, and what the operator keeps of it. Provider and Kubernetes API are in
-// memory, in virtual time: a call to the provider takes as long as it is told, and all else
-// takes none. A controller that makes a call for each port has the same provider.
+// Package ports creates thousands of pods that need a port of a VPC, runs the operator's own
+// controller, and measures the number of calls to the provider, the time, the number of writes to
+// the Kubernetes API, and the operator's memory. The provider and the Kubernetes API are in
+// memory, in virtual time: a call to the provider takes the order's latency, and nothing else
+// takes time. The reference is a controller that makes one call per port to the same provider.
 //
-//	ports.go    a run
-//	operator.go the controller over it
-//	cluster.go  who else is there: those who make pods, a scheduler, nodes
-//	naive.go    a call for each port
+//	ports.go    a run, the controller, and the naive controller
+//	cluster.go  the rest of the cluster: clients that create pods, a scheduler, nodes
 package ports
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
+	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/bubble"
+	"github.com/berthnet/berth/bench/memapi"
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/lanes"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
 
 // Order is one run.
 type Order struct {
 	Pods, Nodes int
-	// Latency is of a call to the provider, AtOnce how many it works on at a time.
+	// Latency is the duration of a call to the provider, AtOnce the number of calls it serves concurrently.
 	Latency time.Duration
 	AtOnce  int
-	// Scheduled is how many pods a second get a node, from when they are made on; 0: all
-	// at once. Late is how long after that the scheduler begins.
+	// Scheduled is the number of pods scheduled per second; 0 means all at once. Late is the delay
+	// between the creation of the pods and the first one scheduled.
 	Scheduled int
 	Late      time.Duration
-	// Naive has a controller work that makes a call for each port.
+	// Naive runs the controller that makes one call per port.
 	Naive bool
 }
 
-// Outcome is what a run measured. Times are from when the pods were made.
+// Outcome is what a run measured. Times count from the creation of the pods.
 type Outcome struct {
-	Scheduled time.Duration // when the last pod had its node
-	Bound     time.Duration // when the last port was bound and its PodNIC said so
-	Median    time.Duration // when half of them were
+	Scheduled time.Duration // when the last pod was scheduled
+	Bound     time.Duration // when the last PodNIC reported its port as bound
+	Median    time.Duration // when half of them did
 	Active    time.Duration // when the last PodNIC was Active
 	Calls     map[string]int
-	Writes    map[string]int // the operator's at the Kubernetes API, by what was written
-	Heap      uint64         // the most that the operator had at a time, without the two APIs
-	CPU       time.Duration  // of everything
-	// Forced is what the provider alone forces for Bound: the fewest calls by which so many
-	// ports are made and bound, at its pace. ForcedActive adds what a node takes, and the
-	// look that shows the last port active.
-	Forced, ForcedActive time.Duration
+	Writes    map[string]int // the operator's writes to the Kubernetes API, by verb and kind
+	Heap      uint64         // the operator's peak, without the two APIs
+	CPU       time.Duration  // of the whole process
+	// MinBound is the lower bound of Bound that the provider imposes: the time of the fewest calls
+	// that create and bind all ports. MinActive adds the time in which a node plugs a port, and the
+	// call that reads the last port as active.
+	MinBound, MinActive time.Duration
 }
 
-// TotalCalls is the number of calls that the provider took.
+// TotalCalls is the number of calls to the provider.
 func (o Outcome) TotalCalls() int { return total(o.Calls) }
 
 // TotalWrites is the number of the operator's writes.
@@ -67,11 +76,11 @@ func total(of map[string]int) (n int) {
 // Job is this kind of run.
 var Job = bubble.Job[Order, Outcome]{Name: "ports", Do: run}
 
-// deadline is how long the pods of a run may take, in its own time.
+// deadline limits a run, in virtual time.
 const deadline = time.Hour
 
-// nodesTake is how long a node takes to plug a port that is bound to it.
-const nodesTake = 200 * time.Millisecond
+// plugTime is how long a node takes to plug a port that is bound to it.
+const plugTime = 200 * time.Millisecond
 
 func run(ctx context.Context, o Order) (out Outcome, err error) {
 	p := provider(o)
@@ -85,9 +94,9 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	if err := work(ctx, o, p, api, &out); err != nil {
 		return out, err
 	}
-	out.Calls, out.Writes, out.Forced = callsOf(p), api.Written(), forced(o, p.Traits())
-	out.ForcedActive = out.Forced + nodesTake + o.Latency
-	// The controller is gone by now: what is left are the two APIs.
+	out.Calls, out.Writes, out.MinBound = callsOf(p), api.Written(), minBound(o, p.Traits())
+	out.MinActive = out.MinBound + plugTime + o.Latency
+	// The controller has stopped, so the remaining heap belongs to the two APIs.
 	out.Heap -= min(out.Heap, bubble.LiveHeap())
 	runtime.KeepAlive(p)
 	runtime.KeepAlive(api)
@@ -99,7 +108,7 @@ var network = vpcport.Network{ID: "n-1", Name: "tenant-a", MTU: 1442, Subnets: [
 	ID: "s-1", Name: "subnet-1", CIDR: netip.MustParsePrefix("10.0.0.0/16"), Gateway: netip.MustParseAddr("10.0.0.1"),
 }}}
 
-// provider is one with the network and an agent on each node, at the pace of the order.
+// provider returns a provider with the network, an agent on each node, and the order's latency.
 func provider(o Order) *portfake.Provider {
 	p := portfake.New(portfake.Options{Latency: o.Latency, AtOnce: o.AtOnce})
 	p.AddNetwork(network)
@@ -117,12 +126,92 @@ func callsOf(p *portfake.Provider) map[string]int {
 	return calls
 }
 
-// forced is how long the provider takes for the fewest calls: as many ports of one call as
-// it lets; and if nodes were known only after that, one for each port.
-func forced(o Order, t vpcport.Traits) time.Duration {
+// minBound is how long the provider needs for the fewest calls that create and bind all ports: full
+// batches, or one update per port if pods are scheduled after their ports are created.
+func minBound(o Order, t vpcport.Traits) time.Duration {
 	calls := (o.Pods + t.MaxBatch - 1) / t.MaxBatch
 	if o.Late > 0 {
 		calls = o.Pods
 	}
 	return time.Duration((calls+o.AtOnce-1)/o.AtOnce) * o.Latency
+}
+
+// networks opens the one VPC.
+type networks struct{ opened podnics.Opened }
+
+func (n networks) Of(string) (podnics.Opened, error) { return n.opened, nil }
+
+func (networks) Changed(func(string)) {}
+
+const (
+	vpcName   = "tenant-a"
+	namespace = "shop"
+)
+
+func vpcSpec() v1alpha1.VPCSpec {
+	return v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: network.ID, DefaultSubnets: []string{network.Subnets[0].ID},
+		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{namespace}}, MaxNICsPerNamespace: new(int32(1 << 16)),
+	}
+}
+
+// operate runs the controller with a provider until ctx ends. Calls pass through the limiter of calls in
+// flight, as in production.
+func operate(ctx context.Context, api *memapi.API, p vpcport.Provider) error {
+	through := lanes.New(lanes.Options{}).Provider(p, nil)
+	return Operate(ctx, api, "bench", podnics.Opened{Provider: through, Network: network, Spec: vpcSpec()})
+}
+
+// Operate runs the controller of a cluster with one VPC until ctx ends.
+func Operate(ctx context.Context, api *memapi.API, cluster string, vpc podnics.Opened) error {
+	return memapi.Operate(ctx, api, podnics.Watches(), podnics.Index, func(mgr manager.Manager) error {
+		_, err := podnics.Setup(mgr, podnics.Options{Cluster: cluster, Networks: networks{vpc}})
+		return err
+	})
+}
+
+// NewAPI returns an API that serves the kinds that the controller uses.
+func NewAPI() (*memapi.API, error) {
+	return memapi.New(
+		memapi.Kind{Object: &corev1.Pod{}, Status: true}, memapi.Kind{Object: &corev1.Node{}, Cluster: true, Status: true},
+		memapi.Kind{Object: &v1alpha1.PodNIC{}, Status: true}, memapi.Kind{Object: &v1alpha1.VPC{}, Cluster: true, Status: true},
+	)
+}
+
+// naive creates ports as kuryr-kubernetes does without a port pool (NeutronPodVIFDriver): one call
+// creates a port that is bound to its node, and further calls poll whether it is active. It keeps as
+// many calls in flight as the provider serves, and polls for the first time after the node has plugged
+// the port.
+func naive(ctx context.Context, o Order, p *portfake.Provider) (out Outcome, err error) {
+	var mu sync.Mutex // guards bound
+	var bound []time.Duration
+	began := time.Now()
+	if o.Late > 0 {
+		<-time.After(o.Late) // it creates no port before the pod is scheduled
+	}
+	err = objects.Each(ctx, o.Pods, o.Pods, func(ctx context.Context, i int) error {
+		host := nodeName(i % o.Nodes)
+		made, err := p.Create(ctx, []vpcport.NewPort{{NetworkID: network.ID, Device: fmt.Sprint("pod-", i), Host: host}})
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		bound = append(bound, time.Since(began))
+		mu.Unlock()
+		<-time.After(plugTime)
+		p.Plug(made[0].ID, host)
+		got, err := p.Get(ctx, made[0].ID)
+		if err == nil && got.Status != vpcport.StatusActive {
+			err = fmt.Errorf("port %s is not active", got.ID)
+		}
+		return err
+	})
+	if err != nil {
+		return out, err
+	}
+	out.Active = time.Since(began)
+	slices.Sort(bound)
+	out.Bound, out.Median = bound[len(bound)-1], bound[(len(bound)-1)/2]
+	out.Calls, out.MinBound = callsOf(p), minBound(o, p.Traits())
+	return out, nil
 }

@@ -9,8 +9,8 @@ import (
 
 const pods, latency, calls = 200, 400 * time.Millisecond, 8
 
-// virtually does a run in this process.
-func virtually(t *testing.T, o Order) (out Outcome) {
+// runInVirtualTime executes a run in this process.
+func runInVirtualTime(t *testing.T, o Order) (out Outcome) {
 	t.Helper()
 	o.Pods, o.Nodes, o.Latency, o.AtOnce = pods, 10, latency, calls
 	synctest.Test(t, func(t *testing.T) {
@@ -22,52 +22,50 @@ func virtually(t *testing.T, o Order) (out Outcome) {
 	return out
 }
 
-// Of pods that all have their nodes at once the ports are made where they are bound, in as
-// few calls as the provider lets, and are there soon; none of their PodNICs
-// is written more often than it has news.
+// If all pods are scheduled at once, the controller creates ports already bound, in full batches, and
+// writes each PodNIC status twice.
 func TestAllAtOnce(t *testing.T) {
-	out := virtually(t, Order{})
+	out := runInVirtualTime(t, Order{})
 	if out.Calls["Create"] > 6 || out.Calls["Update"] != 0 || out.TotalCalls() > 12 {
-		t.Errorf("calls %v, want about 4 that make 64 ports at most, and few that look", out.Calls)
+		t.Errorf("calls %v, want about 4 creates of up to 64 ports, and few lookups", out.Calls)
 	}
-	if out.Forced != latency || out.Bound > 2*latency || out.Active > 5*latency {
-		t.Errorf("bound after %v, active after %v, want %v and soon after", out.Bound, out.Active, out.Forced)
+	if out.MinBound != latency || out.Bound > 2*latency || out.Active > 5*latency {
+		t.Errorf("bound after %v, active after %v, want bound after %v and active soon after", out.Bound, out.Active, out.MinBound)
 	}
 	if w := out.Writes["status of PodNIC"]; w != 2*pods || out.Writes["create PodNIC"] < pods {
-		t.Errorf("writes %v, want one that makes a PodNIC, and two of its status", out.Writes)
+		t.Errorf("writes %v, want one create and two status writes per PodNIC", out.Writes)
 	}
 	if out.Heap == 0 || out.Heap > pods*64<<10 {
 		t.Errorf("%d bytes for %d PodNICs", out.Heap, pods)
 	}
 }
 
-// While the scheduler is at work, a pod's port waits for its node: so it takes no call of its
-// own to bind it.
+// If pods are scheduled one after the other, the controller creates a port once its pod has a node, and
+// needs no separate bind call.
 func TestSchedulerAtWork(t *testing.T) {
-	out := virtually(t, Order{Scheduled: 50})
+	out := runInVirtualTime(t, Order{Scheduled: 50})
 	if out.Calls["Update"] != 0 || out.TotalCalls() > pods/2 {
-		t.Errorf("calls %v, want no port bound by itself", out.Calls)
+		t.Errorf("calls %v, want no separate bind calls", out.Calls)
 	}
 	if out.Scheduled < 3*time.Second || out.Bound > out.Scheduled+2*latency {
-		t.Errorf("the last pod has its node after %v, its port after %v", out.Scheduled, out.Bound)
+		t.Errorf("last pod scheduled after %v, last port bound after %v", out.Scheduled, out.Bound)
 	}
 }
 
-// Pods for which there is no node have their ports all the same, and these are bound as fast
-// as the provider lets once there is one.
+// Unscheduled pods get ports; these are bound at the provider's rate once the pods are scheduled.
 func TestNodesThatComeLate(t *testing.T) {
-	out := virtually(t, Order{Late: time.Minute})
+	out := runInVirtualTime(t, Order{Late: time.Minute})
 	if out.Calls["Create"] > 6 || out.Calls["Update"] != pods {
-		t.Errorf("calls %v, want about 4 that make 64 ports at most, and one for each that binds it", out.Calls)
+		t.Errorf("calls %v, want about 4 creates of up to 64 ports, and one bind call per port", out.Calls)
 	}
-	if took := out.Bound - time.Minute; out.Forced != pods/calls*latency || took > out.Forced*115/100 {
-		t.Errorf("bound %v after there were nodes, want %v", took, out.Forced)
+	if took := out.Bound - time.Minute; out.MinBound != pods/calls*latency || took > out.MinBound*115/100 {
+		t.Errorf("bound %v after the first pod was scheduled, want %v", took, out.MinBound)
 	}
 }
 
-// What is compared with makes two calls for each port.
+// The naive controller makes two calls per port.
 func TestNaive(t *testing.T) {
-	out := virtually(t, Order{Naive: true})
+	out := runInVirtualTime(t, Order{Naive: true})
 	if !maps.Equal(out.Calls, map[string]int{"Create": pods, "Get": pods}) || out.Bound < pods/calls*latency {
 		t.Errorf("calls %v, bound after %v", out.Calls, out.Bound)
 	}

@@ -1,6 +1,6 @@
 // Package ready measures how long pods of a whole cluster of the lab take until they
-// are Ready, with Berth as the cluster's network and with the reference plugins ptp and
-// host-local in its place: the same machines, kubelets and runtimes, in turn.
+// are Ready, with Berth and with the reference plugins ptp and host-local, in turn on the same
+// machines, kubelets and runtimes.
 package ready
 
 import (
@@ -10,27 +10,28 @@ import (
 	"os"
 	"time"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/control"
 	"github.com/berthnet/berth/lab/run/host"
 )
 
 const (
-	// labDir is where the cluster lives. Sockets lie in it, so it is short.
+	// labDir is the directory of the cluster. It is short because it contains sockets.
 	labDir = "/run/vpclab/bench"
-	// nodes is how many the cluster has.
+	// nodes is the number of nodes.
 	nodes = 3
-	// instanceType has 8 ENIs with 29 addresses each, so that the targets that Berth
-	// comes with keep more than 29 addresses warm, and more ENIs than a burst needs.
+	// instanceType has 8 ENIs with 29 addresses each, so that Berth's default targets
+	// keep more than 29 addresses warm, and more ENIs than a burst needs.
 	instanceType = "m5.4xlarge"
-	// MaxPods of a node: the kubelet's own default, and what EKS gives machines with
-	// fewer than 30 processors.
+	// MaxPods of a node is the kubelet's default, and the EKS value for machines with fewer than 30
+	// processors.
 	MaxPods = 110
-	// patience ends a cluster that does not come up, and pods that do not.
+	// patience limits the start of the cluster and of pods.
 	patience = 5 * time.Minute
 )
 
-// Order is what a cluster is raised from.
+// Order describes a cluster.
 type Order struct {
 	BinDir string
 	Assets string   // of the control plane, kubelet and kube-proxy
@@ -38,7 +39,7 @@ type Order struct {
 	Say    func(format string, args ...any)
 }
 
-// Cluster is one with Berth, raised from its chart, in node mode.
+// Cluster is a cluster with Berth in node mode, installed by its chart.
 type Cluster struct {
 	*lab.Lab
 	release func()
@@ -46,10 +47,10 @@ type Cluster struct {
 	values  map[string]any // of Berth's chart, besides the lab's own
 }
 
-// Raise raises a cluster with Berth as its network.
+// Raise starts a cluster with Berth as its network.
 func Raise(ctx context.Context, o Order) (*Cluster, error) {
 	if err := os.MkdirAll(labDir, 0o755); err != nil {
-		return nil, fmt.Errorf("make the folder of the cluster: %w", err)
+		return nil, fmt.Errorf("create the folder of the cluster: %w", err)
 	}
 	release, err := control.Lock(labDir)
 	if err != nil {
@@ -64,7 +65,7 @@ func Raise(ctx context.Context, o Order) (*Cluster, error) {
 	})
 	if err != nil {
 		release()
-		return nil, fmt.Errorf("raise a cluster: %w", err)
+		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
 	return &Cluster{Lab: l, release: release, network: Berth}, nil
 }
@@ -75,15 +76,10 @@ func (c *Cluster) Close() error {
 	return errors.Join(c.Err(), c.Lab.Close(), os.RemoveAll(labDir))
 }
 
-// hosts are the machines, by the order of their names.
-func (c *Cluster) hosts() ([]*host.Host, error) {
-	var all []*host.Host
+// hosts returns the machines, sorted by name.
+func (c *Cluster) hosts() (all []*host.Host) {
 	for _, n := range c.Nodes() {
-		h, err := c.Machine(n.Name)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, h)
+		all = append(all, must.Get(c.Machine(n.Name)))
 	}
-	return all, nil
+	return all
 }

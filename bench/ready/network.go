@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/lab/run/poll"
@@ -21,20 +21,20 @@ import (
 // Network is one of the two that are compared.
 type Network string
 
-// The two.
+// The networks.
 const (
 	Berth     Network = "berth"
 	Reference Network = "reference" // ptp and host-local
 )
 
-// referenceFile sorts before Berth's, and runtimes take the first.
+// referenceFile sorts before Berth's: runtimes use the first file.
 const referenceFile = "/etc/cni/net.d/00-reference.conflist"
 
-// referencePods are the addresses of all nodes' pods in the reference's turns.
+// referencePods contains the addresses of all pods in the reference's turns.
 var referencePods = netip.MustParsePrefix("10.250.0.0/16")
 
-// referenceConfiguration is that of one node, which has its own part of the addresses,
-// and an MTU as in the VPC.
+// referenceConfiguration returns the CNI configuration of one node, with its own part of the addresses
+// and the MTU of the VPC.
 func referenceConfiguration(node int) string {
 	a := referencePods.Addr().As4()
 	a[2] = byte(node)
@@ -42,60 +42,54 @@ func referenceConfiguration(node int) string {
 		Reference, netip.PrefixFrom(netip.AddrFrom4(a), 24))
 }
 
-// nowhere is a chart's value by which berthd runs on no node.
+// nowhere is a chart value that keeps berthd off all nodes.
 var nowhere = map[string]any{"nodeSelector": map[string]any{"bench.berth.dev/network": string(Berth)}}
 
-// Configure gives Berth's chart values besides the lab's own.
-func (c *Cluster) Configure(ctx context.Context, daemon map[string]any) error {
+// Configure sets values of Berth's chart, in addition to the lab's own.
+func (c *Cluster) Configure(ctx context.Context, daemon map[string]any) (err error) {
+	defer must.Catch(&err)
 	c.values = daemon
-	if c.network != Berth {
-		return nil
+	if c.network == Berth {
+		c.installBerth(ctx, c.values, nodes)
 	}
-	return c.startBerth(ctx)
+	return nil
 }
 
-// use makes a network that of all pods to come, unless it is. Pods of the other must
-// be gone. In the reference's turns berthd does not run, so that these pay for nothing
-// that Berth does. There is always one of the two, so that nodes stay Ready.
-func (c *Cluster) use(ctx context.Context, n Network) error {
+// use selects the network of all subsequent pods. Pods of the other network must be gone. In the
+// reference's turns berthd does not run, so that it uses no resources. One of the two networks is always
+// installed, so that nodes stay Ready.
+func (c *Cluster) use(ctx context.Context, n Network) {
 	if c.network == n {
-		return nil
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	hosts, err := c.hosts()
-	if err != nil {
-		return err
-	}
+	hosts := c.hosts()
 	if n == Berth {
-		if err := c.startBerth(ctx); err != nil {
-			return err
-		}
+		c.installBerth(ctx, c.values, nodes)
 	}
 	for i, h := range hosts {
 		command := []string{"rm", referenceFile}
 		if n == Reference {
 			command = []string{"sh", "-ec", `printf %s "$1" >"$2.new"; mv "$2.new" "$2"`, "sh", referenceConfiguration(i), referenceFile}
 		}
-		if _, err := h.Run(ctx, command[0], command[1:]...); err != nil {
-			return err
-		}
+		must.Get(h.Run(ctx, command[0], command[1:]...))
 	}
 	for _, h := range hosts {
 		if err := poll.Until(ctx, func() error { return hasNetwork(ctx, h, n) }); err != nil {
-			return fmt.Errorf("switch %s to the network %s: %w", h.Name, n, err)
+			must.OK(fmt.Errorf("switch %s to the network %s: %w", h.Name, n, err))
 		}
 	}
 	if n == Reference {
-		if err := c.stopBerth(ctx); err != nil {
-			return err
-		}
+		values := map[string]any{}
+		maps.Copy(values, c.values)
+		maps.Copy(values, nowhere)
+		c.installBerth(ctx, values, 0)
 	}
 	c.network = n
-	return nil
 }
 
-// hasNetwork is nil once a machine's runtime attaches pods to a network.
+// hasNetwork returns nil if a machine's runtime attaches pods to the given network.
 func hasNetwork(ctx context.Context, h *host.Host, want Network) error {
 	conn, err := h.CRI()
 	if err != nil {
@@ -107,41 +101,25 @@ func hasNetwork(ctx context.Context, h *host.Host, want Network) error {
 		return err
 	}
 	// Of containerd 1 and 2: github.com/containerd/go-cni, ConfigResult.
-	var of struct {
+	var config struct {
 		Networks []struct{ Config struct{ Name string } }
 	}
-	if err := json.Unmarshal([]byte(status.Info["cniconfig"]), &of); err != nil {
-		return fmt.Errorf("read which networks containerd has: %w", err)
+	if err := json.Unmarshal([]byte(status.Info["cniconfig"]), &config); err != nil {
+		return fmt.Errorf("decode containerd's CNI configuration: %w", err)
 	}
-	for _, n := range of.Networks {
+	for _, n := range config.Networks {
 		if name := n.Config.Name; name == string(want) {
 			return nil
 		}
 	}
-	return fmt.Errorf("containerd has the networks %+v", of.Networks)
+	return fmt.Errorf("containerd has the networks %+v, expected %s", config.Networks, want)
 }
 
-// startBerth installs Berth by its chart and returns when it runs on every node.
-func (c *Cluster) startBerth(ctx context.Context) error {
-	if err := c.Chart.Install(ctx, map[string]any{"daemon": c.values}); err != nil {
-		return err
-	}
-	return c.daemons(ctx, nodes)
-}
-
-func (c *Cluster) stopBerth(ctx context.Context) error {
-	values := map[string]any{}
-	maps.Copy(values, c.values)
-	maps.Copy(values, nowhere)
-	if err := c.Chart.Install(ctx, map[string]any{"daemon": values}); err != nil {
-		return err
-	}
-	return c.daemons(ctx, 0)
-}
-
-// daemons returns once so many nodes run berthd as it was installed last.
-func (c *Cluster) daemons(ctx context.Context, want int) error {
-	return poll.Until(ctx, func() error {
+// installBerth installs Berth's chart, and returns once berthd runs on the given number of nodes with the
+// new configuration.
+func (c *Cluster) installBerth(ctx context.Context, daemon map[string]any, want int) {
+	must.OK(c.Chart.Install(ctx, map[string]any{"daemon": daemon}))
+	must.OK(poll.Until(ctx, func() error {
 		d := &appsv1.DaemonSet{}
 		if err := c.Kube.Client.Get(ctx, client.ObjectKey{Namespace: addons.Namespace, Name: "berthd"}, d); err != nil {
 			return err
@@ -155,15 +133,5 @@ func (c *Cluster) daemons(ctx context.Context, want int) error {
 			return fmt.Errorf("berthd is ready on %d nodes of %d, with %d pods", s.NumberReady, want, len(pods.Items))
 		}
 		return nil
-	})
-}
-
-// available returns once every node has so many addresses to hand out.
-func (c *Cluster) available(ctx context.Context, want int) error {
-	for _, n := range c.Nodes() {
-		if err := lab.WaitAvailable(ctx, n, want); err != nil {
-			return err
-		}
-	}
-	return nil
+	}))
 }

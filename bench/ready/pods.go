@@ -15,13 +15,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// rest is how long the cluster is left alone before pods are made.
-const rest = 2 * time.Second
+// settleTime is how long the cluster is left alone before pods are created.
+const settleTime = 2 * time.Second
 
 const (
 	name      = "measured"
@@ -30,8 +32,8 @@ const (
 
 var labels = map[string]string{"app": name}
 
-// spec is of a pod that is nothing but a sandbox and one container, so that the network
-// has as large a part in its time as it can have: no probe, no volume, no pull.
+// spec returns a pod with one container and without probes, volumes and image pulls, to maximize the
+// network's share of its start time.
 func spec(node string) corev1.PodSpec {
 	no, grace := false, int64(1)
 	s := corev1.PodSpec{
@@ -48,8 +50,8 @@ func spec(node string) corev1.PodSpec {
 	return s
 }
 
-// Deployment makes one of so many pods, as many on each node as on another, and tells
-// how long it takes until all are Ready.
+// Deployment creates a Deployment whose pods are spread evenly over the nodes, and returns how long it
+// takes until all are Ready.
 func (c *Cluster) Deployment(ctx context.Context, n Network, pods int) (last time.Duration, err error) {
 	replicas := int32(pods)
 	var began time.Time
@@ -69,8 +71,7 @@ func (c *Cluster) Deployment(ctx context.Context, n Network, pods int) (last tim
 	return last, err
 }
 
-// Burst makes so many pods at once for one node, and tells how long each took from its
-// creation until it was Ready, the fastest first.
+// Burst creates pods at once on one node, and returns the times from creation to Ready, sorted.
 func (c *Cluster) Burst(ctx context.Context, n Network, pods int) (took []time.Duration, err error) {
 	began := make([]time.Time, pods)
 	podName := func(i int) string { return fmt.Sprintf("%s-%d", name, i) }
@@ -93,35 +94,30 @@ func (c *Cluster) Burst(ctx context.Context, n Network, pods int) (took []time.D
 	return took, nil
 }
 
-// turn is what a network does once.
+// turn is one measurement of a network.
 type turn struct {
 	pods   int // in all
-	onNode int // of them on one node
+	onNode int // maximum per node
 	create func(context.Context) error
 }
 
-// turn has a network carry pods and removes them again. It returns when each was
-// Ready.
-func (c *Cluster) turn(ctx context.Context, n Network, t turn) (map[string]time.Time, error) {
+// turn creates pods with a network and removes them again. It returns when each was Ready.
+func (c *Cluster) turn(ctx context.Context, n Network, t turn) (at map[string]time.Time, err error) {
+	defer must.Catch(&err)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := c.use(ctx, n); err != nil {
-		return nil, err
-	}
-	if n == Berth {
-		if err := c.available(ctx, t.onNode); err != nil {
-			return nil, err
+	c.use(ctx, n)
+	if n == Berth { // wait for warm addresses
+		for _, node := range c.Nodes() {
+			must.OK(lab.WaitAvailable(ctx, node, t.onNode))
 		}
 	}
-	if err := poll.Pause(ctx, time.Now(), rest); err != nil {
-		return nil, err
-	}
-	at := map[string]time.Time{}
+	must.OK(poll.Pause(ctx, time.Now(), settleTime))
+	at = map[string]time.Time{}
 	g, groupCtx := errgroup.WithContext(ctx)
 	g.Go(func() error { return t.create(groupCtx) })
 	g.Go(func() (err error) {
-		// By a watch, as users and controllers hear of it: the times in conditions are
-		// whole seconds.
+		// From a watch, since the times in conditions are whole seconds.
 		until := objects.Until(groupCtx, c.Kube.Client, &corev1.PodList{}, nil, func(p *corev1.Pod) bool {
 			if _, known := at[p.Name]; !known && p.Labels["app"] == name && objects.IsReady(p) {
 				at[p.Name] = time.Now()
@@ -130,76 +126,50 @@ func (c *Cluster) turn(ctx context.Context, n Network, t turn) (map[string]time.
 			return len(at) == t.pods
 		})
 		if until != nil {
-			until = fmt.Errorf("wait until %d pods are Ready by %s: %d are: %w", t.pods, n, len(at), until)
+			until = fmt.Errorf("wait until %d pods are Ready with %s: %d are: %w", t.pods, n, len(at), until)
 		}
 		return errors.Join(err, until)
 	})
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	return at, c.remove(ctx)
+	must.OK(g.Wait())
+	c.remove(ctx)
+	return at, nil
 }
 
-// carries wants a pod to have an address of the network whose turn it is.
+// carries returns an error unless a pod's address belongs to the given network.
 func carries(n Network, p *corev1.Pod) error {
 	a, err := netip.ParseAddr(p.Status.PodIP)
 	if err != nil || referencePods.Contains(a) != (n == Reference) {
-		return fmt.Errorf("pod %s has the address %q in a turn of %s", p.Name, p.Status.PodIP, n)
+		return fmt.Errorf("pod %s has the address %q, which is not of network %s", p.Name, p.Status.PodIP, n)
 	}
 	return nil
 }
 
-// remove removes the pods and what runtimes keep of them, which kubelets would have
-// them remove within a minute: in a turn of the other network.
-func (c *Cluster) remove(ctx context.Context) error {
+// remove deletes the pods and their sandboxes. Kubelets would remove the sandboxes within a minute, which
+// would be in a turn of the other network.
+func (c *Cluster) remove(ctx context.Context) {
 	background := client.PropagationPolicy(metav1.DeletePropagationBackground)
-	err := errors.Join(
-		c.Kube.Client.DeleteAllOf(ctx, &appsv1.Deployment{}, client.InNamespace(namespace), background),
-		c.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(namespace), client.MatchingLabels(labels)),
-	)
-	if err != nil {
-		return fmt.Errorf("remove pods: %w", err)
-	}
-	err = poll.Until(ctx, func() error {
+	must.OK(c.Kube.Client.DeleteAllOf(ctx, &appsv1.Deployment{}, client.InNamespace(namespace), background))
+	must.OK(c.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(namespace), client.MatchingLabels(labels)))
+	must.OK(poll.Until(ctx, func() error {
 		left := &corev1.PodList{}
 		err := c.Kube.Client.List(ctx, left, client.InNamespace(namespace), client.MatchingLabels(labels))
 		if err == nil && len(left.Items) > 0 {
-			err = fmt.Errorf("%d pods are left", len(left.Items))
+			err = fmt.Errorf("%d pods are not removed yet", len(left.Items))
 		}
 		return err
-	})
-	if err != nil {
-		return fmt.Errorf("remove pods: %w", err)
+	}))
+	for _, h := range c.hosts() {
+		removeSandboxes(ctx, h)
 	}
-	hosts, err := c.hosts()
-	if err != nil {
-		return err
-	}
-	for _, h := range hosts {
-		if err := removeSandboxes(ctx, h); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
-// removeSandboxes removes those that have ended on a machine.
-func removeSandboxes(ctx context.Context, h *host.Host) error {
-	conn, err := h.CRI()
-	if err != nil {
-		return err
-	}
+// removeSandboxes removes stopped sandboxes from a machine.
+func removeSandboxes(ctx context.Context, h *host.Host) {
+	conn := must.Get(h.CRI())
 	defer conn.Close()
 	r := cri.NewRuntimeServiceClient(conn)
 	ended := &cri.PodSandboxFilter{State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_NOTREADY}}
-	list, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: ended})
-	if err != nil {
-		return fmt.Errorf("list sandboxes of %s: %w", h.Name, err)
+	for _, s := range must.Get(r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: ended})).Items {
+		must.Get(r.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: s.Id}))
 	}
-	for _, s := range list.Items {
-		if _, err := r.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: s.Id}); err != nil {
-			return fmt.Errorf("remove a sandbox of %s: %w", h.Name, err)
-		}
-	}
-	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/fleet"
 	"github.com/berthnet/berth/internal/ipam"
@@ -19,7 +20,7 @@ const clusterName = "scale"
 // instanceType has 8 ENIs of 30 addresses each, the primary one included.
 const instanceType = "m5.4xlarge"
 
-// cluster is a fleet in front of an EC2 in memory, and the model of its nodes.
+// cluster is a fleet with an EC2 in memory, and the model of its nodes.
 type cluster struct {
 	ec2   *ec2
 	fleet *fleet.Fleet
@@ -31,17 +32,17 @@ type cluster struct {
 	stopped chan struct{}
 
 	mu     sync.Mutex // guards all below
-	has    int        // addresses that nodes have, of those that they want
-	goal   int        // of has, closes filled
+	has    int        // wanted addresses that nodes have
+	goal   int        // value of has at which filled is closed
 	filled chan struct{}
-	last   time.Duration // when that was
+	last   time.Duration // when the goal was reached
 }
 
 // want is what the nodes of a workload need.
 type want struct {
 	policy    ipam.Policy
 	available int   // addresses of a filled node; 0: as many as the policy asks for at first
-	subnets   []int // free addresses of each; none: one with enough for all
+	subnets   []int // free addresses of each; empty: one with enough for all
 	short     int   // addresses that the subnets cannot give
 }
 
@@ -79,11 +80,11 @@ func (c *cluster) start(ctx context.Context) {
 	c.began = time.Now()
 	go func() {
 		defer close(c.stopped)
-		_ = c.fleet.Run(ctx) // the end of its context
+		_ = c.fleet.Run(ctx) // only fails when its context ends
 	}()
 }
 
-// join adds all nodes, one every so often, and returns once all are filled.
+// join adds all nodes at the given interval, and returns once all are filled.
 func (c *cluster) join(ctx context.Context, every time.Duration) error {
 	for i, n := range c.nodes {
 		if i > 0 && every > 0 {
@@ -96,8 +97,7 @@ func (c *cluster) join(ctx context.Context, every time.Duration) error {
 	return c.wait(ctx)
 }
 
-// event has pods take an address on one node, and returns once the node has
-// another one for it.
+// event has a pod take an address on one node, and returns once the node has a replacement.
 func (c *cluster) event(ctx context.Context, n *node) error {
 	c.expect(1)
 	n.use(1, 1)
@@ -105,8 +105,7 @@ func (c *cluster) event(ctx context.Context, n *node) error {
 	return c.wait(ctx)
 }
 
-// calm has the pods of events gone again, and returns once what the node needs
-// no more is given back.
+// calm removes the pods of events, and returns once the excess addresses are released.
 func (c *cluster) calm(nodes []*node) {
 	for _, n := range nodes {
 		n.leave(1)
@@ -118,7 +117,7 @@ func (c *cluster) calm(nodes []*node) {
 	c.idle(2 * time.Minute) // beyond the delay of shrinking
 }
 
-// expect makes so many further addresses what wait waits for.
+// expect adds to the number of addresses that wait waits for.
 func (c *cluster) expect(more int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,10 +134,10 @@ func (c *cluster) gained(n int) {
 	}
 }
 
-// deadline is in virtual time, and nearly free: nobody computes while all wait.
+// deadline is in virtual time, so waiting for it costs nearly nothing.
 const deadline = 2 * time.Hour
 
-// wait returns once nodes have what they want, as far as it is there.
+// wait returns once the goal is reached.
 func (c *cluster) wait(ctx context.Context) error {
 	c.mu.Lock()
 	filled := c.filled
@@ -155,17 +154,17 @@ func (c *cluster) wait(ctx context.Context) error {
 	}
 }
 
-// idle lets time pass.
+// idle lets virtual time pass.
 func (c *cluster) idle(d time.Duration) { <-time.After(d) }
 
-// close ends the fleet.
+// close stops the fleet.
 func (c *cluster) close() {
 	c.stop()
 	<-c.stopped
-	c.idle(time.Hour) // for timers that nobody waits for any more
+	c.idle(time.Hour) // until remaining timers have fired
 }
 
-// times tells when the goal was reached, and when half of the nodes were filled.
+// times returns when the goal was reached, and when half of the nodes were filled.
 func (c *cluster) times() (last, median time.Duration) {
 	var all []time.Duration
 	for _, n := range c.nodes {
@@ -180,3 +179,128 @@ func (c *cluster) times() (last, median time.Duration) {
 	defer c.mu.Unlock()
 	return c.last, all[(len(all)-1)/2]
 }
+
+// node is the node's side of the allocator, in place of its NodeNetwork object: the inventory published
+// last, and the addresses that pods use.
+type node struct {
+	name, instance string
+	gained         func(int) // called with each change of has
+
+	mu        sync.Mutex // guards all below
+	inventory eni.Inventory
+	used      map[netip.Addr]bool
+	want      int // number of addresses at which the node is filled
+	has       int // of want
+	filledAt  time.Time
+}
+
+var _ interface {
+	eni.Node
+	Reconciled(eni.Status)
+} = (*node)(nil)
+
+// Usage implements eni.Node.
+func (n *node) Usage() eni.Usage {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	u := eni.Usage{ENIs: make(map[string]eni.ENIUsage, len(n.inventory.ENIs))}
+	for _, e := range n.inventory.ENIs {
+		var of eni.ENIUsage
+		for _, a := range e.Addresses {
+			if n.used[a] {
+				of.Used++
+			} else {
+				of.Free.Addresses++
+			}
+		}
+		u.ENIs[e.ID] = of
+	}
+	return u
+}
+
+// Publish implements eni.Node.
+func (n *node) Publish(_ context.Context, inv eni.Inventory) error {
+	n.mu.Lock()
+	n.inventory = inv
+	before := n.has
+	n.has = min(n.want, n.available())
+	gained := n.has - before
+	if gained > 0 && n.has == n.want {
+		n.filledAt = time.Now()
+	}
+	n.mu.Unlock()
+	if gained != 0 {
+		n.gained(gained)
+	}
+	return nil
+}
+
+// available counts the addresses for pods. n.mu is held.
+func (n *node) available() (count int) {
+	for _, e := range n.inventory.ENIs {
+		if e.Serves {
+			count += len(e.Addresses)
+		}
+	}
+	return count
+}
+
+// use assigns free addresses to pods, and increases the number of wanted addresses.
+func (n *node) use(count, more int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.want += more
+	for _, e := range n.inventory.ENIs {
+		for _, a := range e.Addresses {
+			if count > 0 && e.Serves && !n.used[a] {
+				n.used[a] = true
+				count--
+			}
+		}
+	}
+}
+
+// leave frees addresses of pods, and decreases the number of wanted addresses.
+func (n *node) leave(count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range n.inventory.ENIs {
+		for _, a := range e.Addresses {
+			if count > 0 && n.used[a] {
+				delete(n.used, a)
+				n.want, n.has, count = n.want-1, n.has-1, count-1
+			}
+		}
+	}
+}
+
+// ObserveFailed implements eni.Node.
+func (*node) ObserveFailed(error) {}
+
+// Withdraw implements eni.Node.
+func (n *node) Withdraw(id string, want cloud.Amount) (out []netip.Prefix) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range n.inventory.ENIs {
+		if e.ID == id {
+			for _, a := range e.Addresses {
+				if !n.used[a] && len(out) < want.Addresses {
+					out = append(out, netip.PrefixFrom(a, a.BitLen()))
+				}
+			}
+		}
+	}
+	return out
+}
+
+// RestoreWithdrawn implements eni.Node.
+func (n *node) RestoreWithdrawn([]netip.Prefix) {}
+
+// WithdrawENI implements eni.Node.
+func (n *node) WithdrawENI(id string) bool { return n.Usage().ENIs[id].Used == 0 }
+
+// Committed implements fleet.Node: one operator works for the node.
+func (n *node) Committed() []eni.Release { return nil }
+
+// Reconciled is called after every pass.
+func (n *node) Reconciled(eni.Status) {}

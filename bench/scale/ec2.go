@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -12,12 +13,12 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// ec2 is the EC2 in memory of a run, and the limiters before it.
+// ec2 is the EC2 in memory of a run, and Berth's limiters in front of it.
 type ec2 struct {
 	*cloudfake.Cloud
-	paced     cloud.API // what Berth calls
+	paced     cloud.API // the API that Berth calls
 	instances []string
-	waits     atomic.Int64 // nanoseconds for which the limiters held calls back
+	waits     atomic.Int64 // nanoseconds that calls waited in the limiters
 }
 
 const (
@@ -25,8 +26,8 @@ const (
 	primaries = "subnet-primaries" // of the nodes' primary ENIs
 )
 
-// newEC2 has an instance for every node. Where the subnets for new ENIs are to
-// have so many free addresses, they are not those of the primary ENIs.
+// newEC2 returns an EC2 with an instance per node. If free is not empty, it has the numbers of free
+// addresses of the subnets for new ENIs, which then differ from the subnet of the primary ENIs.
 func newEC2(o Order, free []int) *ec2 {
 	e := &ec2{Cloud: cloudfake.New(o.Limits.Options())}
 	e.paced = pace.Cloud(e, pace.Options{Observer: e})
@@ -44,11 +45,10 @@ func newEC2(o Order, free []int) *ec2 {
 	return e
 }
 
-// forPods are the tags of the subnets with so many free addresses, by which the
-// nodes choose them.
+// forPods are the tags by which nodes select the subnets for new ENIs.
 var forPods = map[string]string{"for": "pods"}
 
-// outcome is what EC2 saw so far.
+// outcome returns the statistics of EC2 so far.
 func (e *ec2) outcome() Outcome {
 	out := Outcome{Calls: map[string]int{}, Waited: time.Duration(e.waits.Load())}
 	for action, s := range e.Front.Stats() {
@@ -61,10 +61,9 @@ func (e *ec2) outcome() Outcome {
 	return out
 }
 
-// besides has another client of the account make so many calls a second until ctx
-// ends, if any: at random moments, whatever is refused. It returns when the client
-// has done so for a minute.
-func (e *ec2) besides(ctx context.Context, l Limits) {
+// startForeign starts another client of the account, if the limits have one. It makes calls at random
+// times until ctx ends, and ignores refusals. startForeign returns after one minute of such calls.
+func (e *ec2) startForeign(ctx context.Context, l Limits) {
 	if l.Foreign == 0 {
 		return
 	}
@@ -88,8 +87,8 @@ func (e *ec2) Call(string, string, time.Duration) {}
 // Limited implements pace.Observer.
 func (e *ec2) Limited(_ string, d time.Duration) { e.waits.Add(int64(d)) }
 
-// exposure is the longest time for which an ENI would have outlived its
-// instance, and how many would now.
+// exposure returns the longest time between the attachment of an ENI and the setting of its
+// DeleteOnTermination, and the number of ENIs for which it is not set yet.
 func (e *ec2) exposure() (longest time.Duration, now int) {
 	attached := map[string]time.Time{}
 	for _, call := range e.Front.Calls() {
@@ -103,4 +102,86 @@ func (e *ec2) exposure() (longest time.Duration, now int) {
 		}
 	}
 	return longest, len(attached)
+}
+
+// Limits are the limits of the EC2 in memory.
+type Limits struct {
+	Delay time.Duration // of every call
+	// Shared is one bucket for the calls of all actions, describes included.
+	Shared *cloudfake.Bucket
+	// Published gives each action a bucket of its own, as EC2 documents them.
+	Published bool
+	// Refused is the share of calls that are refused at random, whatever their rate.
+	Refused float64
+	// Foreign is how many calls a second another client of the account makes,
+	// which never backs off. It starts a minute before the first node joins.
+	Foreign float64
+	// Seed determines the times of these calls, and which calls are refused at random.
+	Seed uint64
+}
+
+// foreignAction is the action that the other client calls.
+const foreignAction = "DescribeInstances"
+
+// published are EC2's buckets (EC2 Developer Guide, "Request throttling for the
+// Amazon EC2 API").
+var published = map[string]cloudfake.Bucket{
+	"Describe":             {Rate: 20, Size: 100},
+	"":                     {Rate: 5, Size: 50},
+	pace.Assign.Action:     {Rate: 5, Size: 100},
+	pace.AssignIPv6.Action: {Rate: 5, Size: 100},
+}
+
+// Options returns the options of an EC2 in memory with these limits.
+func (l Limits) Options() cloudfake.Options {
+	o := cloudfake.Options{Latency: l.Delay, Shared: l.Shared, Refused: l.Refused, Seed: l.Seed}
+	if l.Published {
+		o.Buckets = published
+	}
+	return o
+}
+
+// MinDuration returns the minimum duration of calls that the limits impose: until the last call has its
+// token and its reply. Beside another client, Berth gets a proportional share of the rate.
+func (l Limits) MinDuration(calls map[string]int) (longest time.Duration) {
+	if l.Foreign > 0 {
+		return l.share(calls)
+	}
+	total := 0
+	for action, n := range calls {
+		total += n
+		if l.Published {
+			longest = max(longest, drainTime(publishedFor(action), n))
+		}
+	}
+	if l.Shared != nil {
+		longest = max(longest, drainTime(*l.Shared, total))
+	}
+	return longest + l.Delay
+}
+
+// share returns the minimum duration of calls when the shared bucket serves Berth and the other client in
+// proportion to the calls that each makes, and Berth calls at the full rate of the bucket.
+func (l Limits) share(calls map[string]int) time.Duration {
+	total := 0
+	for _, n := range calls {
+		total += n
+	}
+	rate := l.Shared.Rate * l.Shared.Rate / (l.Shared.Rate + l.Foreign)
+	return time.Duration(float64(total)/rate*float64(time.Second)) + l.Delay
+}
+
+func publishedFor(action string) cloudfake.Bucket {
+	if b, ok := published[action]; ok {
+		return b
+	}
+	if strings.HasPrefix(action, "Describe") {
+		return published["Describe"]
+	}
+	return published[""]
+}
+
+// drainTime returns the time in which a bucket that starts full grants n tokens.
+func drainTime(b cloudfake.Bucket, n int) time.Duration {
+	return time.Duration(max(0, float64(n)-b.Size) / b.Rate * float64(time.Second))
 }

@@ -21,13 +21,13 @@ func TestBound(t *testing.T) {
 		{"all actions together", Limits{Shared: shared}, map[string]int{"CreateNetworkInterface": 200, "DescribeSubnets": 100}, 70 * time.Second},
 		{"the slowest action", Limits{Published: true}, map[string]int{"CreateNetworkInterface": 100, "DescribeSubnets": 300, "AssignPrivateIpAddresses": 100}, 10 * time.Second},
 	} {
-		if got := c.limits.Forces(c.calls); got != c.want {
-			t.Errorf("%s: bound of %v is %v, want %v", c.name, c.calls, got, c.want)
+		if got := c.limits.MinDuration(c.calls); got != c.want {
+			t.Errorf("%s: minimum duration of %v is %v, want %v", c.name, c.calls, got, c.want)
 		}
 	}
 }
 
-// TestWorkloads does a small run of each, so that what the bench relies on holds.
+// TestWorkloads runs each workload at a small scale, and checks what the bench relies on.
 func TestWorkloads(t *testing.T) {
 	tight := Limits{Delay: 100 * time.Millisecond, Shared: &cloudfake.Bucket{Rate: 4, Size: 20}}
 	for _, c := range []struct {
@@ -50,7 +50,7 @@ func TestWorkloads(t *testing.T) {
 			return o.Last > 6*time.Minute && o.Exposed < 150*time.Second
 		}},
 		{Order{Workload: Fill, Nodes: 20, Limits: Limits{Shared: tight.Shared, Foreign: 4}}, func(o Outcome) bool { // beside another client
-			return o.ENIs == 20 && o.Last >= 2*time.Second && o.Bound > tight.Forces(o.Calls)
+			return o.ENIs == 20 && o.Last >= 2*time.Second && o.Bound > tight.MinDuration(o.Calls)
 		}},
 		{Order{Workload: Subnets, Nodes: 100, Limits: tight}, func(o Outcome) bool {
 			return o.ENIs == 102 && o.FailedCreates == 0 && o.Last >= o.Bound
@@ -69,7 +69,7 @@ func TestWorkloads(t *testing.T) {
 					t.Fatal(err)
 				}
 				if !c.holds(out) {
-					t.Errorf("the outcome is %+v", out)
+					t.Errorf("unexpected outcome %+v", out)
 				}
 			})
 		})

@@ -1,4 +1,4 @@
-// Package usage tells what other processes use.
+// Package usage reads the memory and CPU time of other processes.
 package usage
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// Memory is a process's private memory in bytes (proc_pid_status(5), RssAnon).
+// Memory returns a process's private memory in bytes (proc_pid_status(5), RssAnon).
 func Memory(pid int) (int64, error) {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -19,7 +19,7 @@ func Memory(pid int) (int64, error) {
 	return int64(status.RssAnon), err
 }
 
-// CPU is the time that a process used so far (proc_pid_stat(5), utime and stime).
+// CPU returns the CPU time of a process so far (proc_pid_stat(5), utime and stime).
 func CPU(pid int) (time.Duration, error) {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -29,15 +29,15 @@ func CPU(pid int) (time.Duration, error) {
 	return time.Duration(stat.CPUTime() * float64(time.Second)), err
 }
 
-// Settled returns the CPU time of a process once it has nearly nothing to do any
-// more: less than 2 % of a second.
+// Settled returns the CPU time of a process once the process is idle: it uses less than 2 % of a processor
+// for one second.
 func Settled(ctx context.Context, pid int) (time.Duration, error) {
 	last, err := CPU(pid)
 	for err == nil {
 		select {
 		case <-ctx.Done():
-			return 0, fmt.Errorf("wait for process %d to rest: %w", pid, ctx.Err())
-		case <-time.After(time.Second): // another process's edge
+			return 0, fmt.Errorf("wait until process %d is idle: %w", pid, ctx.Err())
+		case <-time.After(time.Second): // another process is polled
 		}
 		var now time.Duration
 		if now, err = CPU(pid); err == nil && now-last < time.Second/50 {
@@ -48,19 +48,19 @@ func Settled(ctx context.Context, pid int) (time.Duration, error) {
 	return 0, err
 }
 
-// Peak is the most private memory in bytes that a process is seen to have until
-// ctx ends. It is looked at every 20 ms, and is 0 if it was never there.
+// Peak returns the highest private memory in bytes of a process until ctx ends, sampled every 20 ms. It is
+// 0 if the process never existed.
 func Peak(ctx context.Context, pid int) (peak int64) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if now, err := Memory(pid); err == nil { // it may have ended
+		if now, err := Memory(pid); err == nil { // the process may have exited
 			peak = max(peak, now)
 		}
 		select {
 		case <-ctx.Done():
 			return peak
-		case <-tick.C: // another process's edge
+		case <-tick.C: // another process is polled
 		}
 	}
 }

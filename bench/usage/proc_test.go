@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMemoryAndCPUOfThisProcess asks about a process that surely is there: this one.
+// TestMemoryAndCPUOfThisProcess reads the usage of the test process.
 func TestMemoryAndCPUOfThisProcess(t *testing.T) {
 	memory, err := Memory(os.Getpid())
 	if err != nil || memory < 1<<16 || memory > 1<<34 {
@@ -21,7 +21,7 @@ func TestMemoryAndCPUOfThisProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const work = 100 * time.Millisecond // some ticks, however busy the machine is
+	const work = 100 * time.Millisecond // several clock ticks
 	for spent(t) < before+work {
 	}
 	after, err := CPU(os.Getpid())
@@ -30,7 +30,7 @@ func TestMemoryAndCPUOfThisProcess(t *testing.T) {
 	}
 }
 
-// spent is the CPU time of this process by its own clock.
+// spent returns the CPU time of this process by its own clock.
 func spent(t *testing.T) time.Duration {
 	t.Helper()
 	var ts unix.Timespec
@@ -40,7 +40,7 @@ func spent(t *testing.T) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// TestSettledAndPeak watch a process that does nothing, and one that is gone.
+// TestSettledAndPeak measures an idle process and one that does not exist.
 func TestSettledAndPeak(t *testing.T) {
 	idle := exec.CommandContext(t.Context(), "sleep", "600")
 	if err := idle.Start(); err != nil {
@@ -48,29 +48,29 @@ func TestSettledAndPeak(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = idle.Process.Kill(); _ = idle.Wait() })
 	if cpu, err := Settled(t.Context(), idle.Process.Pid); err != nil || cpu > 100*time.Millisecond {
-		t.Errorf("CPU of a process that does nothing: %v, %v", cpu, err)
+		t.Errorf("CPU of an idle process: %v, %v", cpu, err)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
 	if _, err := Settled(ended, idle.Process.Pid); !errors.Is(err, context.Canceled) {
-		t.Errorf("without time to wait: %v", err)
+		t.Errorf("Settled with a canceled context: %v", err)
 	}
 	if _, err := Settled(t.Context(), -1); err == nil {
-		t.Error("a process that is not there settles")
+		t.Error("Settled of a process that does not exist: no error")
 	}
 	if peak := Peak(ended, idle.Process.Pid); peak <= 0 {
 		t.Errorf("Peak is %d", peak)
 	}
 	if peak := Peak(ended, -1); peak != 0 {
-		t.Errorf("Peak of no process is %d", peak)
+		t.Errorf("Peak of a process that does not exist is %d, want 0", peak)
 	}
 }
 
 func TestProcessThatIsNotThere(t *testing.T) {
 	if _, err := Memory(-1); err == nil {
-		t.Error("Memory of no process is known")
+		t.Error("Memory of a process that does not exist: no error")
 	}
 	if _, err := CPU(-1); err == nil {
-		t.Error("CPU time of no process is known")
+		t.Error("CPU of a process that does not exist: no error")
 	}
 }

@@ -13,12 +13,13 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// berthd is Berth's daemon, which the lab knows how to run.
+// berthd is Berth's daemon, which the lab runs.
 type berthd struct{ *node.Node }
 
 func (d berthd) ready(ctx context.Context) (*pods, error) {
@@ -32,22 +33,21 @@ func (d berthd) ready(ctx context.Context) (*pods, error) {
 	return newPods(d.Node, files[0], "")
 }
 
-// The Amazon VPC CNI's programs, as its module calls them.
+// The Amazon VPC CNI's programs, by the names in its module.
 const (
 	Daemon = "aws-k8s-agent"
 	Plugin = "routed-eni-cni-plugin"
 )
 
-// pluginName is what its image installs the plugin as.
+// pluginName is the name under which its image installs the plugin.
 const pluginName = "aws-cni"
 
-// ipamdRun is where the Amazon VPC CNI's daemon keeps its socket and its records.
-// It cannot be told otherwise, so that each node has a mount namespace with a
-// directory of its own there.
+// ipamdRun is the directory of the socket and the records of the Amazon VPC CNI's daemon. It cannot be
+// configured, so each node has a mount namespace with a separate directory there.
 const ipamdRun = "/run/aws-node"
 
-// Sweep removes what the Amazon VPC CNI's daemons need outside of their labs,
-// unless somebody else has files there. None of them may run.
+// Sweep removes the directory that the Amazon VPC CNI's daemons need outside of their labs, unless it
+// contains files. None of the daemons may run.
 func Sweep() { _ = os.Remove(ipamdRun) }
 
 // ipamd is the Amazon VPC CNI's daemon on one node.
@@ -59,29 +59,19 @@ type ipamd struct {
 }
 
 // newIPAMD installs the plugin on a node, as the image's entry point does, and
-// prepares the daemon with the settings of the published manifest, but for the
-// network policy agent, which is left out.
-func newIPAMD(b *bed, n *node.Node, env map[string]string) (*ipamd, error) {
+// prepares the daemon with the settings of the published manifest, without the network policy agent.
+func newIPAMD(b *bed, n *node.Node, env map[string]string) *ipamd {
 	run, logs := filepath.Join(n.Dir, "run", "aws-node"), filepath.Dir(n.LogFile())
 	for _, dir := range []string{run, ipamdRun} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
-		}
+		must.OK(os.MkdirAll(dir, 0o755))
 	}
-	unshare, err := exec.LookPath("unshare")
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Symlink(filepath.Join(b.CNIDir, Plugin), filepath.Join(n.CNIBinDir(), pluginName)); err != nil {
-		return nil, fmt.Errorf("install the plugin: %w", err)
-	}
+	unshare := must.Get(exec.LookPath("unshare"))
+	must.OK(os.Symlink(filepath.Join(b.CNIDir, Plugin), filepath.Join(n.CNIBinDir(), pluginName)))
 	list := fmt.Sprintf(`{"cniVersion":"0.4.0","name":"aws-cni","disableCheck":true,"plugins":[{"name":"aws-cni","type":%q,
 		"vethPrefix":"eni","mtu":"9001","podSGEnforcingMode":"strict","pluginLogFile":%q,"pluginLogLevel":"DEBUG"}]}`,
 		pluginName, filepath.Join(logs, "plugin.log"))
 	conf := filepath.Join(n.ConfDir(), "10-aws.conflist")
-	if err := os.WriteFile(conf, []byte(list), 0o644); err != nil {
-		return nil, err
-	}
+	must.OK(os.WriteFile(conf, []byte(list), 0o644))
 	vars := []string{
 		"MY_NODE_NAME=" + n.Name,
 		"KUBECONFIG=" + b.control.AdminKubeconfig(),
@@ -102,7 +92,7 @@ func newIPAMD(b *bed, n *node.Node, env map[string]string) (*ipamd, error) {
 		vars = append(vars, k+"="+v)
 	}
 	slices.Sort(vars)
-	// The socket's directory first, then what becomes the daemon.
+	// Mount the socket's directory, then execute the daemon.
 	args := []string{
 		"--mount", "--propagation=private", "sh", "-c", `mount --bind "$0" ` + ipamdRun + ` && exec "$1"`,
 		run, filepath.Join(b.CNIDir, Daemon),
@@ -112,7 +102,7 @@ func newIPAMD(b *bed, n *node.Node, env map[string]string) (*ipamd, error) {
 			return proc.Command{Path: unshare, Args: args, Env: vars, Netns: n.Netns}
 		}),
 		node: n, conf: conf, socket: filepath.Join(run, "ipamd.sock"),
-	}, nil
+	}
 }
 
 func (d *ipamd) ready(ctx context.Context) (*pods, error) {

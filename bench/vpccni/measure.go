@@ -4,52 +4,58 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/berthnet/berth/bench/must"
+	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Figure is one number that both systems are measured by.
+// Figure is one number that is measured for both systems.
 type Figure struct {
 	Name string
 	Unit string
 }
 
-// Workload is what a system is measured at.
+// Workload is a scenario in which a system is measured.
 type Workload struct {
 	Name    string
 	Figures []Figure
-	// Alone: the systems take turns. Else both do it at the same time, in labs of
-	// their own: most of it is waiting, and the machine's load is the same for both.
+	// Alone means that the systems take turns. Otherwise both run at the same time, in separate labs: most
+	// of the time is waiting, and the machine's load is the same for both.
 	Alone bool
 	Runs  int
 	setup setup
-	// measure returns a value for each figure. The daemons do not run yet.
-	measure func(ctx context.Context, b *bed) ([]float64, error)
+	// measure returns a value for each figure. The daemons are not started yet.
+	measure func(ctx context.Context, b *bed) []float64
 }
 
-// patience is how long one run may take, but where a workload says otherwise.
+// patience limits one run.
 const patience = 10 * time.Minute
 
 // Run measures a system once.
 func (w Workload) Run(ctx context.Context, o Order, system System) (values []float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	b, err := raise(ctx, o, system, w.setup)
-	if err != nil {
-		return nil, err
-	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s, %s: %w", w.Name, system, err)
+		}
+	}()
+	defer must.Catch(&err)
+	b := &bed{Order: o, system: system, dir: must.Get(os.MkdirTemp("", "bench-"))}
 	defer func() { err = errors.Join(err, b.close()) }()
-	if values, err = w.measure(ctx, b); err != nil {
-		return nil, fmt.Errorf("%s, %s: %w", w.Name, system, err)
-	}
-	return values, nil
+	b.raise(ctx, w.setup)
+	return w.measure(ctx, b), nil
 }
 
-// Workloads are all, each with the warm targets that both have by default unless
-// it says otherwise.
+// Workloads lists all workloads. They use the warm targets that both systems have by default unless they
+// set others.
 var Workloads = []Workload{
 	{
 		Name: "30 ADDs at once, addresses at hand", Alone: true, Runs: 3,
@@ -106,7 +112,7 @@ var Workloads = []Workload{
 	},
 }
 
-// ColdStart is one node that starts with nothing.
+// ColdStart is one node that starts without addresses.
 var ColdStart = Workload{
 	Name: "cold start", Runs: 3,
 	Figures: []Figure{{"vpc-cni-cold-calls", "EC2 calls"}, {"vpc-cni-cold-pod", "s"}},
@@ -114,116 +120,89 @@ var ColdStart = Workload{
 	measure: coldStart,
 }
 
-// begin starts the only node and returns it once EC2 has given it what its
-// targets ask for: at least so many addresses on so many ENIs, which then take a
-// moment to be usable.
-func (b *bed) begin(ctx context.Context, addresses, enis int) (*machine, error) {
+// begin starts the only node and returns it once EC2 has assigned what its targets require, at least the
+// given numbers of addresses and ENIs, and the daemon can use them.
+func (b *bed) begin(ctx context.Context, addresses, enis int) *machine {
 	m := b.machines[0]
-	if err := m.start(ctx); err != nil {
-		return nil, err
-	}
-	err := b.until(ctx, fmt.Sprintf("%d addresses on %d ENIs", addresses, enis), func() bool {
+	m.start(ctx)
+	b.until(ctx, fmt.Sprintf("%d addresses on %d ENIs", addresses, enis), func() bool {
 		a, e := b.assigned(m)
 		return a >= addresses && e >= enis
 	})
-	pause(ctx, usable)
-	return m, err
+	pause(ctx, learnTime)
+	return m
 }
 
-// usable is the time in which a daemon has learned what EC2 has given it: the
-// Amazon VPC CNI looks every five seconds.
-const usable = 10 * time.Second
+// learnTime is the time in which a daemon learns what EC2 has assigned: the Amazon VPC CNI polls every
+// five seconds.
+const learnTime = 10 * time.Second
 
-// atOnce is the time in which 30 ADDs that come at once are all answered: the
-// median of some rounds, after one that does not count.
-func atOnce(ctx context.Context, b *bed) ([]float64, error) {
+// atOnce measures the time until 30 simultaneous ADDs have returned: the median of several rounds, after a
+// warm-up.
+func atOnce(ctx context.Context, b *bed) []float64 {
 	const adds, rounds = 30, 6
-	m, err := b.begin(ctx, 200, 7)
-	if err != nil {
-		return nil, err
-	}
+	m := b.begin(ctx, 200, 7)
 	var took []float64
 	for round := range rounds {
-		all, err := m.pods.sandboxes(adds)
-		if err != nil {
-			return nil, err
+		var all []*libcni.RuntimeConf
+		for range adds {
+			all = append(all, m.pods.sandbox())
 		}
 		began := time.Now()
-		if err := each(adds, func(i int) error { return m.pods.add(ctx, all[i]) }); err != nil {
-			return nil, err
-		}
+		must.OK(objects.Each(ctx, adds, adds, func(ctx context.Context, i int) error { return m.pods.add(ctx, all[i]) }))
 		if round > 0 {
 			took = append(took, float64(time.Since(began))/float64(time.Millisecond))
 		}
-		if err := m.pods.delAll(ctx, all); err != nil {
-			return nil, err
-		}
+		m.pods.delAll(ctx, all)
 	}
-	return []float64{took[len(took)/2]}, nil
+	return []float64{took[len(took)/2]}
 }
 
-// burst is the time in which more pods than the node has addresses for have
-// theirs, and how many ADDs failed meanwhile.
-func burst(ctx context.Context, b *bed) ([]float64, error) {
-	m, err := b.begin(ctx, 9, 1)
-	if err != nil {
-		return nil, err
-	}
+// burst measures the time until more pods than the node has addresses for are served, and the number of
+// failed ADDs.
+func burst(ctx context.Context, b *bed) []float64 {
+	m := b.begin(ctx, 9, 1)
 	began := time.Now()
-	_, err = m.pods.serveAll(ctx, 20)
-	return []float64{time.Since(began).Seconds(), float64(m.pods.failed.Load())}, err
+	must.Get(m.pods.serveAll(ctx, 20))
+	return []float64{time.Since(began).Seconds(), float64(m.pods.failed.Load())}
 }
 
-// coldStart is how many calls of EC2 a node makes until its first addresses are
-// assigned, that one included, and the time from the daemon's start until the first pod has its.
-func coldStart(ctx context.Context, b *bed) ([]float64, error) {
+// coldStart measures the number of EC2 calls of a node up to and including the one that assigns its first
+// addresses, and the time from the daemon's start until the first pod is served.
+func coldStart(ctx context.Context, b *bed) []float64 {
 	m := b.machines[0]
 	began := time.Now()
-	if err := m.start(ctx); err != nil {
-		return nil, err
-	}
-	if err := b.until(ctx, "first addresses", func() bool { a, _ := b.assigned(m); return a >= 3 }); err != nil {
-		return nil, err
-	}
+	m.start(ctx)
+	b.until(ctx, "first addresses", func() bool { a, _ := b.assigned(m); return a >= 3 })
 	const assigns = "AssignPrivateIpAddresses"
 	calls := 1 + slices.IndexFunc(b.Cloud.API.CallLog(), func(c vpc.CallRecord) bool { return c.Action == assigns })
-	_, err := m.pods.serve(ctx)
-	return []float64{float64(calls), time.Since(began).Seconds()}, err
+	m.pods.serve(ctx)
+	return []float64{float64(calls), time.Since(began).Seconds()}
 }
 
-// fiveCold is the time until the last node has served its first pod, and until
-// all have what they keep warm besides: a second ENI with its addresses.
-func fiveCold(ctx context.Context, b *bed) ([]float64, error) {
+// fiveCold measures the time until the last node has served its first pod, and until all nodes have their
+// warm addresses: a second ENI with its addresses.
+func fiveCold(ctx context.Context, b *bed) []float64 {
 	began := time.Now()
-	if err := each(len(b.machines), func(i int) error {
-		if err := b.machines[i].start(ctx); err != nil {
-			return err
-		}
-		_, err := b.machines[i].pods.serve(ctx)
-		return err
-	}); err != nil {
-		return nil, err
-	}
+	must.OK(objects.Each(ctx, len(b.machines), len(b.machines), func(ctx context.Context, i int) error {
+		b.machines[i].start(ctx)
+		b.machines[i].pods.serve(ctx)
+		return nil
+	}))
 	first := time.Since(began).Seconds()
-	warm, err := b.within(ctx, began, func() bool {
-		for _, m := range b.machines {
-			if a, e := b.assigned(m); a < 6 || e < 2 {
-				return false
-			}
-		}
-		return true
+	warm := b.within(ctx, began, func() bool {
+		return !slices.ContainsFunc(b.machines, func(m *machine) bool {
+			a, e := b.assigned(m)
+			return a < 6 || e < 2
+		})
 	})
-	return []float64{first, warm}, err
+	return []float64{first, warm}
 }
 
-// outage is the time from EC2's return until all pods that wait have their
-// address.
-func outage(ctx context.Context, b *bed) ([]float64, error) {
-	const away, more = 30 * time.Second, 8 // of which two have a warm address
-	m, err := b.begin(ctx, 2, 1)
-	if err != nil {
-		return nil, err
-	}
+// outage measures the time from the end of an EC2 outage until all waiting pods are served.
+func outage(ctx context.Context, b *bed) []float64 {
+	const away, more = 30 * time.Second, 8 // two of the pods get a warm address
+	m := b.begin(ctx, 2, 1)
 	b.Cloud.API.Outage(true)
 	served := make(chan error, 1)
 	go func() {
@@ -233,51 +212,29 @@ func outage(ctx context.Context, b *bed) ([]float64, error) {
 	pause(ctx, away)
 	b.Cloud.API.Outage(false)
 	began := time.Now()
-	err = <-served
-	return []float64{time.Since(began).Seconds()}, err
+	must.OK(<-served)
+	return []float64{time.Since(began).Seconds()}
 }
 
-// surplus is the time from the end of a node's last pod until the ENIs that it
-// needs no more are gone.
-func surplus(ctx context.Context, b *bed) ([]float64, error) {
-	m, err := b.begin(ctx, 9, 1)
-	if err != nil {
-		return nil, err
-	}
-	all, err := m.pods.serveAll(ctx, 20)
-	if err != nil {
-		return nil, err
-	}
-	if err := b.until(ctx, "three ENIs", func() bool { _, e := b.assigned(m); return e >= 3 }); err != nil {
-		return nil, err
-	}
-	pause(ctx, settled)
-	if err := m.pods.delAll(ctx, all); err != nil {
-		return nil, err
-	}
-	began := time.Now()
-	gone, err := b.within(ctx, began, func() bool {
-		_, e := b.assigned(m)
-		return e <= 1
-	})
-	return []float64{gone}, err
+// surplus measures the time from the end of a node's last pod until its excess ENIs are deleted.
+func surplus(ctx context.Context, b *bed) []float64 {
+	m := b.begin(ctx, 9, 1)
+	all := must.Get(m.pods.serveAll(ctx, 20))
+	b.until(ctx, "three ENIs", func() bool { _, e := b.assigned(m); return e >= 3 })
+	pause(ctx, minENIAge)
+	m.pods.delAll(ctx, all)
+	return []float64{b.within(ctx, time.Now(), func() bool { _, e := b.assigned(m); return e <= 1 })}
 }
 
-// settled is the age that the Amazon VPC CNI wants an ENI to have before it gives
-// it back.
-const settled = 70 * time.Second
+// minENIAge is the age at which the Amazon VPC CNI may release an ENI.
+const minENIAge = 70 * time.Second
 
-// lostAttach is the time in which more pods than a node has addresses for have
-// theirs, when the ENI that they need is attached and nobody said so.
-func lostAttach(ctx context.Context, b *bed) ([]float64, error) {
-	m, err := b.begin(ctx, 3, 1)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := b.Cloud.API.Inject(spec.Fault{Action: "AttachNetworkInterface", Kind: "lostReply", Count: 1}); err != nil {
-		return nil, err
-	}
+// lostAttach measures the time until more pods than a node has addresses for are served, when the reply to
+// the attachment of the ENI that they need is lost.
+func lostAttach(ctx context.Context, b *bed) []float64 {
+	m := b.begin(ctx, 3, 1)
+	must.Get(b.Cloud.API.Inject(spec.Fault{Action: "AttachNetworkInterface", Kind: "lostReply", Count: 1}))
 	began := time.Now()
-	_, err = m.pods.serveAll(ctx, 5)
-	return []float64{time.Since(began).Seconds()}, err
+	must.Get(m.pods.serveAll(ctx, 5))
+	return []float64{time.Since(began).Seconds()}
 }

@@ -18,31 +18,33 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/bench/must"
+	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// retryDelay is how long what failed waits for the next try with a new sandbox.
-// A kubelet waits longer; nobody is to wait for that here.
+// retryDelay is the time from a failed ADD to the next attempt with a new sandbox. A kubelet waits longer,
+// which would dominate the measurements.
 const retryDelay = 250 * time.Millisecond
 
-// pods are those of one node, made as a container runtime does.
+// pods are the pods of one node, created as by a container runtime.
 type pods struct {
 	node *node.Node
 	cni  *libcni.CNIConfig
 	list *libcni.NetworkConfigList
-	// apart: the plugin runs in another mount namespace, where sandboxes that
-	// came later have no file.
+	// apart means that the plugin runs in another mount namespace, in which the files of new sandboxes are
+	// not visible.
 	apart  bool
-	failed atomic.Int64 // ADDs
+	failed atomic.Int64 // number of failed ADDs
 
 	mu   sync.Mutex // guards all below; never held across I/O
 	made int
-	left map[string]*os.File // sandboxes that exist, by name; an open one is reached by its descriptor
+	left map[string]*os.File // existing sandboxes by name; if not nil, the file by which the plugin reaches it
 }
 
-// newPods has the pods of a node made by the plugins of a CNI configuration, in
-// a mount namespace unless the path of that is empty.
+// newPods returns the pods of a node, created with the plugins of a CNI configuration. The plugins run in a
+// mount namespace unless its path is empty.
 func newPods(n *node.Node, conf, mountNS string) (*pods, error) {
 	list, err := libcni.NetworkConfFromFile(conf)
 	if err != nil {
@@ -55,22 +57,19 @@ func newPods(n *node.Node, conf, mountNS string) (*pods, error) {
 	}, nil
 }
 
-// sandbox makes the network namespace of a new pod.
-func (p *pods) sandbox() (*libcni.RuntimeConf, error) {
+// sandbox creates the network namespace of a new pod.
+func (p *pods) sandbox() *libcni.RuntimeConf {
 	p.mu.Lock()
 	p.made++
-	i := p.made
+	name := fmt.Sprintf("%s%d", p.node.PodPrefix, p.made)
 	p.mu.Unlock()
-	name := fmt.Sprintf("%s%d", p.node.PodPrefix, i)
-	if err := ns.Create(name); err != nil {
-		return nil, err
-	}
+	must.OK(ns.Create(name))
 	path := ns.Path(name)
 	var open *os.File
 	if p.apart {
 		var err error
 		if open, err = os.Open(path); err != nil {
-			return nil, errors.Join(fmt.Errorf("open network namespace: %w", err), ns.Remove(name))
+			must.OK(errors.Join(err, ns.Remove(name)))
 		}
 		path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), open.Fd())
 	}
@@ -80,18 +79,7 @@ func (p *pods) sandbox() (*libcni.RuntimeConf, error) {
 	return &libcni.RuntimeConf{
 		ContainerID: name, NetNS: path, IfName: "eth0",
 		Args: [][2]string{{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}, {"K8S_POD_INFRA_CONTAINER_ID", name}},
-	}, nil
-}
-
-func (p *pods) sandboxes(n int) (all []*libcni.RuntimeConf, err error) {
-	for range n {
-		rt, err := p.sandbox()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, rt)
 	}
-	return all, nil
 }
 
 func (p *pods) add(ctx context.Context, rt *libcni.RuntimeConf) error {
@@ -103,7 +91,7 @@ func (p *pods) add(ctx context.Context, rt *libcni.RuntimeConf) error {
 	return nil
 }
 
-// del ends a pod.
+// del deletes a pod.
 func (p *pods) del(ctx context.Context, rt *libcni.RuntimeConf) error {
 	if err := p.cni.DelNetworkList(ctx, p.list, rt); err != nil {
 		return fmt.Errorf("DEL %s: %w", rt.ContainerID, err)
@@ -122,54 +110,36 @@ func (p *pods) remove(name string) error {
 	return ns.Remove(name)
 }
 
-// serve makes a pod, however often that takes, and returns it when it has its
-// network.
-func (p *pods) serve(ctx context.Context) (*libcni.RuntimeConf, error) {
-	rt, err := p.sandbox()
-	if err != nil {
-		return nil, err
-	}
+// serve creates a pod, with as many attempts as necessary, and returns it once it has its network.
+func (p *pods) serve(ctx context.Context) *libcni.RuntimeConf {
 	for {
+		rt := p.sandbox()
 		failed := p.add(ctx, rt)
 		if failed == nil {
-			return rt, nil
+			return rt
 		}
 		if err := p.del(context.WithoutCancel(ctx), rt); err != nil {
-			return nil, errors.Join(failed, err)
+			must.OK(errors.Join(failed, err))
 		}
 		if !pause(ctx, retryDelay) {
-			return nil, failed
-		}
-		if rt, err = p.sandbox(); err != nil {
-			return nil, err
+			must.OK(failed)
 		}
 	}
 }
 
-// each does the same for so many, at once, and returns all errors.
-func each(n int, do func(i int) error) error {
-	errs := make([]error, n)
-	var all sync.WaitGroup
-	for i := range n {
-		all.Go(func() { errs[i] = do(i) })
-	}
-	all.Wait()
-	return errors.Join(errs...)
-}
-
-// serveAll makes so many pods at once.
+// serveAll creates n pods at once.
 func (p *pods) serveAll(ctx context.Context, n int) ([]*libcni.RuntimeConf, error) {
 	all := make([]*libcni.RuntimeConf, n)
-	err := each(n, func(i int) (err error) {
-		all[i], err = p.serve(ctx)
-		return err
+	err := objects.Each(ctx, n, n, func(ctx context.Context, i int) error {
+		all[i] = p.serve(ctx)
+		return nil
 	})
 	return all, err
 }
 
-// delAll ends pods at once.
-func (p *pods) delAll(ctx context.Context, all []*libcni.RuntimeConf) error {
-	return each(len(all), func(i int) error { return p.del(ctx, all[i]) })
+// delAll deletes pods at once.
+func (p *pods) delAll(ctx context.Context, all []*libcni.RuntimeConf) {
+	must.OK(objects.Each(ctx, len(all), len(all), func(ctx context.Context, i int) error { return p.del(ctx, all[i]) }))
 }
 
 func (p *pods) close() error {
@@ -205,9 +175,8 @@ func (e *inside) ExecPlugin(ctx context.Context, plugin string, stdin []byte, en
 	return out, err
 }
 
-// enterMounts moves the calling thread, which must be locked for good, to a mount
-// namespace. That takes a thread whose root and working directory are its own
-// (setns(2)).
+// enterMounts moves the calling thread, which stays locked to its goroutine, to a mount namespace. The
+// thread must not share its root and working directory with others (setns(2)).
 func enterMounts(path string) error {
 	runtime.LockOSThread()
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -216,7 +185,7 @@ func enterMounts(path string) error {
 	}
 	defer unix.Close(fd)
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("part from the root of other threads: %w", err)
+		return fmt.Errorf("unshare the filesystem attributes of the thread: %w", err)
 	}
 	if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("enter mount namespace %s: %w", path, err)

@@ -1,7 +1,6 @@
-// Package vpccni has Berth and the unmodified Amazon VPC CNI do the same work, each
-// on a lab of its own of the same specification, with the same warm targets, and
-// measures how long it takes them. Both labs have a Kubernetes API server, which
-// the Amazon VPC CNI needs.
+// Package vpccni runs the same workloads with Berth and with the unmodified Amazon VPC CNI, in separate labs
+// of the same specification and with the same warm targets, and measures how long they take. Both labs have
+// a Kubernetes API server, which the Amazon VPC CNI needs.
 package vpccni
 
 import (
@@ -17,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Order is what all runs share.
+// Order has the settings that all runs share.
 type Order struct {
 	BinDir string // of berth and berthd
 	CNIDir string // of the Amazon VPC CNI's aws-k8s-agent and routed-eni-cni-plugin
@@ -35,20 +35,20 @@ type Order struct {
 // System is one of the two that are compared.
 type System string
 
-// The two.
+// The systems.
 const (
 	Berth        System = "berth"
 	AmazonVPCCNI System = "amazon-vpc-cni"
 )
 
-// Systems are both, in the order in which they take turns.
+// Systems lists both systems, in the order in which they take turns.
 var Systems = []System{Berth, AmazonVPCCNI}
 
-// setup is the lab that a measurement wants.
+// setup describes the lab of a workload.
 type setup struct {
 	nodes        int
 	instanceType string
-	// env are warm targets and the like, which both read.
+	// env has settings that both systems read, such as warm targets.
 	env    map[string]string
 	limits map[string]spec.RateLimit // nil: EC2's documented ones
 }
@@ -70,63 +70,41 @@ type machine struct {
 	pods   *pods
 }
 
-// daemon is a system's on one node.
+// daemon is a system's daemon on one node.
 type daemon interface {
-	// Start starts it and returns at once.
+	// Start starts the daemon and returns at once.
 	Start(more ...string) error
 	Running() bool
 	Kill() error
 	LogTail(lines int) string
-	// ready returns what calls the system's plugin, once ADDs are taken.
+	// ready returns the pods of the node, or an error while the system does not accept ADDs.
 	ready(ctx context.Context) (*pods, error)
 }
 
-// raise makes a bed whose daemons do not run yet.
-func raise(ctx context.Context, o Order, system System, s setup) (b *bed, err error) {
-	b = &bed{Order: o, system: system}
-	if b.dir, err = os.MkdirTemp("", "bench-"); err != nil {
-		return nil, fmt.Errorf("make a directory for the lab: %w", err)
-	}
-	if err := b.raise(ctx, s); err != nil {
-		return nil, errors.Join(fmt.Errorf("raise a lab for %s: %w", system, err), b.close())
-	}
-	return b, nil
-}
-
-func (b *bed) raise(ctx context.Context, s setup) (err error) {
+// raise starts the lab without daemons.
+func (b *bed) raise(ctx context.Context, s setup) {
 	what := lab.DefaultSpec(s.nodes, s.instanceType)
-	// What either may call is no part of what is measured.
+	// Permissions are not part of the measurement.
 	what.Roles[0].Policy, what.Roles[0].Actions = "", []string{"*"}
 	what.RateLimits = s.limits
-	b.Lab, err = lab.Start(ctx, lab.Options{
+	b.Lab = must.Get(lab.Start(ctx, lab.Options{
 		Dir: filepath.Join(b.dir, "lab"), BinDir: b.BinDir, Spec: &what, NoDaemons: true,
 		DaemonArgs: []string{"--cni-chain="}, BerthdEnv: s.env,
-	})
-	if err != nil {
-		return err
-	}
-	if b.control, err = kube.Start(ctx, kube.Options{
+	}))
+	b.control = must.Get(kube.Start(ctx, kube.Options{
 		Assets: b.Assets, Dir: filepath.Join(b.dir, "kube"), Netns: b.RouterPath(), Address: fabric.APIEndpoint,
-	}); err != nil {
-		return err
-	}
+	}))
 	for _, n := range b.Nodes() {
-		if err := b.register(ctx, n); err != nil {
-			return err
-		}
-		m := &machine{Node: n}
-		m.daemon = berthd{n}
+		must.OK(b.register(ctx, n))
+		m := &machine{Node: n, daemon: berthd{n}}
 		if b.system == AmazonVPCCNI {
-			if m.daemon, err = newIPAMD(b, n, s.env); err != nil {
-				return err
-			}
+			m.daemon = newIPAMD(b, n, s.env)
 		}
 		b.machines = append(b.machines, m)
 	}
-	return nil
 }
 
-// register makes a node's object, as its kubelet does.
+// register creates the Node, as its kubelet does.
 func (b *bed) register(ctx context.Context, n *node.Node) error {
 	api, err := kubernetes.NewForConfig(b.control.Config())
 	if err != nil {
@@ -143,38 +121,32 @@ func (b *bed) register(ctx context.Context, n *node.Node) error {
 	return nil
 }
 
-// start starts a machine's daemon and returns once it takes ADDs. One that ends
-// by itself is started again, at once and then after ten seconds, twenty and so
-// on, as by a kubelet.
-func (m *machine) start(ctx context.Context) error {
-	if err := m.daemon.Start(); err != nil {
-		return err
-	}
+// start starts a machine's daemon and returns once it accepts ADDs. A daemon that exits is restarted as by
+// a kubelet: at once, then after ten seconds, twenty seconds and so on.
+func (m *machine) start(ctx context.Context) {
+	must.OK(m.daemon.Start())
 	var backoff time.Duration
 	for {
 		pods, err := m.daemon.ready(ctx)
 		if err == nil {
 			m.pods = pods
-			return nil
+			return
 		}
 		if !m.daemon.Running() {
 			pause(ctx, backoff)
-			if err := m.daemon.Start(); err != nil {
-				return err
-			}
+			must.OK(m.daemon.Start())
 			backoff = max(firstBackoff, 2*backoff)
 		}
-		if !pause(ctx, often) {
-			return fmt.Errorf("%s is not ready: %w\n%s", m.Name, err, m.daemon.LogTail(20))
+		if !pause(ctx, pollInterval) {
+			must.OK(fmt.Errorf("%s is not ready: %w\n%s", m.Name, err, m.daemon.LogTail(20)))
 		}
 	}
 }
 
-// firstBackoff is a kubelet's of a container that has ended twice.
+// firstBackoff is a kubelet's backoff for a container that has exited twice.
 const firstBackoff = 10 * time.Second
 
-// assigned are the addresses that EC2 has given a node for pods, and the ENIs
-// that are attached to it.
+// assigned returns the numbers of a node's secondary addresses and attached ENIs in EC2.
 func (b *bed) assigned(m *machine) (addresses, enis int) {
 	for _, e := range b.Cloud.Snapshot().InstanceENIs(m.InstanceID) {
 		if e.Attachment.Status == vpc.Attached {
@@ -185,37 +157,33 @@ func (b *bed) assigned(m *machine) (addresses, enis int) {
 	return addresses, enis
 }
 
-// until waits for a condition of the lab that comes soon.
-func (b *bed) until(ctx context.Context, what string, is func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, soon)
+// until waits for a condition of the lab.
+func (b *bed) until(ctx context.Context, what string, is func() bool) {
+	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
 	for !is() {
-		if !pause(ctx, often) {
+		if !pause(ctx, pollInterval) {
 			var logs string
 			for _, m := range b.machines {
 				logs += "\n" + m.daemon.LogTail(20)
 			}
-			return fmt.Errorf("no %s within %v%s", what, soon, logs)
+			must.OK(fmt.Errorf("no %s within %v%s", what, longest, logs))
 		}
 	}
-	return nil
 }
 
-// within is how many seconds after a moment a condition of the lab came, or the
-// longest when that was over before.
-func (b *bed) within(ctx context.Context, began time.Time, is func() bool) (float64, error) {
+// within returns the seconds from began until a condition of the lab holds, but no more than longest.
+func (b *bed) within(ctx context.Context, began time.Time, is func() bool) float64 {
 	for !is() && time.Since(began) < longest {
-		if !pause(ctx, often) {
-			return 0, ctx.Err()
+		if !pause(ctx, pollInterval) {
+			must.OK(ctx.Err())
 		}
 	}
-	return time.Since(began).Seconds(), nil
+	return time.Since(began).Seconds()
 }
 
-const (
-	soon    = 2 * time.Minute
-	longest = 2 * time.Minute
-)
+// longest limits the wait for a condition of the lab.
+const longest = 2 * time.Minute
 
 // close removes everything.
 func (b *bed) close() error {
@@ -235,10 +203,10 @@ func (b *bed) close() error {
 	return errors.Join(append(errs, os.RemoveAll(b.dir))...)
 }
 
-// often is the time between two looks at what tells nobody when it changes.
-const often = 10 * time.Millisecond
+// pollInterval is the interval at which conditions are polled.
+const pollInterval = 10 * time.Millisecond
 
-// pause waits; false when ctx ended instead.
+// pause waits for d, and reports whether ctx did not end before.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -41,8 +41,7 @@ A call that was not authenticated is shown without its parameters.`,
 	})
 }
 
-// showCalls prints the calls that ask returns, and when following those that
-// come later, until ctx ends.
+// showCalls prints the calls that ask returns and, if follow is set, later ones until ctx ends.
 func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) ([]vpc.CallRecord, error), show func(vpc.CallRecord) error, follow bool) error {
 	tick := time.NewTicker(callsEvery)
 	defer tick.Stop()
@@ -111,8 +110,7 @@ func callLine(c vpc.CallRecord) string {
 	return line
 }
 
-// plain is a text as it is, or quoted when it is empty or has spaces or what a
-// terminal may take for more than text.
+// plain quotes a text if it is empty, or has spaces or characters that a terminal may interpret.
 func plain(s string) string {
 	if q := strconv.QuoteToGraphic(s); s == "" || q != `"`+s+`"` || strings.ContainsAny(s, " ") {
 		return q

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/test/harness"
 )
 
 func TestCallLine(t *testing.T) {
@@ -75,5 +77,22 @@ func TestStatusOfAnENI(t *testing.T) {
 	_ = w.Flush()
 	if got, want := out.String(), "eni-2 node-1 - vlan 7 in-use a 10.0.0.10 0 -\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// The process in the background gets the flags of up.
+func TestFlagsOfUpAreHandedOn(t *testing.T) {
+	up, process := newUp(), newLabProcess()
+	harness.OK(t, up.ParseFlags([]string{
+		"--nodes=3", "--env=A=1", "--env=B=x y", "--berthd-arg=--a=b,c", "--berthd-arg=d", "--images=/i", "--timeout=9m", "--egress",
+	}))
+	harness.OK(t, process.ParseFlags(flagArgs(up, "timeout")))
+	env, err := process.Flags().GetStringToString("env")
+	harness.OK(t, err)
+	daemon, err := process.Flags().GetStringArray("berthd-arg")
+	harness.OK(t, err)
+	got := fmt.Sprint(process.Flag("nodes").Value, env, daemon, process.Flag("images").Value, process.Flag("egress").Value)
+	if want := "3 map[A:1 B:x y] [--a=b,c d] [/i] true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }

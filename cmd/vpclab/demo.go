@@ -79,9 +79,9 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
 				}
 				o.Out, o.Done = report, func(err error) error { return control.ReportEnd(report, err) }
 			case keep: // the lab outlives this command: a process in the background has it
-				_, err := control.Spawn(cmd.Context(), f.dir, append([]string{
-					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", f.nodes), "--mode=" + f.mode, "--ip-families=" + f.families, "--neutron=" + f.neutron,
-				}, f.kubeletArgs()...), func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) })
+				_, err := control.Spawn(cmd.Context(), f.dir, append([]string{"demo", "--background"}, flagArgs(cmd)...), func(line string) {
+					fmt.Fprintln(cmd.OutOrStdout(), line)
+				})
 				return err
 			}
 			return demo.Run(cmd.Context(), o)

@@ -41,7 +41,7 @@ and BERTH_SOCKET leads them to the node's daemon.`,
 	})
 }
 
-// run becomes the command; it returns only when that fails.
+// run becomes the command, and returns only if that fails.
 func run(t control.Target, argv []string) error {
 	if self, err := os.Executable(); err == nil {
 		_ = os.Setenv("PATH", filepath.Dir(self)+":"+os.Getenv("PATH"))

@@ -90,8 +90,7 @@ func (c *cli) status() (s lab.Status) {
 	return s
 }
 
-// shows waits for a status that is as wanted: it asks programs for two or three
-// seconds only, in which a busy one may not answer.
+// shows waits for a status: a busy program may not answer within the two or three seconds that status waits.
 func (c *cli) shows(want func(lab.Status) bool) (s lab.Status) {
 	c.t.Helper()
 	harness.Eventually(c.t, harness.Rest, "the status is as wanted", func() error {
@@ -103,7 +102,7 @@ func (c *cli) shows(want func(lab.Status) bool) (s lab.Status) {
 	return s
 }
 
-// statusSays is shows for what a person gets to read.
+// statusSays waits until the printed status contains some words.
 func (c *cli) statusSays(want string) {
 	c.t.Helper()
 	harness.Eventually(c.t, harness.Rest, "the status says "+want, func() error {
@@ -184,8 +183,7 @@ func (c *cli) kill(pid int) {
 	})
 }
 
-// neverReady is a directory of programs with which the last of twenty nodes never
-// gets ready: a lab of them stays in the middle of its rise.
+// neverReady is a directory of programs with which the last of twenty nodes never becomes ready.
 func neverReady(t *testing.T) (binDir string) {
 	t.Helper()
 	binDir = t.TempDir()
@@ -198,8 +196,8 @@ exec %s/berthd "$@"
 	return binDir
 }
 
-// rise begins to raise a lab of many nodes and returns in the middle of it,
-// with a function that waits for the end and returns what it says of failure.
+// rise begins to raise a lab of many nodes and returns before it is up, with a function that waits for the end and
+// returns the error output.
 func (c *cli) rise() (up *os.Process, end func() (complaint string)) {
 	c.t.Helper()
 	cmd := exec.CommandContext(c.t.Context(), c.bin, "up", "--dir", c.dir, "--nodes", "20", "--bin-dir", neverReady(c.t), "--timeout", "10m")
@@ -240,7 +238,7 @@ func (c *cli) nothingLeft() {
 	}
 }
 
-// Ctrl-C while nodes come up: a line about it, and nothing is left.
+// Ctrl-C while nodes come up prints one line, and leaves nothing behind.
 func TestInterruptedUp(t *testing.T) {
 	c := newCLI(t)
 	up, end := c.rise()
@@ -253,7 +251,7 @@ func TestInterruptedUp(t *testing.T) {
 	c.nothingLeft()
 }
 
-// A lab that is starting ends by itself on request.
+// down ends a lab that is starting.
 func TestDownOvertakesUp(t *testing.T) {
 	c := newCLI(t)
 	_, end := c.rise()

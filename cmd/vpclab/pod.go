@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/control"
 	"github.com/berthnet/berth/lab/run/node"
 )
@@ -124,18 +125,13 @@ func newPodList() *cobra.Command {
 		Aliases: []string{"ls"},
 		Short:   "List pods",
 		Args:    cobra.NoArgs,
-	}, func(cmd *cobra.Command, lab *control.Client, _ []string) error {
-		s, err := lab.Status(cmd.Context())
+	}, func(cmd *cobra.Command, client *control.Client, _ []string) error {
+		s, err := client.Status(cmd.Context())
 		if err != nil {
 			return err
 		}
 		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
-		fmt.Fprintln(w, "POD\tNAMESPACE\tADDRESS\tENI\tINDEX\tNETNS")
-		for _, n := range s.Nodes {
-			for _, p := range n.Pods {
-				fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%d\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.ENI, p.DeviceIndex, p.Netns)
-			}
-		}
+		podTable(w, s, "ENI\tINDEX\tNETNS", func(p lab.PodStatus) string { return fmt.Sprintf("%s\t%d\t%s", p.ENI, p.DeviceIndex, p.Netns) })
 		return w.Flush()
 	})
 }

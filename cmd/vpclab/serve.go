@@ -70,9 +70,8 @@ SIGINT or SIGTERM.`,
 	return c
 }
 
-// describe prints the endpoints and how to use them; the part between the lines
-// can be pasted into a shell. SDKs read AWS_REGION, and version 1 of the aws
-// command AWS_DEFAULT_REGION only.
+// describe prints the endpoints and how to use them. SDKs read AWS_REGION, and version 1 of the aws command only
+// AWS_DEFAULT_REGION.
 func describe(w io.Writer, cloud *endpoints.Cloud, imdsURL, imdsInstance string) error {
 	key := cloud.Credentials()
 	_, err := fmt.Fprintf(w, `EC2 API            %s
@@ -89,8 +88,8 @@ export AWS_EC2_METADATA_SERVICE_ENDPOINT=%s
 	if err != nil {
 		return err
 	}
-	books := cloud.Snapshot()
-	for _, s := range books.Subnets {
+	snapshot := cloud.Snapshot()
+	for _, s := range snapshot.Subnets {
 		line := fmt.Sprintf("%s  %-10s %-18v %s, %d addresses free", s.ID, s.Name, s.CIDR, s.Zone, s.Free)
 		if s.IPv6Native() {
 			line = fmt.Sprintf("%s  %-10s %-18v %s, IPv6-only", s.ID, s.Name, s.IPv6, s.Zone)
@@ -99,8 +98,8 @@ export AWS_EC2_METADATA_SERVICE_ENDPOINT=%s
 			return err
 		}
 	}
-	for _, i := range books.Instances {
-		own := books.InstanceENIs(i.ID)[0].Own() // one at least
+	for _, i := range snapshot.Instances {
+		own := snapshot.InstanceENIs(i.ID)[0].Own() // one at least
 		if _, err := fmt.Fprintf(w, "%s  %-10s %-18v %s, %s\n", i.ID, i.Name, own[0], i.Zone, i.Type); err != nil {
 			return err
 		}

@@ -81,10 +81,7 @@ func printStatus(out io.Writer, s lab.Status) error {
 	for _, f := range s.Faults {
 		fmt.Fprintf(out, "\nFault: %s\n", f)
 	}
-	nodeTroubles(out, s)
-	poolTroubles(out, s)
-	portTroubles(out, s)
-	operatorTroubles(out, s)
+	printTroubles(out, s)
 	if s.Trouble != "" {
 		fmt.Fprintf(out, "\nError of the lab itself: %s\n", s.Trouble)
 	}
@@ -100,31 +97,33 @@ func families(s ipfamily.Set) string {
 	return strings.Join(names, " and ")
 }
 
-// nodeTroubles lists nodes that are not ready.
-func nodeTroubles(out io.Writer, s lab.Status) {
+// printTroubles lists what is not ready, or has conditions that report a problem.
+func printTroubles(out io.Writer, s lab.Status) {
+	of := func(what, why, log string) {
+		if why != "" {
+			fmt.Fprintf(out, "\n%s: %s\n", what, why)
+		}
+		if why != "" && log != "" {
+			fmt.Fprintf(out, "Its log is %s\n", log)
+		}
+	}
 	for _, n := range s.Nodes {
-		if n.Why != "" {
-			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", n.Name, n.Why, n.Log)
-		}
-		if n.Network != nil && n.Network.Why != "" {
-			fmt.Fprintf(out, "\nNodeNetwork %s: %s\n", n.Name, n.Network.Why)
+		of(n.Name+" is not ready", n.Why, n.Log)
+		if n.Network != nil {
+			of("NodeNetwork "+n.Name, n.Network.Why, "")
 		}
 	}
-}
-
-func poolTroubles(out io.Writer, s lab.Status) {
 	for _, p := range s.Pools {
-		if p.Why != "" {
-			fmt.Fprintf(out, "\nAddressPool %s: %s\n", p.Name, p.Why)
-		}
+		of("AddressPool "+p.Name, p.Why, "")
 	}
-}
-
-func operatorTroubles(out io.Writer, s lab.Status) {
+	for _, v := range s.VPCs {
+		of("VPC "+v.Name, v.Why, "")
+	}
+	for _, n := range s.NICs {
+		of("PodNIC "+n.Namespace+"/"+n.Name, n.Why, "")
+	}
 	for _, o := range s.Operators {
-		if o.Why != "" {
-			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", o.Name, o.Why, o.Log)
-		}
+		of(o.Name+" is not ready", o.Why, o.Log)
 	}
 }
 
@@ -172,12 +171,8 @@ func eniTables(w io.Writer, s lab.Status) {
 	for _, e := range s.Loose {
 		eniRow(w, e, "-")
 	}
-	fmt.Fprintln(w, "\nPOD\tNAMESPACE\tADDRESS\tENI\tINDEX")
-	for _, n := range s.Nodes {
-		for _, p := range n.Pods {
-			fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%d\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.ENI, p.DeviceIndex)
-		}
-	}
+	fmt.Fprintln(w)
+	podTable(w, s, "ENI\tINDEX", func(p lab.PodStatus) string { return fmt.Sprintf("%s\t%d", p.ENI, p.DeviceIndex) })
 }
 
 // poolTables show nodes and pods whose addresses are of pools.
@@ -186,48 +181,38 @@ func poolTables(w io.Writer, s lab.Status) {
 	for _, p := range s.Pools {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\n", p.Name, p.Blocks, p.Allocated, p.Free, p.Ready)
 	}
-	fmt.Fprintln(w, "\nNODE\tADDRESS\tBERTHD\tPID\tSTARTS\tPODS")
-	for _, n := range s.Nodes {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\n", n.Name, n.Address, n.Daemon, n.PID, n.Starts, len(n.Pods))
-	}
+	nodeTable(w, s)
 	fmt.Fprintln(w, "\nBLOCK\tNODE\tIPV4\tIPV6\tANNOUNCED")
 	for _, b := range s.Blocks {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%t\n", b.Name, b.Node, b.IPv4, b.IPv6, b.Announced)
 	}
-	fmt.Fprintln(w, "\nPOD\tNAMESPACE\tADDRESSES\tBLOCK")
-	for _, n := range s.Nodes {
-		for _, p := range n.Pods {
-			fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.Block)
-		}
-	}
-}
-
-// portTroubles lists VPCs and NICs with conditions that should be otherwise.
-func portTroubles(out io.Writer, s lab.Status) {
-	for _, v := range s.VPCs {
-		if v.Why != "" {
-			fmt.Fprintf(out, "\nVPC %s: %s\n", v.Name, v.Why)
-		}
-	}
-	for _, n := range s.NICs {
-		if n.Why != "" {
-			fmt.Fprintf(out, "\nPodNIC %s/%s: %s\n", n.Namespace, n.Name, n.Why)
-		}
-	}
+	fmt.Fprintln(w)
+	podTable(w, s, "BLOCK", func(p lab.PodStatus) string { return p.Block })
 }
 
 // portTables show VPCs, nodes, NICs and pods.
 func portTables(w io.Writer, s lab.Status) {
 	vpcTable(w, s)
+	nodeTable(w, s)
+	nicTable(w, s)
+	fmt.Fprintln(w)
+	podTable(w, s, "", func(lab.PodStatus) string { return "" })
+}
+
+// nodeTable shows nodes without ENIs.
+func nodeTable(w io.Writer, s lab.Status) {
 	fmt.Fprintln(w, "\nNODE\tADDRESS\tBERTHD\tPID\tSTARTS\tPODS")
 	for _, n := range s.Nodes {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\n", n.Name, n.Address, n.Daemon, n.PID, n.Starts, len(n.Pods))
 	}
-	nicTable(w, s)
-	fmt.Fprintln(w, "\nPOD\tNAMESPACE\tADDRESSES")
+}
+
+// podTable shows pods, with further columns.
+func podTable(w io.Writer, s lab.Status, columns string, cells func(lab.PodStatus) string) {
+	fmt.Fprintf(w, "POD\tNAMESPACE\tADDRESSES\t%s\n", columns)
 	for _, n := range s.Nodes {
 		for _, p := range n.Pods {
-			fmt.Fprintf(w, "%s/%s\t%s\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses))
+			fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), cells(p))
 		}
 	}
 }

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -72,18 +74,6 @@ func (f *labFlags) kubeletOptions() *lab.Kubelets {
 		return nil
 	}
 	return &lab.Kubelets{Containerd: f.containerd, Images: f.images, Proxy: host.ProxyMode(f.proxy), Helm: f.helm}
-}
-
-// kubeletArgs are these flags again.
-func (f *labFlags) kubeletArgs() []string {
-	if !f.kubelets {
-		return nil
-	}
-	out := []string{"--kubelets", "--containerd=" + f.containerd, "--kube-proxy=" + f.proxy, "--helm=" + f.helm}
-	for _, dir := range f.images {
-		out = append(out, "--images="+dir)
-	}
-	return out
 }
 
 func dirFlag(c *cobra.Command, dir *string) {
@@ -171,25 +161,23 @@ func (f *labFlags) options() (lab.Options, error) {
 	return o, nil
 }
 
-// args are the flags again, for the background process.
-func (f *labFlags) args() []string {
-	out := []string{
-		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
-		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
-		"--mode=" + f.mode, "--ip-families=" + f.families, fmt.Sprintf("--enable-v6-egress=%t", f.ipv6Egress), fmt.Sprintf("--vpc-ports=%t", f.vpcPorts), fmt.Sprintf("--egress=%t", f.egress), "--provider=" + f.provider, "--neutron=" + f.neutron,
-		fmt.Sprintf("--operators=%d", f.operators),
-	}
-	out = append(out, f.kubeletArgs()...)
-	for _, a := range f.operatorArgs {
-		out = append(out, "--operator-arg="+a)
-	}
-	for _, a := range f.daemonArgs {
-		out = append(out, "--berthd-arg="+a)
-	}
-	for k, v := range f.env {
-		out = append(out, "--env="+k+"="+v)
-	}
-	return out
+// flagArgs are the flags that a command was given, with the values that it has made of them, for a process in
+// the background.
+func flagArgs(c *cobra.Command, without ...string) (args []string) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		values := []string{f.Value.String()}
+		if s, ok := f.Value.(pflag.SliceValue); ok {
+			values = s.GetSlice()
+		} else if f.Value.Type() == "stringToString" { // in brackets
+			values[0] = values[0][1 : len(values[0])-1]
+		}
+		for _, v := range values {
+			if !slices.Contains(without, f.Name) {
+				args = append(args, "--"+f.Name+"="+v)
+			}
+		}
+	})
+	return args
 }
 
 // clusterTimeout is the default of --timeout with --kubelets: machines boot and get their
@@ -245,7 +233,7 @@ by its chart, in any mode.`,
 			defer cancel()
 			began := time.Now()
 			out := cmd.OutOrStdout()
-			pid, err := control.Spawn(ctx, f.dir, append([]string{"lab-process"}, f.args()...), func(line string) {
+			pid, err := control.Spawn(ctx, f.dir, append([]string{"lab-process"}, flagArgs(cmd, "timeout")...), func(line string) {
 				fmt.Fprintln(out, " ", line)
 			})
 			if err != nil {

@@ -64,7 +64,7 @@ func (a *agent) reconcile(ctx context.Context) {
 	a.takeOver()
 	repair := a.clock.After(repairInterval)
 	var again <-chan time.Time
-	failures := 0
+	var failed retry.Backoff
 	for {
 		select {
 		case <-ctx.Done():
@@ -82,11 +82,12 @@ func (a *agent) reconcile(ctx context.Context) {
 		}
 		again = nil
 		if a.apply(ctx) {
-			failures = 0
+			failed = retry.Backoff{}
 			continue
 		}
-		again = a.clock.After(retry.Jitter(retry.Delay(retry.First, retry.Most, failures)))
-		failures++
+		now := a.clock.Now()
+		failed.Fail(now, retry.First, retry.Most)
+		again = a.clock.After(failed.Until.Sub(now))
 	}
 }
 

@@ -29,7 +29,7 @@ func sliceOf(uid types.UID, clients ...v1alpha1.ServedClient) *v1alpha1.EgressCl
 	return &v1alpha1.EgressClientSlice{ObjectMeta: metav1.ObjectMeta{UID: uid}, Clients: clients}
 }
 
-func (a *agent) hear(e *v1alpha1.Egress, s ...*v1alpha1.EgressClientSlice) {
+func (a *agent) observe(e *v1alpha1.Egress, s ...*v1alpha1.EgressClientSlice) {
 	a.requested(nil)
 	a.update(egresses, func(c *apiCache) { c.egress = e })
 	a.update(clientSlices, func(c *apiCache) {
@@ -122,7 +122,7 @@ func TestReady(t *testing.T) {
 		}
 
 		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: module fou is not there", tunnel.ErrNoFoU) })
-		a.hear(egressOf("203.0.113.0/24"), sliceOf("1", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1", "fd01::1"}}))
+		a.observe(egressOf("203.0.113.0/24"), sliceOf("1", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1", "fd01::1"}}))
 		synctest.Wait()
 		wantProbe(t, a, "/readyz", 503, "module fou is not there")
 		wantProbe(t, a, "/metrics", 200, `berth_egress_not_ready{reason="no-fou"} 1`)
@@ -165,7 +165,7 @@ func TestRepairs(t *testing.T) {
 		k := &fakeKernel{err: errors.New("busy")}
 		a, _ := newTestAgent(t, k)
 		working(t, a)
-		a.hear(egressOf("0.0.0.0/0"))
+		a.observe(egressOf("0.0.0.0/0"))
 		later(30 * time.Second)
 		if _, times, _ := k.last(); times < 4 || times > 12 {
 			t.Errorf("%d attempts in 30 s", times)
@@ -183,7 +183,7 @@ func TestRepairs(t *testing.T) {
 // TestStartsWithoutAPI: a gateway takes over the state of an earlier process during an outage of the API.
 func TestStartsWithoutAPI(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := &fakeKernel{standing: true}
+		k := &fakeKernel{found: true}
 		a, _ := newTestAgent(t, k)
 		working(t, a)
 		a.requested(errors.New("connection refused"))
@@ -192,7 +192,7 @@ func TestStartsWithoutAPI(t *testing.T) {
 		if _, times, _ := k.last(); times != 0 {
 			t.Error("the kernel was changed though nothing is known")
 		}
-		a.hear(egressOf("203.0.113.0/24"), sliceOf("1", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1"}}))
+		a.observe(egressOf("203.0.113.0/24"), sliceOf("1", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1"}}))
 		synctest.Wait()
 		if s, _, _ := k.last(); len(s.Clients) != 1 || len(s.Destinations) != 1 || s.Link != "eth0" || s.Port != 5555 {
 			t.Errorf("applied %+v", s)
@@ -218,7 +218,7 @@ func TestEnds(t *testing.T) {
 				k := &fakeKernel{open: 3}
 				a, log := newTestAgent(t, k)
 				end, ended := working(t, a)
-				a.hear(egressOf("0.0.0.0/0"))
+				a.observe(egressOf("0.0.0.0/0"))
 				synctest.Wait()
 				if tt.lasts == 0 {
 					k.set(func(k *fakeKernel) { k.open = 0 })
@@ -232,7 +232,7 @@ func TestEnds(t *testing.T) {
 				})
 				synctest.Wait()
 				if s, _, _ := k.last(); len(s.Clients) != 1 {
-					t.Error("it does not hear of clients any more")
+					t.Error("it does not follow its clients any more")
 				}
 				time.AfterFunc(tt.lasts+time.Millisecond, func() { k.set(func(k *fakeKernel) { k.open = 0 }) })
 				if took := <-ended; took != tt.want {

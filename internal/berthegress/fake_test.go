@@ -17,13 +17,13 @@ import (
 
 // fakeKernel records what is applied.
 type fakeKernel struct {
-	mu       sync.Mutex // guards all below
-	applied  []egressgateway.Setup
-	forgot   int
-	err      error // of Apply
-	standing bool
-	open     int // connections
-	hold     chan struct{}
+	mu      sync.Mutex // guards all below
+	applied []egressgateway.Setup
+	forgot  int
+	err     error // of Apply
+	found   bool
+	open    int // connections
+	hold    chan struct{}
 }
 
 func (k *fakeKernel) Apply(_ context.Context, s egressgateway.Setup) error {
@@ -39,7 +39,7 @@ func (k *fakeKernel) Apply(_ context.Context, s egressgateway.Setup) error {
 	return k.err
 }
 
-func (k *fakeKernel) InKernel(egressgateway.Setup) (bool, error) { return k.standing, nil }
+func (k *fakeKernel) InKernel(egressgateway.Setup) (bool, error) { return k.found, nil }
 
 func (k *fakeKernel) Forget() {
 	k.mu.Lock()

@@ -24,21 +24,21 @@ func TestNodesAskForClients(t *testing.T) {
 		k := &fakeKernel{hold: make(chan struct{})}
 		a, _ := newTestAgent(t, k)
 		working(t, a)
-		begun := time.Now()
+		began := time.Now()
 		answers := map[string]chan string{}
 		for _, path := range []string{"/clients/pod-1?address=10.0.0.1&address=fd00::1", "/clients/pod-1?address=10.0.0.9", "/clients/pod-2?address=10.0.0.2"} {
 			answers[path] = make(chan string, 1)
 			go func() {
 				code, body := probe(a, path)
-				answers[path] <- fmt.Sprintf("%d %s after %s", code, strings.TrimSpace(body), time.Since(begun))
+				answers[path] <- fmt.Sprintf("%d %s after %s", code, strings.TrimSpace(body), time.Since(began))
 			}()
 		}
 		later(time.Second)
-		a.hear(egressOf("0.0.0.0/0"), sliceOf("s", v1alpha1.ServedClient{UID: "pod-1", Addresses: []string{"10.0.0.1"}}))
-		later(time.Second) // while the kernel is at it
+		a.observe(egressOf("0.0.0.0/0"), sliceOf("s", v1alpha1.ServedClient{UID: "pod-1", Addresses: []string{"10.0.0.1"}}))
+		later(time.Second) // while the kernel changes
 		close(k.hold)
 		later(time.Second)
-		a.hear(egressOf("0.0.0.0/0"), sliceOf("s", v1alpha1.ServedClient{UID: "pod-1", Addresses: []string{"10.0.0.1", "fd00::1"}}))
+		a.observe(egressOf("0.0.0.0/0"), sliceOf("s", v1alpha1.ServedClient{UID: "pod-1", Addresses: []string{"10.0.0.1", "fd00::1"}}))
 		later(time.Minute)
 		for path, want := range map[string]string{
 			"/clients/pod-1?address=10.0.0.1&address=fd00::1": "200 ok after 3s",

@@ -110,8 +110,7 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
-// What is none of Berth's business does not stop a pod, and what only ADD
-// needs does not stop a DEL.
+// Fields of others stop no pod, and those that only ADD needs stop no DEL.
 func TestUnknownFieldsAreTolerated(t *testing.T) {
 	n := &rpcfake.Node{}
 	socket := rpcfake.Start(t, n)
@@ -195,7 +194,7 @@ func every(socket, timeout string) []invocation {
 	}
 }
 
-// What the daemon says of a failure is what the runtime gets to see.
+// The runtime gets to see the daemon's words.
 func TestFailuresOfTheDaemon(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -214,19 +213,6 @@ func TestFailuresOfTheDaemon(t *testing.T) {
 			for _, i := range every(rpcfake.Start(t, failing(tc.err)), "1m") {
 				t.Run(i.verb, func(t *testing.T) { i.check(t, tc.code, tc.text...) })
 			}
-		})
-	}
-}
-
-func TestBadReplies(t *testing.T) {
-	for name, reply := range map[string]*rpc.AddReply{
-		"address": {Addresses: []string{"10.0.0.1"}},
-		"route":   {Routes: []*rpc.Route{{Dst: "default"}}},
-		"gateway": {Routes: []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "x"}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) { return reply, nil }}
-			invocation{verb: "ADD", conf: conf(rpcfake.Start(t, n), "1.0.0")}.check(t, 999, name, "same release")
 		})
 	}
 }

@@ -15,6 +15,14 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // pluginDir holds the plugin, built once as it is shipped.
 var pluginDir string
 
@@ -124,13 +132,9 @@ func runtime(t testing.TB, cniVersion string, plugins ...string) (*libcni.CNICon
 		raw = append(raw, json.RawMessage(p))
 	}
 	text, err := json.Marshal(map[string]any{"name": "berth", "cniVersion": cniVersion, "plugins": raw})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list, err := libcni.ConfListFromBytes(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return libcni.NewCNIConfigWithCacheDir([]string{pluginDir, referencePlugins}, t.TempDir(), nil), list
 }
 

@@ -44,7 +44,7 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name, capabilities string
-		told               any // by the runtime; nil: nothing
+		passed             any // by the runtime; nil: nothing
 		want               *rpc.Annotations
 	}{
 		{"one", declared, map[string]string{"berth.dev/pool": "public"}, chosen("public")},
@@ -62,8 +62,8 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 			n := &rpcfake.Node{}
 			runtime, list := runtime(t, "1.0.0", conf(rpcfake.Start(t, n), "1.0.0", "capabilities", tc.capabilities))
 			rt := &libcni.RuntimeConf{ContainerID: "c0ffee", NetNS: netns, IfName: "eth0"}
-			if tc.told != nil {
-				rt.CapabilityArgs = map[string]any{cni.PodAnnotations: tc.told}
+			if tc.passed != nil {
+				rt.CapabilityArgs = map[string]any{cni.PodAnnotations: tc.passed}
 			}
 			if _, err := runtime.AddNetworkList(t.Context(), list, rt); err != nil {
 				t.Fatal(err)
@@ -80,7 +80,7 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 	}
 }
 
-// What cannot be annotations, the name of a pool, or is too much, is refused by name.
+// The refusal names the annotation.
 func TestBadAnnotationsAreRefused(t *testing.T) {
 	socket := rpcfake.Start(t, &rpcfake.Node{})
 	for value, want := range map[string]string{
@@ -99,9 +99,7 @@ func TestBadAnnotationsAreRefused(t *testing.T) {
 func notNetns(t *testing.T) map[string]string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "n") // short, for the socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if err := errors.Join(unix.Mkfifo(at("fifo"), 0o600), os.Symlink(at("fifo"), at("link")),
@@ -109,9 +107,7 @@ func notNetns(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("unix", at("socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return map[string]string{
 		"a FIFO": at("fifo"), "a link to a FIFO": at("link"), "a link to itself": at("loop"), "a file": at("file"),

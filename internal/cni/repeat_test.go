@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc/unary"
 )
 
-// What attempts may find.
+// Ends of an attempt.
 var (
 	absent  error = &fs.PathError{Op: "dial", Path: "berthd.sock", Err: fs.ErrNotExist}
 	refuses error = syscall.ECONNREFUSED

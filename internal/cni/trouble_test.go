@@ -24,9 +24,7 @@ import (
 // beat leaves a heartbeat of so long ago.
 func beat(t *testing.T, socket string, ago time.Duration) {
 	t.Helper()
-	if err := heartbeat.Beat(socket, clock.Real{}.Boot()-ago); err != nil {
-		t.Fatal(err)
-	}
+	must(t, heartbeat.Beat(socket, clock.Real{}.Boot()-ago))
 }
 
 // dead is the socket of a daemon that was killed.
@@ -34,9 +32,7 @@ func dead(t *testing.T) string {
 	t.Helper()
 	l, socket := rpcfake.Listen(t)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	return socket
 }
 
@@ -65,9 +61,7 @@ func TestNoDaemon(t *testing.T) {
 // STATUS bridges the restart of a daemon, and no more.
 func TestStatusWhileTheDaemonIsAway(t *testing.T) {
 	_, socketless := rpcfake.Listen(t)
-	if err := os.Remove(socketless); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(socketless))
 	for name, socket := range map[string]string{"no socket": socketless, "nobody listens": dead(t)} {
 		status := invocation{verb: "STATUS", conf: conf(socket, "1.1.0")}
 		t.Run(name, func(t *testing.T) {
@@ -77,9 +71,7 @@ func TestStatusWhileTheDaemonIsAway(t *testing.T) {
 			}
 			beat(t, socket, heartbeat.Grace+time.Second)
 			status.check(t, 50, socket)
-			if err := heartbeat.Stop(socket); err != nil {
-				t.Fatal(err)
-			}
+			must(t, heartbeat.Stop(socket))
 			status.check(t, 50, socket)
 		})
 	}
@@ -110,17 +102,11 @@ func callDuringARestart(t *testing.T) (calls int, err error) {
 	l, socket := rpcfake.Listen(t)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	beat(t, socket, time.Second)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	cmd := invocation{verb: "ADD", conf: conf(socket, "1.0.0")}.command(t.Context())
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	waitUntilBlocked(t, cmd)
-	if err := os.Remove(socket); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(socket))
 	if l, err = net.Listen("unix", socket); err != nil {
 		t.Fatal(err)
 	}
@@ -212,9 +198,7 @@ func ends(t *testing.T, socket string, next *rpcfake.Node) {
 		OnGC:    func(ctx context.Context, _ *rpc.GCRequest) (*rpc.GCReply, error) { return nil, wait(ctx) },
 	}
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := rpcfake.Serve(t, l, first)
 	done := make(chan struct{})
 	t.Cleanup(func() { <-done })
@@ -234,8 +218,8 @@ func ends(t *testing.T, socket string, next *rpcfake.Node) {
 	}()
 }
 
-// What can be made again is, when the daemon ends under it: without a heartbeat
-// too, as it was there a moment ago.
+// A call that can be repeated is, when the daemon ends under it: without a
+// heartbeat too, as the daemon was there a moment ago.
 func TestDaemonEndsDuringCall(t *testing.T) {
 	for _, tc := range []struct {
 		verb string
@@ -275,7 +259,7 @@ func TestDaemonSaysThatItEnds(t *testing.T) {
 	}
 }
 
-// One that does not come back is told of when the call's time is up.
+// One that does not come back is reported when the call's time is up.
 func TestDaemonEndsForGood(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "berthd.sock")
 	ends(t, socket, nil)
@@ -299,13 +283,9 @@ func TestEndOfThePluginEndsTheCall(t *testing.T) {
 		t.Run(sig.String(), func(t *testing.T) {
 			n, asked, dropped := hanging()
 			cmd := invocation{verb: "ADD", conf: conf(rpcfake.Start(t, n), "1.0.0")}.command(t.Context())
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, cmd.Start())
 			<-asked
-			if err := cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			must(t, cmd.Process.Signal(sig))
 			if err := cmd.Wait(); err == nil {
 				t.Error("the plugin succeeded")
 			}

@@ -57,14 +57,10 @@ func wantResult(t *testing.T, conf, name string) {
 	}
 	golden := filepath.Join("testdata", "result-"+name+".json")
 	if *update {
-		if err := os.WriteFile(golden, append(bytes.TrimSpace(got), '\n'), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, append(bytes.TrimSpace(got), '\n'), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(bytes.TrimSpace(want)), string(bytes.TrimSpace(got))); diff != "" {
 		t.Errorf("result differs from %s (-want +got):\n%s", golden, diff)
 	}
@@ -107,28 +103,31 @@ func TestResultsWithNICs(t *testing.T) {
 	}
 }
 
-// What a daemon says is bounded, and each part of it is checked.
-func TestLinksThatCannotBe(t *testing.T) {
-	for says, spoil := range map[string]func(*rpc.Link) []*rpc.Link{
-		"more than 32 further interfaces": func(l *rpc.Link) []*rpc.Link { return slices.Repeat([]*rpc.Link{l}, 33) },
-		"16 addresses": func(l *rpc.Link) []*rpc.Link {
-			l.Addresses = slices.Repeat(l.GetAddresses()[:1], 17)
-			return []*rpc.Link{l}
-		},
-		"66 routes": func(l *rpc.Link) []*rpc.Link {
-			l.Routes = slices.Repeat(l.GetRoutes()[:1], 67)
-			return []*rpc.Link{l}
-		},
-		"the address 10.0.0/8": func(l *rpc.Link) []*rpc.Link { l.Addresses[0].Cidr = "10.0.0/8"; return []*rpc.Link{l} },
-		"the gateway here":     func(l *rpc.Link) []*rpc.Link { l.Addresses[0].Gateway = "here"; return []*rpc.Link{l} },
-		"the route x/0":        func(l *rpc.Link) []*rpc.Link { l.Routes[0].Dst = "x/0"; return []*rpc.Link{l} },
+// Replies are bounded, and each part of them is checked.
+func TestBadReplies(t *testing.T) {
+	link := func(spoil func(*rpc.Link)) func(*rpc.AddReply) {
+		return func(r *rpc.AddReply) {
+			r.Links = r.GetLinks()[:1]
+			spoil(r.Links[0])
+		}
+	}
+	for says, spoil := range map[string]func(*rpc.AddReply){
+		"the address 10.0.0.1;":           func(r *rpc.AddReply) { r.Addresses = []string{"10.0.0.1"} },
+		"the route default;":              func(r *rpc.AddReply) { r.Routes = []*rpc.Route{{Dst: "default"}} },
+		"the gateway x;":                  func(r *rpc.AddReply) { r.Routes = []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "x"}} },
+		"more than 32 further interfaces": func(r *rpc.AddReply) { r.Links = slices.Repeat(r.GetLinks()[:1], 33) },
+		"16 addresses":                    link(func(l *rpc.Link) { l.Addresses = slices.Repeat(l.GetAddresses()[:1], 17) }),
+		"66 routes":                       link(func(l *rpc.Link) { l.Routes = slices.Repeat(l.GetRoutes()[:1], 67) }),
+		"the address 10.0.0/8;":           link(func(l *rpc.Link) { l.Addresses[0].Cidr = "10.0.0/8" }),
+		"the gateway here;":               link(func(l *rpc.Link) { l.Addresses[0].Gateway = "here" }),
+		"the route x/0;":                  link(func(l *rpc.Link) { l.Routes[0].Dst = "x/0" }),
 	} {
 		socket := rpcfake.Start(t, &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
 			reply := withNICs(rpcfake.DefaultReply("eth0"))
-			reply.Links = spoil(reply.GetLinks()[0])
+			spoil(reply)
 			return reply, nil
 		}})
-		invocation{verb: "ADD", conf: conf(socket, "1.0.0")}.check(t, types.ErrInternal, says)
+		invocation{verb: "ADD", conf: conf(socket, "1.0.0")}.check(t, types.ErrInternal, says, "same release")
 	}
 }
 
@@ -251,15 +250,13 @@ func TestAfterOtherPlugins(t *testing.T) {
 			t.Fatal(failure)
 		}
 		var want, got any
-		if err := errors.Join(json.Unmarshal([]byte(prev), &want), json.Unmarshal(out, &got)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(json.Unmarshal([]byte(prev), &want), json.Unmarshal(out, &got)))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: the result is not as it was (-before +after):\n%s", v, diff)
 		}
 		asked := n.Calls()[k].(*rpc.AddRequest).GetPrevious()
 		if diff := cmp.Diff(&rpc.Previous{Addresses: []string{"10.4.0.7/24", "2001:db8:4::7/64"}}, asked, protocmp.Transform()); diff != "" {
-			t.Errorf("%s: the daemon is told (-want +got):\n%s", v, diff)
+			t.Errorf("%s: the daemon hears (-want +got):\n%s", v, diff)
 		}
 	}
 }
@@ -270,6 +267,17 @@ func TestAfterOtherPluginsWithADaemonOfBefore(t *testing.T) {
 	_, failure := invocation{verb: "ADD", conf: conf(rpcfake.Start(t, &rpcfake.Node{}), "1.0.0", "prevResult", prev)}.run(t)
 	if failure == nil || !strings.Contains(failure.Msg, "ignored prevResult") {
 		t.Errorf("ADD says %v", failure)
+	}
+}
+
+// maxSize is the budget `plugin-size` (docs/design.md, "Budgets") in bytes.
+const maxSize = 12 << 20
+
+func TestPluginSize(t *testing.T) {
+	info, err := os.Stat(filepath.Join(pluginDir, "berth"))
+	must(t, err)
+	if info.Size() > maxSize {
+		t.Errorf("the plugin has %.1f MiB, the budget is %d", float64(info.Size())/(1<<20), maxSize>>20)
 	}
 }
 
@@ -291,9 +299,7 @@ func TestGCOfManyAttachments(t *testing.T) {
 		valid[i] = types.GCAttachment{ContainerID: strings.Repeat("a", 60) + string(rune('a'+i%26)), IfName: "eth0"}
 	}
 	text, err := json.Marshal(valid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, failure := (invocation{verb: "GC", conf: conf(rpcfake.Start(t, n), "1.1.0", "cni.dev/valid-attachments", string(text))}).run(t); failure != nil {
 		t.Fatal(failure)
 	}

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// What the AWS SDKs take from the environment about endpoints counts for both
-// programs as it does there.
+// Both programs read the endpoints of the AWS SDKs from the environment as the SDKs do.
 func TestEndpointsAsTheSDKsTakeThem(t *testing.T) {
 	const lab, v6 = "http://127.0.0.1:9000", "http://[fd00:ec2::254]"
 	for name, tt := range map[string]struct {

@@ -37,7 +37,7 @@ func loadBy[C any](t *testing.T, newLoader func(*pflag.FlagSet) *Loader[C], args
 	return l.Load(env)
 }
 
-// says checks that settings are refused with each of these texts.
+// says checks that an error has each of the texts.
 func says(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	if err == nil {
@@ -189,8 +189,8 @@ func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
 	}
 }
 
-// The Amazon VPC CNI's README, "AWS_VPC_K8S_CNI_LOGLEVEL": these five, in either
-// case. Nothing is worse here than an error.
+// The Amazon VPC CNI's README, "AWS_VPC_K8S_CNI_LOGLEVEL", has five levels, in either case. Berth's
+// highest level is error.
 func TestLogLevelsKnownFromTheAmazonCNI(t *testing.T) {
 	for v, want := range map[string]string{"DEBUG": "debug", "INFO": "info", "WARN": "warn", "ERROR": "error", "FATAL": "error", "fatal": "error", "": "info"} {
 		if c, err := load(t, nil, []string{"AWS_VPC_K8S_CNI_LOGLEVEL=" + v}); err != nil || c.LogLevel != want {
@@ -229,7 +229,7 @@ func TestBareFlags(t *testing.T) {
 	}
 }
 
-// Pods are kept from the metadata service in every mode, unless somebody says otherwise.
+// Pods cannot reach the metadata service in any mode, unless a setting allows it.
 func TestMetadataIsBlockedInEveryMode(t *testing.T) {
 	for _, tt := range []struct {
 		args, env string
@@ -393,14 +393,14 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// What every setting is, and where it came from, is told; passwords are not.
+// Effective has the value and the source of every setting, without passwords.
 func TestEffectiveSettings(t *testing.T) {
 	c, err := load(t, []string{"--warm-ip-target=3"}, []string{"BERTH_EC2_ENDPOINT=https://me:planted@ec2.local", "WARM_ENI_TARGET=2"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(c.Effective) != len(table(&Config{})) {
-		t.Errorf("%d settings are told", len(c.Effective))
+		t.Errorf("%d settings are listed", len(c.Effective))
 	}
 	got := map[string]introspect.Setting{}
 	for _, s := range c.Effective {

@@ -34,7 +34,7 @@ func TestOperatorDefaults(t *testing.T) {
 		LogSettings:      LogSettings{LogLevel: "info", LogFormat: "text"},
 	}
 	if len(o.Effective) != len(operatorTable(&Operator{})) {
-		t.Errorf("%d settings are told", len(o.Effective))
+		t.Errorf("%d settings are listed", len(o.Effective))
 	}
 	o.Effective = nil
 	if diff := cmp.Diff(want, o); diff != "" {
@@ -108,7 +108,7 @@ func TestLeaseIsCountedInSeconds(t *testing.T) {
 	says(t, err, "whole number of seconds")
 }
 
-// Egress needs no source of addresses, and an image.
+// Egress needs an image, and no source of addresses.
 func TestEgressAlone(t *testing.T) {
 	for text, want := range map[string]string{
 		"--ipam= --egress --egress-image=berth-egress:v1":     "",

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What a form says is what the parser takes.
+// The form of a setting describes what its parser accepts.
 func TestFormsAreWhatParsersTake(t *testing.T) {
 	for _, s := range append(Settings(), OperatorSettings()...) {
 		form := s.Form()

@@ -4,10 +4,13 @@ package ctl
 
 import (
 	"fmt"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ctl/bundle"
+	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/node/install"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -15,7 +18,7 @@ import (
 func New() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "berthctl",
-		Short:             "Look at a node's addresses, and plan them",
+		Short:             "Show a node's addresses, and plan capacity",
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
@@ -57,4 +60,57 @@ func (f *format) Set(s string) error {
 func (f *format) register(cmd *cobra.Command) {
 	*f = table
 	cmd.Flags().VarP(f, "output", "o", "output format")
+}
+
+func newIPManager() *cobra.Command {
+	var n node
+	var out format
+	cmd := &cobra.Command{
+		Use:   "ip-manager",
+		Short: "Show this node's addresses and the pods that hold them",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			doc, err := n.document(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if out == jsonFmt {
+				return view.WriteJSON(cmd.OutOrStdout(), doc)
+			}
+			p := &view.Printer{W: cmd.OutOrStdout()}
+			view.Node(p, doc)
+			return p.Err
+		},
+	}
+	n.register(cmd)
+	out.register(cmd)
+	return cmd
+}
+
+func newUninstall() *cobra.Command {
+	var dir, name string
+	cmd := &cobra.Command{
+		Use:   "uninstall-cni",
+		Short: "Remove Berth's network configuration from this node",
+		Long: `Remove Berth's network configuration from this node, which then gets no new pods.
+The plugin's binary stays, because the removal of running pods needs it. A running
+berthd with --install-cni restores the configuration.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path := filepath.Join(dir, name)
+			removed, err := install.Uninstall(dir, name)
+			if err != nil {
+				return err
+			}
+			what := "removed"
+			if !removed {
+				what = "no configuration of Berth at"
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), what, path)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&dir, "cni-conf-dir", "/etc/cni/net.d", "where the runtime looks for network configuration")
+	cmd.Flags().StringVar(&name, "cni-conf-name", "10-berth.conflist", "name of the configuration file")
+	return cmd
 }

@@ -3,6 +3,7 @@ package ctl
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
@@ -13,10 +14,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/node/introspect"
@@ -65,7 +66,7 @@ func goldenRun(t *testing.T, name string, args ...string) {
 	golden(t, name, out)
 }
 
-// refused executes berthctl, which must fail with each of these texts.
+// refused executes berthctl with each of the arguments, and checks the text of its error.
 func refused(t *testing.T, wantByArgs map[string]string) {
 	t.Helper()
 	for args, want := range wantByArgs {
@@ -75,35 +76,21 @@ func refused(t *testing.T, wantByArgs map[string]string) {
 	}
 }
 
-// busyNode is a document with something of everything.
-func busyNode() introspect.Document {
-	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	addr := netip.MustParseAddr
-	return introspect.Document{
-		InstanceID: "i-0123456789abcdef0", Node: "node-a", Time: now,
-		Totals: introspect.Totals{Allocated: 2, Available: 2, Cooling: 1, NotReady: 3, Withdrawn: 1, Capacity: 18, Waiting: 1},
-		Allocated: []introspect.Allocated{
-			{Address: addr("10.0.97.30"), Namespace: "default", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e2d3c", Network: "berth", Interface: "eth0", Origin: introspect.Origin{ENI: "eni-a"}, Since: now.Add(-90 * time.Minute)},
-			{Address: addr("10.0.98.7"), ContainerID: "c0ffee", Network: "berth", Interface: "net1", Origin: introspect.Origin{ENI: "eni-b"}, DeviceIndex: 1, Since: now.Add(-5 * time.Second)},
-		},
-		Available: []introspect.Available{
-			{Address: addr("10.0.97.31"), Origin: introspect.Origin{ENI: "eni-a"}},
-			{Address: addr("10.0.99.1"), Origin: introspect.Origin{ENI: "eni-b"}, Prefix: netip.MustParsePrefix("10.0.99.0/28")},
-		},
-		Cooling: []introspect.Cooling{{Address: addr("10.0.97.32"), Origin: introspect.Origin{ENI: "eni-a"}, Since: now.Add(-12 * time.Second), Until: now.Add(18 * time.Second), RemainingSeconds: 17.6}},
-		ENIs: []introspect.ENI{
-			{ID: "eni-a", Primary: true, MAC: "0a:00:00:00:00:01", Subnet: "subnet-1", Ready: true, Capacity: 9, Used: 1},
-			{ID: "eni-b", DeviceIndex: 1, MAC: "0a:00:00:00:00:02", Subnet: "subnet-1", Reason: "link not up", Capacity: 9, Used: 1, Prefixes: 1},
-		},
-		Conditions: []introspect.Condition{
-			{Type: "DataPathReady", Status: introspect.True, Reason: "SetUp", Since: now.Add(-50 * time.Hour)},
-			{Type: "ForwardingAllowed", Status: introspect.False, Reason: "PolicyDrop", Message: "set the FORWARD policy to ACCEPT", Since: now.Add(-3 * time.Minute)},
-		},
-		LastError: "AssignPrivateIpAddresses: RequestLimitExceeded",
+// document is a node's introspection document in testdata.
+func document(t *testing.T, name string) introspect.Document {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", "node-"+name+".yaml"))
+	if err != nil {
+		t.Fatal(err)
 	}
+	var doc introspect.Document
+	if err := yaml.UnmarshalStrict(data, &doc); err != nil {
+		t.Fatal(err)
+	}
+	return doc
 }
 
-// serve is a berthd's two web servers in one: the document and /readyz.
+// serve serves what berthd serves: the document and /readyz.
 func serve(t *testing.T, doc introspect.Document, notReady string) (address string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -118,73 +105,19 @@ func serve(t *testing.T, doc introspect.Document, notReady string) (address stri
 	return strings.TrimPrefix(s.URL, "http://")
 }
 
-func dualStackNode() introspect.Document {
-	doc := busyNode()
-	doc.Allocated[0].IPv6 = netip.MustParseAddr("2001:db8::1e")
-	doc.Conditions, doc.LastError = nil, ""
-	doc.Totals = introspect.Totals{Allocated: 2, Capacity: 18}
-	doc.Available, doc.Cooling = nil, nil
-	return doc
-}
-
-func poolNode() introspect.Document {
-	doc := dualStackNode()
-	doc.InstanceID, doc.IPAM, doc.ENIs = doc.Node, "pool", nil
-	doc.Totals = introspect.Totals{Allocated: 2, Available: 2, Cooling: 1, Withdrawn: 31, Capacity: 36, Waiting: 2}
-	for i := range doc.Allocated {
-		a := &doc.Allocated[i]
-		a.IPv6, a.DeviceIndex, a.Origin = netip.Addr{}, 0, introspect.Origin{Pool: "default", Block: fmt.Sprint("default-", i)}
-	}
-	doc.Available = []introspect.Available{
-		{Address: netip.MustParseAddr("10.0.97.28"), Origin: introspect.Origin{Pool: "default", Block: "default-0"}},
-		{Address: netip.MustParseAddr("10.0.97.29"), Origin: introspect.Origin{Pool: "default", Block: "default-0"}},
-	}
-	doc.Cooling = []introspect.Cooling{{Address: netip.MustParseAddr("10.0.97.31"), Origin: introspect.Origin{Pool: "default", Block: "default-0"}, Since: doc.Time.Add(-12 * time.Second), RemainingSeconds: 17.6}}
-	doc.Pools = []introspect.Pool{
-		{Name: "default", Blocks: 2, Draining: 1, Used: 2, Cooling: 1, Free: 2},
-		{Name: "web", Waiting: 2, Requests: 1, Failed: "PoolExhausted", Exhausted: true},
-	}
-	doc.Blocks = []introspect.Block{
-		{Name: "default-0", Pool: "default", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.97.28/30")}, Ready: true, Capacity: 4, Used: 1, Cooling: 1, Free: 2},
-		{Name: "default-1", Pool: "default", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.98.0/27"), netip.MustParsePrefix("fd02::20/123")},
-			Reason: "it is being deleted", Capacity: 32, Used: 1, Free: 31},
-	}
-	doc.LastError = "requesting a block of web: no block is free"
-	return doc
-}
-
-// portNode has a pod of NICs alone.
-func portNode() introspect.Document {
-	return introspect.Document{Node: "node-a", InstanceID: "node-a", IPAM: "port", NICs: []introspect.NIC{
-		{
-			Namespace: "shop", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e2d3c", Interface: "eth0", PodNIC: "web-0-eth0-7f", Port: "a2815656-76f7-46d4-9d11-057063db1a14",
-			Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.0.12/24"), netip.MustParsePrefix("2001:db8::c/64")}, Plug: "OVS", HostLink: "tapa2815656-76", MTU: 1442,
-		},
-		{
-			Namespace: "shop", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e2d3c", Interface: "eth1", PodNIC: "web-0-eth1-7f", Port: "c30b3c59-9e3d-4b0a-8f6e-1d2c3b4a5f60",
-			Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/24")}, Plug: "Netns", MTU: 1500,
-		},
-	}}
-}
-
 func TestIPManager(t *testing.T) {
-	for name, doc := range map[string]introspect.Document{
-		"busy": busyNode(), "dual-stack": dualStackNode(), "pool": poolNode(), "ports": portNode(), "empty": {Node: "node-a"},
-	} {
+	for _, name := range []string{"busy", "dual-stack", "pool", "ports", "empty"} {
 		t.Run(name, func(t *testing.T) {
-			goldenRun(t, "ip-manager-"+name+".txt", "ip-manager", "--address", serve(t, doc, ""))
+			goldenRun(t, "ip-manager-"+name+".txt", "ip-manager", "--address", serve(t, document(t, name), ""))
 		})
 	}
 }
 
 func TestIPManagerJSON(t *testing.T) {
-	doc := busyNode()
+	doc := document(t, "busy")
 	out, err := run(t, "ip-manager", "-o", "json", "--address", "http://"+serve(t, doc, "")+introspect.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var got introspect.Document
-	if err := json.Unmarshal([]byte(out), &got); err != nil {
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &got)); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(doc, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
@@ -196,7 +129,7 @@ func TestStatus(t *testing.T) {
 	for _, tc := range []struct {
 		name, notReady string
 		doc            introspect.Document
-	}{{"ready", "", busyNode()}, {"pool", "", poolNode()}, {"not-ready", "no address was usable on this node yet", introspect.Document{}}} {
+	}{{"ready", "", document(t, "busy")}, {"pool", "", document(t, "pool")}, {"not-ready", "no address was usable on this node yet", introspect.Document{}}} {
 		t.Run(tc.name, func(t *testing.T) {
 			at := serve(t, tc.doc, tc.notReady)
 			out, err := run(t, "status", "--address", at)
@@ -209,7 +142,7 @@ func TestStatus(t *testing.T) {
 }
 
 func TestStatusJSON(t *testing.T) {
-	at := serve(t, busyNode(), "draining")
+	at := serve(t, document(t, "busy"), "draining")
 	out, err := run(t, "status", "-o", "json", "--address", at)
 	if err == nil {
 		t.Error("a node that is not ready is no error")
@@ -223,8 +156,7 @@ func TestStatusJSON(t *testing.T) {
 	}
 }
 
-// refusing is an address that has a holder, so that no other server may take it,
-// and nobody who listens.
+// refusing returns an address that is in use, and at which nothing listens.
 func refusing(t *testing.T) (address string) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -258,7 +190,7 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 		{"something else", page.URL, "1m", "does not serve berthd's"},
 		{"starting", starting.URL, "1m", "waiting for the metadata service"},
 		{"silent", silent.URL, "300ms", "no answer"},
-		{"not an address", "http://[", "1m", "asking berthd"},
+		{"not an address", "http://[", "1m", "query berthd"},
 	} {
 		for _, view := range []string{"ip-manager", "status"} {
 			t.Run(tc.name+"/"+view, func(t *testing.T) {
@@ -271,7 +203,7 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 	}
 }
 
-// The formula of AWS's best practices; the results are also rows of AWS's eni-max-pods.txt.
+// The results of the formula in AWS's best practices are rows of AWS's eni-max-pods.txt.
 func TestMaxPods(t *testing.T) {
 	for _, tc := range []struct {
 		kind     string
@@ -298,8 +230,8 @@ func TestMaxPods(t *testing.T) {
 		}
 	}
 	refused(t, map[string]string{
-		"max-pods --instance-type t3.large --trunk-eni": "t3.large has no branches",
-		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "not known",
+		"max-pods --instance-type t3.large --trunk-eni": "t3.large has no known support for branch interfaces",
+		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "is unknown",
 		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m3.medium --ip-families dual": "has no IPv6", "warm --instance-type m3.medium --ip-families ipv6": "has no IPv6",
 		"max-pods --instance-type m5.large --ip-families both": `--ip-families: "both": expected ipv4, ipv6 or dual`, "max-pods --instance-type m5.large -o yaml": "expected table or json",
 		"max-pods --instance-type m5.large --first-interface-index 3": "--first-interface-index is 3: expected 0 to 2, as m5.large has 3 ENIs",
@@ -308,7 +240,7 @@ func TestMaxPods(t *testing.T) {
 	goldenRun(t, "max-pods-ipv6.txt", "max-pods", "--instance-type", "m5.large", "--ip-families", "ipv6")
 }
 
-// The table of what the Amazon VPC CNI itself does.
+// The simulation has the results of the Amazon VPC CNI.
 func TestWarm(t *testing.T) {
 	for _, tc := range []struct {
 		kind, flags string
@@ -362,7 +294,7 @@ func TestWarmTables(t *testing.T) {
 	goldenRun(t, "warm.txt", "warm", "--instance-type", "t3.small", "--pods", "10", "--warm-ip-target", "2")
 	goldenRun(t, "warm-dual.txt", "warm", "--instance-type", "t3.small", "--pods", "4", "--warm-ip-target", "2", "--ip-families", "dual")
 	refused(t, map[string]string{
-		"warm --instance-type t3.none":                                      "not known",
+		"warm --instance-type t3.none":                                      "is unknown",
 		"warm --instance-type t3.small --pods=-1":                           "--pods is -1",
 		"warm --instance-type t3.small --warm-ip-target=x":                  "--warm-ip-target",
 		"warm --instance-type t3.small --warm-ip-target=1 --pre-allocate=1": "one dialect",
@@ -375,7 +307,7 @@ func TestUninstall(t *testing.T) {
 	if err := os.WriteFile(path, []byte(`{"plugins":[{"type":"berth"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"removed " + path, "there is no"} {
+	for _, want := range []string{"removed " + path, "no configuration of Berth at"} {
 		out, err := run(t, "uninstall-cni", "--cni-conf-dir", dir)
 		if err != nil || !strings.HasPrefix(out, want) {
 			t.Errorf("printed %q, %v; want %q", out, err, want)

@@ -43,16 +43,16 @@ func newMaxPods() *cobra.Command {
 		Short: "Compute how many pods an instance type can run",
 		Long: `Compute how many pods an instance type can run, for the kubelet's --max-pods:
 ENIs × (addresses per ENI − 1) + 2. An ENI's primary address serves no pod; the 2 are
-pods in the host's network, which need no address. With prefixes each address but
-the primary one is a /28 of 16.
+host-network pods, which need no address. With prefixes, each address except the primary
+one is a /28 of 16 addresses.
 
-IPv6 addresses come as a /80 for each ENI and limit nothing, so that with both families
-the number is that of IPv4. Instance types without prefixes have single IPv6 addresses,
-of which the primary ENI's are the node's own: (ENIs − 1) × addresses per ENI + 2, by the
-family that there are fewer addresses of.
+IPv6 is no limit, because each ENI has a /80: for dual-stack pods the number is that of
+IPv4. Instance types without prefixes have single IPv6 addresses, and those of the primary
+ENI are the node's own: (ENIs − 1) × addresses per ENI + 2, for the family with fewer
+addresses.
 
-Where pods have other subnets than their node, eth0 serves none: --first-interface-index=1.
-A trunk, for pods' branch interfaces, takes the place of an ENI: --trunk-eni.`,
+If pods use other subnets than their node, eth0 serves none: --first-interface-index=1.
+A trunk for branch interfaces takes the place of an ENI: --trunk-eni.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			set, err := ipfamily.Parse(families)
@@ -69,22 +69,22 @@ A trunk, for pods' branch interfaces, takes the place of an ENI: --trunk-eni.`,
 			}
 			p := &view.Printer{W: cmd.OutOrStdout()}
 			if c.Unlimited {
-				p.Printf("%s: %d pods, which is what Kubernetes recommends at most; EKS allows 250 from 30 vCPUs\nIPv6 addresses limit nothing: one prefix has 2^48\n", c.InstanceType, c.MaxPods)
+				p.Printf("%s: %d pods, the maximum that Kubernetes recommends; EKS allows 250 with 30 or more vCPUs\nIPv6 addresses are no limit: one prefix has 2^48\n", c.InstanceType, c.MaxPods)
 				return p.Err
 			}
-			p.Printf("%s: %d pods\n%d ENIs × %d usable addresses = %d, and %d pods in the host's network\n",
+			p.Printf("%s: %d pods\n%d ENIs × %d usable addresses = %d, and %d host-network pods\n",
 				c.InstanceType, c.MaxPods, c.ENIs, c.PerENI, c.Addresses, hostPods)
 			if c.MaxPods > kubernetesMax {
-				p.Printf("Kubernetes recommends at most %d pods a node; EKS allows 250 from 30 vCPUs.\n", kubernetesMax)
+				p.Printf("Kubernetes recommends at most %d pods per node; EKS allows 250 with 30 or more vCPUs.\n", kubernetesMax)
 			}
 			return p.Err
 		},
 	}
 	registerType(cmd, &instanceType)
-	cmd.Flags().BoolVar(&o.prefixes, "prefix-delegation", false, "with /28 prefixes instead of single IPv4 addresses")
-	cmd.Flags().StringVar(&families, "ip-families", string(ipfamily.OnlyIPv4), "of which each pod gets an address: ipv4, ipv6 or dual")
+	cmd.Flags().BoolVar(&o.prefixes, "prefix-delegation", false, "assign /28 prefixes instead of single IPv4 addresses")
+	cmd.Flags().StringVar(&families, "ip-families", string(ipfamily.OnlyIPv4), "address families of pods: ipv4, ipv6 or dual")
 	cmd.Flags().IntVar(&o.first, "first-interface-index", 0, "lowest device index whose ENI serves pods; 1 leaves eth0 to the node")
-	cmd.Flags().BoolVar(&o.trunk, "trunk-eni", false, "with a trunk ENI on the instance, whose branches are not counted")
+	cmd.Flags().BoolVar(&o.trunk, "trunk-eni", false, "reserve one ENI as a trunk; its branch interfaces are not counted")
 	out.register(cmd)
 	return cmd
 }
@@ -130,7 +130,7 @@ func capacityOf(instanceType string, o capacityOptions) (capacity, error) {
 		return capacity{}, fmt.Errorf("--first-interface-index is %d: expected 0 to %d, as %s has %d ENIs", o.first, l.MaxENIs-1, instanceType, l.MaxENIs)
 	}
 	if o.trunk && limits.Branches(instanceType) == 0 {
-		return capacity{}, fmt.Errorf("%s has no branches, as far as Berth knows: use another instance type, or no --trunk-eni", instanceType)
+		return capacity{}, fmt.Errorf("%s has no known support for branch interfaces: use another instance type, or omit --trunk-eni", instanceType)
 	}
 	c := capacity{InstanceType: instanceType, ENIs: o.enis(l, o.first), PerENI: l.IPv4PerENI - 1, Prefixes: prefixes, IPFamilies: s}
 	if prefixes {
@@ -162,7 +162,7 @@ func limitsOf(instanceType string) (cloud.Limits, error) {
 		}
 	}
 	if len(near) == 0 {
-		return cloud.Limits{}, fmt.Errorf("instance type %q is not known, expected one such as m5.large", instanceType)
+		return cloud.Limits{}, fmt.Errorf("instance type %q is unknown, expected one such as m5.large", instanceType)
 	}
-	return cloud.Limits{}, fmt.Errorf("instance type %q is not known; of its family are %s", instanceType, strings.Join(near, ", "))
+	return cloud.Limits{}, fmt.Errorf("instance type %q is unknown; known types of its family: %s", instanceType, strings.Join(near, ", "))
 }

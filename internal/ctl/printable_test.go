@@ -13,7 +13,7 @@ import (
 )
 
 func TestNothingThatIsPrintedIsObeyed(t *testing.T) {
-	for name, doc := range map[string]introspect.Document{"ENIs": busyNode(), "pools": poolNode()} {
+	for name, doc := range map[string]introspect.Document{"ENIs": document(t, "busy"), "pools": document(t, "pool")} {
 		doc.Conditions = []introspect.Condition{{Type: "x"}}
 		hostile.Fill(&doc)
 		if name == "pools" {

@@ -1,9 +1,16 @@
 package ctl
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -33,8 +40,8 @@ func newStatus() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show whether this node takes pods, its ENIs or blocks, and its conditions",
-		Long:  "Show whether this node takes pods, its ENIs or its pools and blocks, and its conditions. Fails when the node is not ready.",
+		Short: "Show this node's readiness, ENIs or blocks, and conditions",
+		Long:  "Show this node's readiness, its ENIs or its pools and blocks, and its conditions. Fails if the node is not ready.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ready, reason, err := n.readiness(cmd)
@@ -85,4 +92,67 @@ func writeStatus(cmd *cobra.Command, s nodeStatus, doc introspect.Document) erro
 	view.Conditions(p, "Conditions", s.Conditions, doc.Time)
 	view.LastTrouble(p, doc)
 	return p.Err
+}
+
+// node is the introspection endpoint of a berthd.
+type node struct {
+	address string
+	timeout time.Duration
+}
+
+func (n *node) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&n.address, "address", "localhost:6666", "where berthd serves introspection (its --introspection-address)")
+	cmd.Flags().DurationVar(&n.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
+}
+
+// maxDocument bounds a response, in bytes. The document of the largest node is far smaller.
+const maxDocument = 64 << 20
+
+// document reads berthd's introspection document.
+func (n *node) document(ctx context.Context) (introspect.Document, error) {
+	var doc introspect.Document
+	body, code, err := n.get(ctx, introspect.Path)
+	switch {
+	case err != nil:
+		return doc, n.explain(err)
+	case code != http.StatusOK:
+		return doc, fmt.Errorf("berthd at %s: %s", n.address, view.Printable(strings.TrimSpace(string(body))))
+	}
+	if err := json.Unmarshal(body, &doc); err != nil {
+		return doc, fmt.Errorf("%s does not serve berthd's %s: %w", n.address, introspect.Path, err)
+	}
+	return doc, nil
+}
+
+func (n *node) get(ctx context.Context, path string) (body []byte, code int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
+	defer cancel()
+	address := n.address
+	if !strings.Contains(address, "://") {
+		address = "http://" + address
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(strings.TrimSuffix(address, "/"), introspect.Path)+path, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: berthd is on this node
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, maxDocument))
+	return body, resp.StatusCode, err
+}
+
+// explain adds what to do to an error of a request to berthd.
+func (n *node) explain(err error) error {
+	var timeout net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("nothing listens at %s: check that berthd runs on this node and that --address is right", n.address)
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return fmt.Errorf("no answer from %s in time: look at berthd's log", n.address)
+	}
+	return fmt.Errorf("query berthd: %w", err)
 }

@@ -43,10 +43,10 @@ func newWarm() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use:   "warm",
-		Short: "Compute the ENIs and addresses that warm targets bring",
-		Long: `Compute the ENIs and addresses that a node settles at with some pods and warm
-targets, by the planner that berthd uses. The targets are berthd's own flags and
-environment variables.`,
+		Short: "Compute the ENIs and addresses that warm targets result in",
+		Long: `Compute the ENIs and addresses that a node settles at with a number of pods and warm
+targets, with berthd's own planner. The targets are berthd's flags and environment
+variables.`,
 		Example: "  berthctl warm --instance-type m5.xlarge --pods 15 --warm-ip-target 5 --minimum-ip-target 10",
 		Args:    cobra.NoArgs,
 	}
@@ -100,7 +100,7 @@ func hideOthers(flags *pflag.FlagSet) {
 
 func writeWarm(cmd *cobra.Command, n warmNode) error {
 	p := &view.Printer{W: cmd.OutOrStdout()}
-	p.Printf("%s with %s: %s with %d usable addresses, %d of them free; %d addresses of the subnet in all\n",
+	p.Printf("%s with %s: %s with %d usable addresses, %d of them free; %d subnet addresses in total\n",
 		n.InstanceType, view.Count(n.Pods+n.Waiting, "pod"), view.Count(len(n.ENIs), "ENI"), n.Addresses, n.Addresses-n.Pods, n.SubnetIPs)
 	head := []string{"INDEX", "ADDRESSES", "PREFIXES", "USED"}
 	six := slices.ContainsFunc(n.ENIs, func(e warmENI) bool { return e.IPv6+e.IPv6Prefix > 0 })
@@ -109,9 +109,9 @@ func writeWarm(cmd *cobra.Command, n warmNode) error {
 	}
 	g := view.NewGrid(head...)
 	for _, e := range n.ENIs {
-		row := []string{strconv.Itoa(e.DeviceIndex), strconv.Itoa(e.Addresses), strconv.Itoa(e.Prefixes), strconv.Itoa(e.Used)}
+		row := []any{e.DeviceIndex, e.Addresses, e.Prefixes, e.Used}
 		if six {
-			row = append(row, strconv.Itoa(e.IPv6), strconv.Itoa(e.IPv6Prefix))
+			row = append(row, e.IPv6, e.IPv6Prefix)
 		}
 		g.Add(row...)
 	}

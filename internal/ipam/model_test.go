@@ -252,10 +252,10 @@ func (m *model) setGroup(g Group) {
 		a.group, a.prefix = g.ID, p
 	}
 	m.keepBack()
-	told := slices.SortedFunc(maps.Keys(m.rested), func(x, y netip.Addr) int {
+	recorded := slices.SortedFunc(maps.Keys(m.rested), func(x, y netip.Addr) int {
 		return cmp.Or(m.rested[x].Compare(m.rested[y]), x.Compare(y))
 	})
-	for _, addr := range told {
+	for _, addr := range recorded {
 		if _, listed := want[addr]; listed {
 			m.seq++
 			m.addrs[addr].freed = m.seq

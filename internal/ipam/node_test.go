@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // dualGroup has three IPv4 addresses, a /30, a single IPv6 address and a /80.
@@ -72,9 +73,7 @@ func TestHoldsOfBothFamiliesAreWhole(t *testing.T) {
 	n := NewNode[string](DefaultCooling)
 	n.SetGroup(dualGroup(1))
 	four, six := netip.MustParseAddr("10.0.1.4"), netip.MustParseAddr("2001:db8:0:0:1::7")
-	if err := n.Hold("a", []netip.Addr{six}, time.Unix(0, 0)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, n.Hold("a", []netip.Addr{six}, time.Unix(0, 0)))
 	if err := n.Hold("b", []netip.Addr{four, six}, time.Unix(0, 0)); err == nil || n.Busy(four) {
 		t.Errorf("two hold %v: %v", six, err)
 	}
@@ -104,7 +103,7 @@ func TestNodeOfBothFamilies(t *testing.T) {
 					r.Fatalf("%s of %s got %v, had %v", key, set, got, before)
 				}
 				if ok && !had {
-					check(r, got, held, cooling, gone, now)
+					checkTaken(r, got, held, cooling, gone, now)
 					held[key] = got
 				}
 			case 3:
@@ -142,8 +141,8 @@ func TestNodeOfBothFamilies(t *testing.T) {
 	})
 }
 
-// check checks addresses that were just taken.
-func check(r *rapid.T, got Taken, held map[string]Taken, cooling map[netip.Addr]time.Time, gone map[netip.Prefix]bool, now time.Time) {
+// checkTaken checks addresses that were just taken.
+func checkTaken(r *rapid.T, got Taken, held map[string]Taken, cooling map[netip.Addr]time.Time, gone map[netip.Prefix]bool, now time.Time) {
 	g := dualGroup(got.Index)
 	for _, a := range got.List() {
 		of := slices.Contains(g.Addresses, a) || slices.ContainsFunc(g.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })

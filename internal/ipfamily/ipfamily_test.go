@@ -14,12 +14,18 @@ func TestSets(t *testing.T) {
 		}
 	}
 	if _, err := Parse("IPv6"); err == nil || err.Error() != `"IPv6": expected ipv4, ipv6 or dual` {
-		t.Errorf("a wrong set: %v", err)
+		t.Errorf("Parse(\"IPv6\"): got error %v, want one that lists the valid sets", err)
 	}
-	if Of(netip.MustParseAddr("10.0.0.1")) != IPv4 || Of(netip.MustParseAddr("fd00::1")) != IPv6 {
-		t.Error("families of addresses")
-	}
-	if IPv4.Other() != IPv6 || IPv6.Other() != IPv4 || IPv4.Alone() != OnlyIPv4 || IPv6.Alone() != OnlyIPv6 {
-		t.Error("the other family, and each alone")
+	for f, want := range map[Family]struct {
+		addr  string
+		other Family
+		alone Set
+	}{IPv4: {"10.0.0.1", IPv6, OnlyIPv4}, IPv6: {"fd00::1", IPv4, OnlyIPv6}} {
+		if got := Of(netip.MustParseAddr(want.addr)); got != f {
+			t.Errorf("Of(%s) = %v, want %v", want.addr, got, f)
+		}
+		if other, alone := f.Other(), f.Alone(); other != want.other || alone != want.alone {
+			t.Errorf("%v: Other, Alone = %v, %v; want %v, %v", f, other, alone, want.other, want.alone)
+		}
 	}
 }

@@ -1,3 +1,12 @@
+// Package kubeapi is a daemon's access to the Kubernetes API: client-go's REST client with Berth's own kinds, metadata of
+// other kinds, and reflectors without a cache. A daemon has 40 MiB of memory (docs/design.md, "Budgets"), too little for
+// typed clients of all of Kubernetes, or for caches of objects of which a few bytes matter.
+//
+//	client.go   the requests
+//	follow.go   lists and watches
+//	mirror.go   what a part of the daemon keeps of objects, and outages
+//	report.go   what a part of the daemon writes into the status of objects
+//	events.go   Events of Pods
 package kubeapi
 
 import (
@@ -52,6 +61,15 @@ func Config(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("find the Kubernetes API server: %w; set --kubeconfig outside a pod", err)
 	}
 	return cfg, nil
+}
+
+// Open returns a client by Config.
+func Open(kubeconfig string) (*Client, error) {
+	cfg, err := Config(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return New(cfg)
 }
 
 // New returns a client. It makes no request yet.
@@ -125,7 +143,7 @@ func (c *Client) Node(ctx context.Context, name string, into any) error {
 	return nil
 }
 
-// Cancelled tells whether a request failed because its context was cancelled: the daemon ends.
+// Cancelled reports whether a request failed because its context was cancelled: the daemon ends.
 func Cancelled(err error) bool { return errors.Is(err, context.Canceled) }
 
 // Advice returns, for an error of a list or a watch of Berth's kinds, a reason as metrics have it and a message that says

@@ -162,9 +162,37 @@ func FieldEquals(field, value string) string {
 	return fields.OneTermEqualSelector(field, value).String()
 }
 
-// metadata returns a Lister of the metadata of objects that a field selector (empty: all) selects, without what trim removes.
-func (c *Client) metadata(resource schema.GroupVersionResource, fields string, trim func(*Metadata)) Lister {
-	return metadataOf{c, resource, fields, trim}
+// Metadata is the metadata of an object.
+type Metadata = metav1.PartialObjectMetadata
+
+// Kind is a selection of Kubernetes' own objects that are watched together.
+type Kind struct {
+	resource string
+	fields   string // a selector
+	labels   bool   // with their labels
+}
+
+// Namespaces selects all Namespaces; LabelledNamespaces does with their labels.
+var (
+	Namespaces         = Kind{resource: "namespaces"}
+	LabelledNamespaces = Kind{resource: "namespaces", labels: true}
+)
+
+// NodeNamed selects the Node of a name.
+func NodeNamed(name string) Kind {
+	return Kind{resource: "nodes", fields: FieldEquals("metadata.name", name)}
+}
+
+// LabelledNode selects that Node, with its labels.
+func LabelledNode(name string) Kind {
+	k := NodeNamed(name)
+	k.labels = true
+	return k
+}
+
+// metadata returns a Lister of the metadata of a kind's objects, with these annotations.
+func (c *Client) metadata(k Kind, annotations ...string) Lister {
+	return metadataOf{c, schema.GroupVersionResource{Version: "v1", Resource: k.resource}, k.fields, bare(k.labels, annotations...)}
 }
 
 type metadataOf struct {

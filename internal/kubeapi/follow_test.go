@@ -33,7 +33,7 @@ func (l lister) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface,
 	return w, nil
 }
 
-// What nobody reads is gone from objects before all of them are in memory.
+// Fields that nobody reads are removed before all objects are in memory.
 func TestTrim(t *testing.T) {
 	for what, l := range map[string]lister{"streamed": {true}, "listed": {false}} {
 		ctx, cancel := context.WithCancel(t.Context())

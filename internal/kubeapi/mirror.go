@@ -22,7 +22,7 @@ type Sync struct {
 // NewSync returns one for which nothing was listed yet.
 func NewSync() *Sync { return &Sync{listed: map[string]bool{}, errs: map[string]error{}} }
 
-// Listed tells whether all of these resources were listed.
+// Listed reports whether all of these resources were listed.
 func (s *Sync) Listed(resources ...string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +81,6 @@ type Mirror struct {
 	// Explain adds to an error of a request for a resource what to do about it; nil: nothing.
 	Explain func(resource string, err error) error
 
-	cluster *Cluster
 	runs    []func(context.Context)
 	outages map[string]func(bool) // Store.Outage, by resource
 }
@@ -110,11 +109,8 @@ func Keep[T metav1.Object](m *Mirror, resource string, l Lister, s Store[T]) {
 // KeepMetadata has the metadata of objects of Kubernetes stored, with these annotations. It is to be
 // called before Run.
 func (m *Mirror) KeepMetadata(k Kind, s Store[*Metadata], annotations ...string) {
-	if m.cluster == nil {
-		m.cluster = NewCluster(m.API)
-		m.runs = append(m.runs, m.cluster.Run)
-	}
-	m.cluster.Follow(k, handler(m, k.resource, s), annotations...)
+	h := handler(m, k.resource, s)
+	m.runs = append(m.runs, func(ctx context.Context) { Follow(ctx, k.resource, m.API.metadata(k, annotations...), h) })
 }
 
 // Run keeps the owner up to date until ctx ends.
@@ -195,10 +191,10 @@ func (m *Mirror) NoteOutcome(resource string, err error) {
 	}
 	switch {
 	case !before && now:
-		m.Log.Warn("the Kubernetes API cannot be used; continuing from memory", "what", resource, "error", err)
+		m.Log.Warn("the Kubernetes API cannot be used; continuing from memory", "what", resource, "err", err)
 	case before && !now:
 		m.Log.Info("the Kubernetes API can be used again", "what", resource)
 	case err != nil:
-		m.Log.Debug("the Kubernetes API cannot be used", "what", resource, "error", err)
+		m.Log.Debug("the Kubernetes API cannot be used", "what", resource, "err", err)
 	}
 }

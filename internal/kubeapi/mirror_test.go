@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// owner has the names of the objects that it was told to store, and what happened, in order.
+// owner stores objects: their names, and what happened, in order.
 type owner struct {
 	names  []types.NamespacedName
 	events []string
@@ -66,7 +66,7 @@ func TestMirror(t *testing.T) {
 	o.took(t, "the first list", `drop old ""`, "put a", "listed true", "after")
 	h.All(nil)
 	if o.events = slices.DeleteFunc(o.events, func(e string) bool { return e[:4] == "drop" }); !m.Sync.Listed("things") || m.Sync.Listed("things", "others") {
-		t.Error("what was listed is not told apart")
+		t.Error("kinds that were listed are not distinguished")
 	}
 	o.took(t, "a later list", "listed false", "after")
 	h.Put(thing("b"))

@@ -130,11 +130,11 @@ func (r *Reporter[S]) end(w *retry.Work[attempt], one reported[S], now time.Time
 		log.Debug("status reported")
 		return
 	case Cancelled(one.err), overtaken:
-		log.Debug("object changed while its status was reported", "error", one.err)
+		log.Debug("object changed while its status was reported", "err", one.err)
 	case first:
-		log.Warn("status not reported, will try again", "error", one.err)
+		log.Warn("status not reported, will try again", "err", one.err)
 	default:
-		log.Debug("status not reported, will try again", "error", one.err)
+		log.Debug("status not reported, will try again", "err", one.err)
 	}
 	w.Fail(now, retry.First, retry.Most)
 }

@@ -86,7 +86,7 @@ func (l *Limited) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &Conn{Conn: raw, of: l, peer: addrOf(raw.RemoteAddr())}
+		c := &Conn{Conn: raw, of: l, peer: AddrOf(raw.RemoteAddr())}
 		if l.limits.Allowed != nil && !l.limits.Allowed(c.peer) {
 			_ = raw.Close()
 			continue
@@ -106,7 +106,7 @@ func (l *Limited) Accept() (net.Conn, error) {
 // prefers reports whether a connection has priority. A connection of this machine to one of its own
 // addresses comes from the same address.
 func (l *Limited) prefers(c *Conn) bool {
-	return !c.peer.IsValid() || c.peer.IsLoopback() || c.peer == addrOf(c.LocalAddr()) ||
+	return !c.peer.IsValid() || c.peer.IsLoopback() || c.peer == AddrOf(c.LocalAddr()) ||
 		l.limits.Preferred != nil && l.limits.Preferred(c.peer)
 }
 
@@ -216,7 +216,7 @@ func (l *Limited) leastOf(c *Conn) (found *Conn) {
 	return found
 }
 
-// gives tells whether a connection of a rank may be closed for c, as peers have n.
+// gives reports whether a connection of a rank may be closed for c, as peers have n.
 func (l *Limited) gives(o, c *Conn, rank int, n map[netip.Addr]int) bool {
 	switch {
 	case rank == preferred+working:
@@ -259,7 +259,7 @@ func (c *Conn) Working(yes bool) {
 	c.set(&c.working, yes)
 }
 
-// Preferred tells whether places are kept for the connection's peer.
+// Preferred reports whether places are kept for the connection's peer.
 func (c *Conn) Preferred() bool { return c.preferred }
 
 func (c *Conn) set(what *bool, yes bool) {
@@ -271,13 +271,13 @@ func (c *Conn) set(what *bool, yes bool) {
 	}
 }
 
-// idle tells whether the connection may give way. of.mu is held. A server that
+// idle reports whether the connection may give way. of.mu is held. A server that
 // has much to do reads late: who asked is not taken for one who is silent.
 func (c *Conn) idle() bool {
 	return !c.working && !c.opening && !(c.of.limits.Opening > 0 && hasInput(c.Conn))
 }
 
-// hasInput tells whether there is a byte to be read. It does not wait, and takes
+// hasInput reports whether there is a byte to be read. It does not wait, and takes
 // nothing away.
 func hasInput(c net.Conn) (yes bool) {
 	of, ok := c.(syscall.Conn)
@@ -315,7 +315,8 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-func addrOf(a net.Addr) netip.Addr {
+// AddrOf returns the IP address of a TCP connection's end; the zero Addr for any other.
+func AddrOf(a net.Addr) netip.Addr {
 	if a, ok := a.(*net.TCPAddr); ok {
 		return a.AddrPort().Addr().Unmap()
 	}

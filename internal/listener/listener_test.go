@@ -12,6 +12,14 @@ import (
 	"time"
 )
 
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // incoming is a listener whose connections a test makes, from any address.
 type incoming struct {
 	conns chan net.Conn
@@ -89,7 +97,16 @@ func (d *server) connect(addr string) *client {
 	}
 }
 
-// open tells whether the connection still is: nothing is ever sent on it.
+// reading connects a client of this machine and sends its first byte, which is read.
+func (d *server) reading() *client {
+	c := d.connect("127.0.0.1")
+	go func() { _, _ = c.near.Read(make([]byte, 1)) }()
+	_, _ = c.Write([]byte("x"))
+	synctest.Wait()
+	return c
+}
+
+// open reports whether the connection still is: nothing is ever sent on it.
 func (c *client) open() bool {
 	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 	_, err := c.Read(make([]byte, 1))
@@ -140,14 +157,7 @@ func TestTheTotalTakesFromThePeerThatHasMost(t *testing.T) {
 func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Hour})
-		var working []*client
-		for range 2 {
-			c := d.connect("127.0.0.1")
-			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
-			_, _ = c.Write([]byte("x"))
-			working = append(working, c)
-		}
-		synctest.Wait()
+		working := []*client{d.reading(), d.reading()}
 		late := d.connect("127.0.0.2")
 		if late.near != nil {
 			t.Fatal("taken up above the total")
@@ -163,15 +173,8 @@ func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Second})
-		var begun []*client
-		for range 2 {
-			c := d.connect("127.0.0.1")
-			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
-			_, _ = c.Write([]byte("x"))
-			begun = append(begun, c)
-		}
-		synctest.Wait()
-		begun[0].near.Working(true)
+		opened := []*client{d.reading(), d.reading()}
+		opened[0].near.Working(true)
 		late := d.connect("127.0.0.2")
 		if late.near != nil {
 			t.Fatal("taken up before the time for opening was over")
@@ -180,8 +183,8 @@ func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 		if c := <-d.taken; c.peer != netip.MustParseAddr("127.0.0.2") {
 			t.Errorf("%s is taken up", c.peer)
 		}
-		expect(t, "what is at work", begun[0].open(), true)
-		expect(t, "what was only opened", begun[1].open(), false)
+		expect(t, "what is at work", opened[0].open(), true)
+		expect(t, "what was only opened", opened[1].open(), false)
 	})
 }
 
@@ -278,9 +281,9 @@ func TestThePreferredWait(t *testing.T) {
 		if late.near != nil {
 			t.Fatal("taken up above the total")
 		}
-		begun := time.Now()
+		opened := time.Now()
 		<-d.taken
-		if took := time.Since(begun); took > time.Second {
+		if took := time.Since(opened); took > time.Second {
 			t.Errorf("taken up after %s", took)
 		}
 		expect(t, "what had worked for long", first.open(), false)
@@ -292,25 +295,19 @@ func TestThePreferredWait(t *testing.T) {
 func TestWhoAskedDoesNotGiveWayUnread(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	inner, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := Limit(inner, Limits{Total: 3, Opening: time.Hour})
 	defer l.Close()
 	connect := func(say string) (far, near net.Conn) {
 		t.Helper()
 		far, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = far.Close() })
 		if _, err := io.WriteString(far, say); err != nil {
 			t.Fatal(err)
 		}
 		near, err = l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, c := range []net.Conn{far, near} {
 			_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		}

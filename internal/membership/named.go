@@ -4,9 +4,7 @@
 // agree. It is pure: values in, values and errors out.
 //
 //	named.go     the annotations
-//	selector.go  spec.clients of an Egress
-//	consent.go   which namespaces let Egresses of others select their pods
-//	selectors.go the selectors of all Egresses, and which of them are in force
+//	selectors.go spec.clients of all Egresses, which of them are in force, and the consent of namespaces
 package membership
 
 import (
@@ -77,7 +75,7 @@ var (
 	egressName    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$`)
 )
 
-// Annotated tells whether annotations of a pod name Egresses, validly or not.
+// Annotated reports whether annotations of a pod name Egresses, validly or not.
 func Annotated(annotations map[string]string) bool {
 	for key := range annotations {
 		if IsKey(key) {
@@ -87,7 +85,7 @@ func Annotated(annotations map[string]string) bool {
 	return false
 }
 
-// IsKey tells whether an annotation with a key names Egresses.
+// IsKey reports whether an annotation with a key names Egresses.
 func IsKey(key string) bool { return strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) }
 
 // Named are the Egresses that a pod's annotations name (egress.berth.dev/NAMESPACE:

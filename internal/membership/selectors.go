@@ -2,9 +2,16 @@ package membership
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 )
 
 // MaxSelecting is how many Egresses of a namespace can select pods: the oldest ones. A namespace with
@@ -33,7 +40,7 @@ func older(a, b selecting) int { return cmp.Or(a.created.Compare(b.created), a.r
 // NewSelectors makes a value without selectors. berthNamespace is Berth's own; empty: it is not known.
 func NewSelectors(berthNamespace string) Selectors { return Selectors{berthNamespace: berthNamespace} }
 
-// With replaces or adds the selector of an Egress, and tells whether that makes a difference.
+// With replaces or adds the selector of an Egress, and reports whether that makes a difference.
 func (s Selectors) With(ref Ref, created time.Time, selector Selector) (_ Selectors, differs bool) {
 	before := s.of[ref.Namespace]
 	at := slices.IndexFunc(before, func(o selecting) bool { return o.ref == ref })
@@ -81,7 +88,7 @@ func with[V any](of map[string]V, key string, value V, there bool) map[string]V 
 	return of
 }
 
-// Granted tells whether a namespace has a grant.
+// Granted reports whether a namespace has a grant.
 func (s Selectors) Granted(namespace string) bool { return s.granted[namespace] }
 
 // active are the Egresses of a namespace that select pods.
@@ -101,7 +108,7 @@ func (s Selectors) Active(namespace string) (out []Ref) {
 	return out
 }
 
-// IsActive tells whether an Egress is among those.
+// IsActive reports whether an Egress is among those.
 func (s Selectors) IsActive(ref Ref) bool { return s.find(ref) != nil }
 
 // find is an Egress among those that select pods; nil: it does not.
@@ -144,13 +151,13 @@ func (s Selectors) Of(n Namespace) (out []Ref) {
 	return out
 }
 
-// Selects tells whether an Egress may select pods of a namespace.
+// Selects reports whether an Egress may select pods of a namespace.
 func (s Selectors) Selects(ref Ref, n Namespace) bool {
 	o := s.find(ref)
 	return o != nil && o.selector.Namespace(n.Name, n.Labels) && maySelect(ref.Namespace, s.granted[ref.Namespace], n, s.berthNamespace)
 }
 
-// MissesConsent tells whether an Egress's selector matches a namespace that could consent and does not.
+// MissesConsent reports whether an Egress's selector matches a namespace that could consent and does not.
 func (s Selectors) MissesConsent(ref Ref, n Namespace) bool {
 	o := s.find(ref)
 	return o != nil && s.missesConsent(*o, n)
@@ -174,7 +181,7 @@ func (s Selectors) MissingConsent(n Namespace) (out []Ref) {
 	return out
 }
 
-// ByLabels tells whether any Egress selects namespaces by their labels.
+// ByLabels reports whether any Egress selects namespaces by their labels.
 func (s Selectors) ByLabels() bool {
 	for namespace := range s.of {
 		if slices.ContainsFunc(s.active(namespace), func(o selecting) bool { return o.selector.ByLabels() }) {
@@ -182,4 +189,116 @@ func (s Selectors) ByLabels() bool {
 		}
 	}
 	return false
+}
+
+// Selector is spec.clients of an Egress. The zero value selects nothing.
+type Selector struct {
+	own        string          // the Egress's namespace, where namespaces is nil
+	namespaces labels.Selector // nil: own alone
+	pods       labels.Selector // nil: nothing is selected
+}
+
+// NewSelector reads spec.clients of an Egress in a namespace; nil selects nothing. The error names
+// the invalid selector.
+func NewSelector(namespace string, of *v1alpha1.EgressClientSelector) (Selector, error) {
+	if of == nil {
+		return Selector{}, nil
+	}
+	s := Selector{own: namespace, pods: labels.Everything()}
+	var err error
+	if of.NamespaceSelector != nil {
+		if s.namespaces, err = of.NamespaceSelector.Compile(); err != nil {
+			return Selector{}, fmt.Errorf("spec.clients.namespaceSelector: %w", err)
+		}
+	}
+	if of.PodSelector != nil {
+		if s.pods, err = of.PodSelector.Compile(); err != nil {
+			return Selector{}, fmt.Errorf("spec.clients.podSelector: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// Any reports whether it can select anything at all.
+func (s Selector) Any() bool { return s.pods != nil }
+
+// Namespace reports whether pods of a namespace with some labels may be selected: those that Pod
+// matches.
+func (s Selector) Namespace(name string, has map[string]string) bool {
+	switch {
+	case s.pods == nil:
+		return false
+	case s.namespaces == nil:
+		return name == s.own
+	}
+	return s.namespaces.Matches(labels.Set(has))
+}
+
+// Pod reports whether a pod with some labels is selected in a selected namespace.
+func (s Selector) Pod(has map[string]string) bool {
+	return s.pods != nil && s.pods.Matches(labels.Set(has))
+}
+
+// ByLabels reports whether it selects namespaces by labels.
+func (s Selector) ByLabels() bool { return s.namespaces != nil }
+
+// same reports whether two select the same pods.
+func (s Selector) same(o Selector) bool {
+	equal := func(a, b labels.Selector) bool {
+		return (a == nil) == (b == nil) && (a == nil || a.String() == b.String())
+	}
+	return s.own == o.own && equal(s.namespaces, o.namespaces) && equal(s.pods, o.pods)
+}
+
+// Namespace is what of a Namespace decides which Egresses may select its pods.
+type Namespace struct {
+	Name                string
+	Labels, Annotations map[string]string
+}
+
+// ReadNamespace reads the metadata of a Namespace.
+func ReadNamespace(o metav1.Object) Namespace {
+	return Namespace{Name: o.GetName(), Labels: o.GetLabels(), Annotations: o.GetAnnotations()}
+}
+
+// Granted reports whether an administrator lets Egresses of the namespace select pods of others
+// without their consent.
+func (n Namespace) Granted() bool { return n.Labels[v1alpha1.LabelEgressMaySelect] == "true" }
+
+// everyone stands for all namespaces in a namespace's consent.
+const everyone = "*"
+
+// consentsTo are the namespaces whose Egresses may select pods of this one.
+func (n Namespace) consentsTo() []string {
+	value := n.Annotations[v1alpha1.AnnotationEgressSelectableFrom]
+	if value == "" {
+		return nil
+	}
+	names := strings.Split(value, ",")
+	for i := range names {
+		names[i] = strings.TrimSpace(names[i])
+	}
+	return names
+}
+
+// Same reports whether two states of a Namespace make no difference to any Egress.
+func (n Namespace) Same(o Namespace) bool {
+	const key = v1alpha1.AnnotationEgressSelectableFrom
+	return n.Annotations[key] == o.Annotations[key] && maps.Equal(n.Labels, o.Labels)
+}
+
+// systemNamespaces are those of Kubernetes itself. No Egress of another namespace selects their
+// pods, with or without consent: every pod loses DNS when CoreDNS is cut off.
+var systemNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease"}
+
+// maySelect reports whether Egresses of a namespace may select pods of another namespace. Berth's
+// own is a system namespace too.
+func maySelect(from string, granted bool, of Namespace, berthNamespace string) bool {
+	switch {
+	case from == of.Name:
+		return true
+	case of.Name == berthNamespace || slices.Contains(systemNamespaces, of.Name):
+		return false
+	}
+	return granted || slices.ContainsFunc(of.consentsTo(), func(name string) bool { return name == from || name == everyone })
 }

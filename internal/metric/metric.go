@@ -15,6 +15,17 @@ var CallBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .
 // WaitBuckets are seconds that pods or nodes wait until there are addresses for them.
 var WaitBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600}
 
+// Results are the values of Result.
+var Results = []string{"success", "error"}
+
+// Result is the value of a label for how something ended.
+func Result(err error) string {
+	if err != nil {
+		return "error"
+	}
+	return "success"
+}
+
 // Family is one metric.
 type Family struct {
 	Name, Kind, Help string
@@ -57,4 +68,27 @@ func WriteTable(b *strings.Builder, families []Family) {
 	for _, f := range families {
 		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", f.Name, f.Kind, strings.Join(f.Labels, ", "), f.Help)
 	}
+}
+
+// Collector has gauges of some families read on each scrape: read calls emit for each value, and
+// must not block.
+func Collector(read func(emit func(f Family, v float64, labels ...string)), families ...Family) prometheus.Collector {
+	return collector{read, families}
+}
+
+type collector struct {
+	read     func(emit func(f Family, v float64, labels ...string))
+	families []Family
+}
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, f := range c.families {
+		ch <- f.Desc()
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	c.read(func(f Family, v float64, labels ...string) { ch <- f.Value(v, labels...) })
 }

@@ -48,10 +48,10 @@ func (f First) In(provider v1alpha1.VPCProvider) First {
 	return f
 }
 
-// IsNIC tells whether a NIC with a name is the first interface.
+// IsNIC reports whether a NIC with a name is the first interface.
 func (f First) IsNIC(name string) bool { return name == f.Name && (f.IsPort || f.MayBePort) }
 
-// isBranch tells whether a NIC with a name is the first interface and an EC2 branch interface.
+// isBranch reports whether a NIC with a name is the first interface and an EC2 branch interface.
 func (f First) isBranch(name string) bool { return name == f.Name && f.MayBePort }
 
 // linkName is stricter than the kernel (dev_valid_name).

@@ -22,7 +22,7 @@ const sample = "a2815656-76f7-46d4-9d11-057063db1a14"
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// names are those of NICs, which must be right.
+// names returns the names of NICs, whose request must be valid.
 func names(t *testing.T, text string, first nicrequest.First) string {
 	t.Helper()
 	entries, errs := nicrequest.Parse(text)
@@ -61,7 +61,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Where the first interface may be a branch, it is if a NIC has its name, whatever that is made of.
+// If the first interface may be a branch, it is one if a NIC has its name, whatever else the NIC asks for.
 func TestNamesOfBranches(t *testing.T) {
 	for text, want := range map[string]string{
 		"[{name: eth0}]":                                "eth0",
@@ -79,7 +79,7 @@ func TestNamesOfBranches(t *testing.T) {
 	}
 }
 
-// The first interface may be a port in VPCs of EC2 alone, and of one of which nothing is known.
+// The first interface may be a port in VPCs of EC2 only, and in a VPC whose provider is unknown.
 func TestFirstInVPCs(t *testing.T) {
 	for provider, want := range map[v1alpha1.VPCProvider]bool{
 		"": true, v1alpha1.ProviderEC2: true, v1alpha1.ProviderNeutron: false, v1alpha1.ProviderAlcor: false,

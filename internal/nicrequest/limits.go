@@ -84,7 +84,7 @@ func (net Network) checkLimits(n NIC, at func(string) string, errs *Errors) {
 	}
 }
 
-// permits tells whether NICs of the namespace may be in a subnet.
+// permits reports whether NICs of the namespace may be in a subnet.
 func (net Network) permits(s vpcport.Subnet) bool {
 	l := net.Limits.Subnets
 	return l == nil || slices.Contains(l, s.ID) || s.Name != "" && slices.Contains(l, s.Name)

@@ -36,8 +36,8 @@ func shared(provider v1alpha1.VPCProvider) *v1alpha1.VPC {
 	return v
 }
 
-// A NIC names the VPC's own groups, and those and the subnets that it grants the namespace: a pod's, a PodNIC's and a
-// policy's alike.
+// A NIC of a pod, a PodNIC or a policy may name the VPC's default groups, and the groups and subnets that the VPC
+// grants to its namespace.
 func TestLimits(t *testing.T) {
 	const (
 		groups  = " (spec.namespaceLimits of the VPC)"
@@ -94,7 +94,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// asking is a pod that asks for a NIC as a PodNIC does.
+// asking returns a pod that asks for the same NIC as a PodNIC.
 func asking(spec v1alpha1.PodNICSpec) nicrequest.Pod {
 	keys := []string{}
 	if len(spec.SecurityGroups) > 0 {
@@ -110,7 +110,7 @@ func asking(spec v1alpha1.PodNICSpec) nicrequest.Pod {
 	return nicrequest.Pod{Annotations: map[string]string{"berth.dev/vpc": "v", "berth.dev/nics": "[{" + strings.Join(keys, ", ") + "}]"}}
 }
 
-// Limits that cannot be read are those of nobody: no namespace behind them gets anything.
+// A namespace that only invalid limits select gets nothing.
 func TestLimitsThatCannotBeRead(t *testing.T) {
 	v := shared(v1alpha1.ProviderNeutron)
 	v.Spec.NamespaceLimits[0].Namespaces = v1alpha1.VPCNamespaces{Selector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}}
@@ -123,7 +123,7 @@ func TestLimitsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A NIC that names no subnet is in one that its namespace may have.
+// A NIC that names no subnet is in one that its namespace may use.
 func TestDefaultSubnetsWithinLimits(t *testing.T) {
 	for _, tt := range []struct {
 		name, namespace string
@@ -160,7 +160,7 @@ func TestDefaultSubnetsWithinLimits(t *testing.T) {
 	}
 }
 
-// The first entry that a namespace is in counts, and says how many NICs it may have.
+// The first entry for a namespace limits its number of NICs.
 func TestMostNICs(t *testing.T) {
 	v := shared(v1alpha1.ProviderNeutron)
 	for _, tt := range []struct {

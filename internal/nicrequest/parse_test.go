@@ -50,7 +50,7 @@ func TestParse(t *testing.T) {
 
 func id(n int64) *int64 { return &n }
 
-// Whoever wrote it wrong is told which field, and what was expected.
+// An error names the invalid field, and what was expected.
 func TestParseSaysWhatIsWrong(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
 		{"no YAML", "- [", nicsField + ": is neither YAML nor JSON: line 1"},
@@ -92,7 +92,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// All errors are told at once, in the order of the NICs.
+// The error has all mistakes, in the order of the NICs.
 func TestParseTellsAll(t *testing.T) {
 	_, errs := nicrequest.Parse("[{a: 1, b: 2}, {name: ok}, {ip: 1}]")
 	var fields []string
@@ -105,8 +105,8 @@ func TestParseTellsAll(t *testing.T) {
 	}
 }
 
-// Aliases are no way to fill the memory of who reads a pod: YAML's own limit of them counts values, and lets one
-// long text be written out 140,000 times.
+// Aliases of YAML cannot exhaust the memory of a reader of pods. YAML's own limit counts values, and would allow
+// 140,000 copies of one long text.
 func TestParseOfABomb(t *testing.T) {
 	const want = nicsField + ": has an alias of YAML (*NAME), expected what it stands for"
 	text := "- [" + strings.Repeat("0,", 3500) + "0]\n- &a " + strings.Repeat("x", 6000) + "\n"

@@ -51,7 +51,7 @@ func TestVPC(t *testing.T) {
 	}
 }
 
-// What may change of a running pod: NICs come and go, and none becomes another.
+// NICs of a running pod may be added and removed, but not changed.
 func TestChange(t *testing.T) {
 	const assigned = "cannot be changed while the pod has it: remove it, and add one of another name"
 	nicsIn := func(text string, first nicrequest.First) []nicrequest.NIC {
@@ -114,7 +114,7 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// What a VPC's provider allows of the first interface is judged by the VPC that is named.
+// The provider of the named VPC decides whether the first interface may be a port.
 func TestJudgeOfFirst(t *testing.T) {
 	const noPort = "[0].name: eth0 is the name of the pod's first interface, which is no port here"
 	vpc := func(p v1alpha1.VPCProvider) *v1alpha1.VPC {
@@ -139,8 +139,7 @@ func TestJudgeOfFirst(t *testing.T) {
 	}
 }
 
-// A PodNIC's name is one that the API server takes, is the same each time, and is no
-// other pod's or NIC's.
+// The name of a PodNIC is valid, stable and unique.
 func TestObjectName(t *testing.T) {
 	valid := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	seen := map[string]string{}

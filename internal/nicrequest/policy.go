@@ -39,19 +39,19 @@ type Policy struct {
 // String returns KIND/NAME, as annotations, Events and errors have it.
 func (p Policy) String() string { return string(p.Kind) + "/" + p.Name }
 
-// selects tells whether a policy selects a pod with some labels and a service account with some labels.
+// selects reports whether a policy selects a pod with some labels and a service account with some labels.
 func (p Policy) selects(pod, account labels.Set) bool {
 	return (p.Pods == nil || p.Pods.Matches(pod)) && (p.Accounts == nil || p.Accounts.Matches(account))
 }
 
-// MayBeSelected tells whether policies count for a pod: it may have NICs, and its annotations do not mention any.
+// MayBeSelected reports whether policies count for a pod: it may have NICs, and its annotations do not mention any.
 func (p Pod) MayBeSelected() bool {
 	_, asks := p.Annotations[v1alpha1.AnnotationNICs]
 	_, names := p.Annotations[v1alpha1.AnnotationVPC]
 	return !asks && !names && !p.Mirror && !p.HostNetwork
 }
 
-// AskAccounts tells whether a policy selects by labels of service accounts.
+// AskAccounts reports whether a policy selects by labels of service accounts.
 func AskAccounts(policies []Policy) bool {
 	return slices.ContainsFunc(policies, func(p Policy) bool { return p.Accounts != nil })
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// policy is one that was made at some second and selects by labels "key=value"; "-" is no
-// selector, "" one of everything.
+// policy returns a policy that was made at a second and selects by labels "key=value"; "-" is no
+// selector, "" selects everything.
 func policy(kind nicrequest.PolicyKind, name string, second int64, pods, accounts string, groups ...string) nicrequest.Policy {
 	selector := func(text string) labels.Selector {
 		if text == "-" {
@@ -81,7 +81,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// vpcOf is a VPC that is for some namespaces.
+// vpcOf returns a VPC for some namespaces.
 func vpcOf(name string, provider v1alpha1.VPCProvider, namespaces ...string) v1alpha1.VPC {
 	v := v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.VPCSpec{Provider: provider}}
 	v.Spec.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: namespaces, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"vpc": name}}}
@@ -129,7 +129,7 @@ func TestVPCOfAPolicy(t *testing.T) {
 	}
 }
 
-// What a policy has written is read as it was meant.
+// Annotations that a policy writes are read as the policy meant them.
 func TestAnnotationsOfAPolicy(t *testing.T) {
 	e, n := vpcOf("e", v1alpha1.ProviderEC2, "*"), vpcOf("n", v1alpha1.ProviderNeutron, "*")
 	always, maybe, never := nicrequest.First{Name: "eth0", IsPort: true}, nicrequest.First{Name: "eth0", MayBePort: true}, nicrequest.First{Name: "eth0"}

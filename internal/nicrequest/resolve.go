@@ -121,7 +121,7 @@ func (net Network) subnet(id string) (vpcport.Subnet, bool) {
 	return net.Subnets[i], true
 }
 
-// apart tells whether two resolved addresses may be of different IP families. An address of a dual-stack subnet may be of either,
+// apart reports whether two resolved addresses may be of different IP families. An address of a dual-stack subnet may be of either,
 // unless it is a certain one.
 func (net Network) apart(a, b Address) bool {
 	return len(net.families(a)) > 1 || len(net.families(b)) > 1 || net.families(a)[0] != net.families(b)[0]

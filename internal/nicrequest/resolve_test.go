@@ -33,7 +33,7 @@ var blue = nicrequest.Network{
 	},
 }
 
-// withIPv6 is a subnet with a block of IPv6 beside its other, as EC2 has them.
+// withIPv6 adds an IPv6 block to a subnet, as in EC2.
 func withIPv6(s vpcport.Subnet, cidr string) vpcport.Subnet {
 	s.IPv6CIDR, s.IPv6Gateway = netip.MustParsePrefix(cidr), addr("fe80:ec2::1")
 	return s

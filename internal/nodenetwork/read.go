@@ -5,6 +5,7 @@
 package nodenetwork
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -14,6 +15,8 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -298,12 +301,7 @@ func Parse(text string) (p netip.Prefix, err error) {
 var errNoAddress = errors.New("expected an IPv4 or IPv6 address, or an aligned /28 of IPv4 or /80 of IPv6")
 
 // Format writes an address or prefix so that Parse reads it.
-func Format(p netip.Prefix) string {
-	if p.IsSingleIP() {
-		return p.Addr().String()
-	}
-	return p.String()
-}
+func Format(p netip.Prefix) string { return cloud.FormatPrefix(p) }
 
 // InstanceOf returns the EC2 instance in a Node's providerID (aws:///ZONE/INSTANCE); empty: there is
 // none.
@@ -319,4 +317,24 @@ func InstanceOf(providerID string) string {
 func Newer(a, b *v1alpha1.NodeNetwork) bool {
 	d, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && d > 0
+}
+
+// ApplyBody returns a server-side apply of some fields of an object's spec and status, nil for none.
+// The request has no other fields, so the writer owns no others. It names the resource version of o, on
+// which it was decided: if anyone wrote to the object since, the API server answers with a conflict.
+func ApplyBody(o *v1alpha1.NodeNetwork, spec, status any) ([]byte, error) {
+	type meta struct {
+		Name            string    `json:"name"`
+		UID             types.UID `json:"uid"`
+		ResourceVersion string    `json:"resourceVersion"`
+	}
+	return json.Marshal(struct {
+		metav1.TypeMeta `json:",inline"`
+		Metadata        meta `json:"metadata"`
+		Spec            any  `json:"spec,omitempty"`
+		Status          any  `json:"status,omitempty"`
+	}{
+		metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork"},
+		meta{o.Name, o.UID, o.ResourceVersion}, spec, status,
+	})
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -36,8 +38,8 @@ func same(x, y eni.Inventory) bool {
 	return x.InstanceType == y.InstanceType && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
 }
 
-func on(o *v1alpha1.NodeNetwork, id, thing string) {
-	o.Spec.IPAM.Available[thing] = v1alpha1.AvailableAddress{Resource: id}
+func on(o *v1alpha1.NodeNetwork, id, address string) {
+	o.Spec.IPAM.Available[address] = v1alpha1.AvailableAddress{Resource: id}
 }
 
 // An invalid entry is reported with its field, and affects no other.
@@ -92,7 +94,7 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 			tt.change(o)
 			r := Read(o)
 			if got := strings.Join(r.Bad, "; "); tt.says == "" && got != "" || !strings.Contains(got, tt.says) {
-				t.Errorf("told of %q, want %q", got, tt.says)
+				t.Errorf("reported %q, want %q", got, tt.says)
 			}
 			if want := Read(small()); !same(r.Inventory, want.Inventory) || len(r.Available) != len(want.Available) {
 				t.Errorf("the rest is %+v", r.Inventory)
@@ -118,8 +120,8 @@ func TestReading(t *testing.T) {
 	on(o, eth1, "10.0.0.33")           // inside the prefix
 	on(o, eth0, "10.0.0.20")           // though eth0 is below the first index
 	on(o, eth0, "2001:db8:0:0:7::/80") // of eth0, whose subnet's blocks are not known
-	for _, thing := range []string{"2001:db8::b", "2001:db8::a", "2001:db8:9:0:1::/80", "2001:db8:9:0:1::5"} {
-		on(o, eth1, thing)
+	for _, address := range []string{"2001:db8::b", "2001:db8::a", "2001:db8:9:0:1::/80", "2001:db8:9:0:1::5"} {
+		on(o, eth1, address)
 	}
 	o.Spec.ENI.IPFamilies = "dual"
 	o.Spec.IPAM.Releasing = []string{"10.0.0.32/28", "10.0.0.99", "2001:db8::a"}
@@ -217,6 +219,25 @@ func TestENIOfIPv6Alone(t *testing.T) {
 		t.Errorf("the ENI is %+v, available are %v", e, r.Available)
 	}
 	if want := eth1 + " has no IPv4 addresses: its subnet is IPv6-only"; len(r.Bad) != 2 || !strings.Contains(r.Bad[0], want) {
-		t.Errorf("told of %q, want twice %q", r.Bad, want)
+		t.Errorf("reported %q, want twice %q", r.Bad, want)
+	}
+}
+
+// A request has exactly the fields that are given, empty ones too, and the resource version that it was
+// decided on.
+func TestApplyBody(t *testing.T) {
+	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "7", Labels: map[string]string{"a": "b"}}}
+	got, err := ApplyBody(o, nil, map[string][]string{"released": {}})
+	const want = `{"kind":"NodeNetwork","apiVersion":"berth.dev/v1alpha1","metadata":{"name":"n","uid":"u","resourceVersion":"7"},"status":{"released":[]}}`
+	if err != nil || string(got) != want {
+		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+	}
+}
+
+func TestInstanceOf(t *testing.T) {
+	for providerID, want := range map[string]string{"aws:///zone-a/i-0aa": "i-0aa", "k3s://x": "", "": ""} {
+		if got := InstanceOf(providerID); got != want {
+			t.Errorf("%s: %q, want %q", providerID, got, want)
+		}
 	}
 }

@@ -70,12 +70,12 @@ func newFeatures() []feature {
 	return []feature{eniFeature(), poolFeature(), portFeature(), branchFeature(), egressFeature()}
 }
 
-// inIPAM tells whether --ipam lists a name.
+// inIPAM reports whether --ipam lists a name.
 func inIPAM(name string) func(config.Operator) bool {
 	return func(cfg config.Operator) bool { return slices.Contains(cfg.IPAM, name) }
 }
 
-// hasBranches tells whether pods may have EC2 branch interfaces, which are ports on the trunks of
+// hasBranches reports whether pods may have EC2 branch interfaces, which are ports on the trunks of
 // nodes whose ENIs the operator manages.
 func hasBranches(cfg config.Operator) bool {
 	return inIPAM(config.IPAMENIOperator)(cfg) && inIPAM(config.IPAMPort)(cfg)
@@ -86,7 +86,6 @@ func configured(features []feature, cfg config.Operator) []feature {
 	return slices.DeleteFunc(slices.Clone(features), func(f feature) bool { return !f.isOn(cfg) })
 }
 
-// watches are the kinds that features watch.
 func watches(features []feature) ([]*watched.Kind, error) {
 	var kinds []*watched.Kind
 	for _, f := range features {
@@ -155,7 +154,6 @@ func egressFeature() feature {
 	}
 }
 
-// setupENIs sets up the ENI feature.
 func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nodeenis.Metrics) (part, error) {
 	cfg, log := env.cfg, env.log
 	client, err := env.deps.Cloud(ctx, aws.Options{
@@ -199,7 +197,6 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 	}, nil
 }
 
-// setupPools sets up the address pool feature.
 func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *addresspool.Metrics) (part, error) {
 	cfg := env.cfg
 	pools, err := addresspool.Setup(ctx, mgr, addresspool.Options{
@@ -229,7 +226,6 @@ func ofEC2(ctx context.Context, env environment) *providers.EC2 {
 	return &providers.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling, Ended: ctx.Done()}
 }
 
-// setupPorts sets up the VPC port feature.
 func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *providers.Metrics, nics *podnics.Metrics, reviews *webhook.Metrics) (part, error) {
 	cfg := env.cfg
 	if err := podnics.Index(ctx, mgr.GetFieldIndexer()); err != nil {
@@ -311,7 +307,6 @@ func setupPolicies(mgr manager.Manager, env environment, policies *nicpolicy.Pol
 	return nicpolicy.Setup(mgr, o)
 }
 
-// setupEgress sets up the egress feature.
 func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gateways *egress.Metrics, members *clients.Metrics) (part, error) {
 	cfg := env.cfg
 	if err := errors.Join(egress.Index(ctx, mgr.GetFieldIndexer()), clients.Index(ctx, mgr.GetFieldIndexer())); err != nil {

@@ -3,6 +3,7 @@ package operator
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -31,6 +32,7 @@ import (
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func TestMain(m *testing.M) {
@@ -72,10 +74,26 @@ func (c *cluster) use(cfg *rest.Config) {
 // node makes a Node and its NodeNetwork for an instance of the lab.
 func (c *cluster) node(instance string, eni v1alpha1.ENISpec) {
 	c.t.Helper()
-	n := &corev1.Node{}
-	n.Name, n.Spec.ProviderID = instance, "aws:///zone/"+c.lab.Cloud.Instances.ID(instance)
-	harness.OK(c.t, c.client.Create(c.t.Context(), n))
-	harness.OK(c.t, c.client.Create(c.t.Context(), objectOf(instance, c.lab.Cloud.Instances.ID(instance), eni)))
+	n := bareNode(instance)
+	n.Spec.ProviderID = "aws:///zone/" + c.lab.Cloud.Instances.ID(instance)
+	c.create(n, objectOf(instance, c.lab.Cloud.Instances.ID(instance), eni))
+}
+
+func (c *cluster) create(objects ...client.Object) {
+	c.t.Helper()
+	for _, o := range objects {
+		harness.OK(c.t, c.client.Create(c.t.Context(), o))
+	}
+}
+
+// bareNode is a Node of no instance.
+var bareNode = controllers.Named[corev1.Node]
+
+// newPod is a pod that is bound to node-a.
+func newPod(name string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
+		NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}}, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+	}}
 }
 
 // objectOf is a node's object as its daemon makes it.
@@ -88,10 +106,7 @@ func objectOf(node, instanceID string, eni v1alpha1.ENISpec) *v1alpha1.NodeNetwo
 // wants gives a node's object another number of addresses to keep free.
 func (c *cluster) wants(node string, addresses int32) {
 	c.t.Helper()
-	old := c.read(node)
-	changed := old.DeepCopy()
-	changed.Spec.ENI.PreAllocate = &addresses
-	harness.OK(c.t, c.client.Patch(c.t.Context(), changed, client.MergeFrom(old)))
+	controllers.Merge(c.t, objectOf(node, "", v1alpha1.ENISpec{}), `{"spec":{"eni":{"preAllocate":%d}}}`, addresses)
 }
 
 // lead starts an operator that leads, and gives node-a its 8 addresses.
@@ -110,12 +125,9 @@ func (c *cluster) serves(o *process, node string) {
 	o.until(c.has(node, 8))
 }
 
-// read returns a node's object.
 func (c *cluster) read(node string) *v1alpha1.NodeNetwork {
 	c.t.Helper()
-	o := &v1alpha1.NodeNetwork{}
-	harness.OK(c.t, c.client.Get(c.t.Context(), client.ObjectKey{Name: node}, o))
-	return o
+	return controllers.Get[v1alpha1.NodeNetwork](c.t, client.ObjectKey{Name: node})
 }
 
 // has is nil once a node has so many addresses.
@@ -236,6 +248,12 @@ func answersWith(address, path string, status int) func() error {
 		}
 		return err
 	}
+}
+
+// healthy checks that the probes succeed.
+func (p *process) healthy() {
+	p.c.t.Helper()
+	harness.OK(p.c.t, errors.Join(answersWith(p.health, "/livez", 200)(), answersWith(p.health, "/readyz", 200)()))
 }
 
 func get(address, path string) (int, string, error) {

@@ -13,10 +13,17 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/sourcenode"
 )
 
 // The whole, under the roles and policies that are installed: a NodeNetwork
@@ -69,7 +76,7 @@ func created(subnet string) string {
 
 // gaugesOfOthers begin the names of those that there are with --ipam=pool and port only, or
 // once there is a VPC, or that of the limiter, which holds no call back when nodes join a second
-// apart (nodenetwork holds it, metrics_test.go).
+// apart (TestMetricsOfNodes has it).
 var gaugesOfOthers = []string{
 	"berth_operator_pool_", "berth_operator_port_", "berth_operator_vpc_", "berth_operator_podnic", "berth_operator_stray_ports", "berth_operator_warm_port", "berth_operator_egress_",
 	"berth_operator_webhook_certificate_expiry_", "berth_operator_ec2_rate_limit_",
@@ -111,12 +118,7 @@ func TestBoundPodsAreDemand(t *testing.T) {
 	o.until(c.has("node-a", 1))
 	harness.OK(t, o.Pause()) // so that it sees them together, and more than there are addresses
 	for i := range 4 {
-		p := &corev1.Pod{Spec: corev1.PodSpec{
-			NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		}}
-		p.Namespace, p.Name = "default", fmt.Sprintf("pod-%d", i)
-		harness.OK(t, c.client.Create(t.Context(), p))
+		c.create(newPod(fmt.Sprintf("pod-%d", i)))
 	}
 	harness.OK(t, o.Resume())
 	// Four that wait, and one to spare.
@@ -145,9 +147,7 @@ func TestTakeover(t *testing.T) {
 	second.until(c.leads("two"))
 	second.until(c.has("node-b", 8))
 	harness.OK(t, c.has("node-a", 8)())
-	if n := len(c.lab.Cloud.Snapshot().ENIs); n != enis+1 {
-		t.Errorf("%d ENIs, want one more than %d", n, enis)
-	}
+	harness.OK(t, controllers.Same("ENIs", len(c.lab.Cloud.Snapshot().ENIs), enis+1))
 }
 
 // One that ends in order leaves the Lease free, so that nobody waits for it.
@@ -159,9 +159,7 @@ func TestEndReleasesTheLease(t *testing.T) {
 	if code := o.ExitCode(); code != 0 {
 		t.Errorf("exit code %d\n%s", code, o.LogTail(20))
 	}
-	if h := c.holder(); h != "" {
-		t.Errorf("the Lease still is %s's", h)
-	}
+	harness.OK(t, controllers.Same("the holder of the Lease", c.holder(), ""))
 	if log := o.LogTail(1000); strings.Contains(log, "level=ERROR") {
 		t.Errorf("the log has errors:\n%s", log)
 	}
@@ -183,9 +181,7 @@ func TestLosingTheLeaseEndsTheProcess(t *testing.T) {
 	case <-time.After(limit):
 		t.Fatal("the old leader goes on")
 	}
-	if code := first.ExitCode(); code != 1 {
-		t.Errorf("exit code %d", code)
-	}
+	harness.OK(t, controllers.Same("the exit code", first.ExitCode(), 1))
 	if log := first.LogTail(50); !strings.Contains(log, "lost the Lease") {
 		t.Errorf("the log does not say why:\n%s", log)
 	}
@@ -210,9 +206,7 @@ func TestWithoutLeaderElection(t *testing.T) {
 	c := newCluster(t)
 	o := c.start("one", "--leader-elect=false", "--metrics-address=")
 	c.serves(o, "node-a")
-	if h := c.holder(); h != "" {
-		t.Errorf("%s leads", h)
-	}
+	harness.OK(t, controllers.Same("the holder of the Lease", c.holder(), ""))
 }
 
 // All mistakes come at once, and the exit code says that there are some.
@@ -250,4 +244,113 @@ func TestStartProblems(t *testing.T) {
 			}
 		})
 	}
+}
+
+// attached lists an instance's ENIs with their secondary addresses.
+func (c *cluster) attached(instance string) (out []string) {
+	for _, e := range c.lab.Cloud.Snapshot().InstanceENIs(c.lab.Cloud.Instances.ID(instance)) {
+		out = append(out, fmt.Sprintf("%s %v", e.ID, e.Secondary))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// A node whose daemon's token is in the wrong hands names another node's
+// instance in its object, wants nothing there, and confirms whatever it is asked
+// to give back: the other node keeps its ENIs and addresses.
+func TestObjectNamesAnothersInstance(t *testing.T) {
+	c := newCluster(t)
+	o := c.start("one", "--shrink-delay=50ms", "--listing-interval=1s", "--settle-time=1s")
+	o.until(c.leads("one"))
+	four := v1alpha1.ENISpec{PreAllocate: new(int32(4))}
+	c.node("node-a", four)
+	c.node("node-b", four)
+	o.until(c.has("node-a", 4))
+	o.until(c.has("node-b", 4))
+	before := c.attached("node-a")
+
+	thief := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "node-b")) // has its daemon's token, and nothing else
+	mine := controllers.Named[v1alpha1.NodeNetwork]("node-b")
+	harness.Eventually(t, limit, "the daemon may not delete its own object, in which a person's settings are", func() error {
+		// A dry run: the API server may not enforce its policies yet.
+		if err := thief.Delete(t.Context(), mine.DeepCopy(), client.DryRunAll); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+			return errors.Join(errors.New("not refused by a policy"), err)
+		}
+		return nil
+	})
+	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy())) // a person did
+	harness.Eventually(t, limit, "it makes the object anew", func() error {
+		// eth0 is for those only whom berthd-allowed lists
+		return thief.Create(t.Context(), objectOf("node-b", c.lab.Cloud.Instances.ID("node-a"), v1alpha1.ENISpec{PreAllocate: new(int32)}))
+	})
+	harness.Eventually(t, limit, "the operator says that it will not work for that object", func() error {
+		if now := c.attached("node-a"); !slices.Equal(now, before) {
+			t.Fatalf("node-a had %v and has %v", before, now)
+		}
+		old := c.read("node-b")
+		got := old.DeepCopy()
+		got.Status.IPAM.Released, got.Status.IPAM.InstanceID = got.Spec.IPAM.Releasing, got.Spec.InstanceID
+		if err := thief.Status().Patch(t.Context(), got, client.MergeFrom(old)); err != nil {
+			return err
+		}
+		if d := meta.FindStatusCondition(got.Status.Conditions, v1alpha1.ConditionDegraded); d != nil && d.Reason == "AnotherInstance" {
+			return nil
+		}
+		return fmt.Errorf("conditions %+v", got.Status.Conditions)
+	})
+	harness.OK(t, controllers.Same("addresses of another node that it learned of", len(c.read("node-b").Spec.IPAM.Available), 0))
+	// Node-a grows as before.
+	c.wants("node-a", 6)
+	o.until(c.has("node-a", 6))
+
+	// Without a provider ID it is EC2 that tells: a Node of the private DNS name
+	// of the other instance has that one.
+	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy()))
+	id := c.lab.Cloud.Instances.ID("node-b")
+	primary := c.lab.Cloud.Snapshot().InstanceENIs(id)[0].Primary
+	name := fmt.Sprintf("ip-%s.%s.compute.internal", strings.ReplaceAll(primary.String(), ".", "-"), c.lab.Cloud.Region())
+	harness.OK(t, c.client.Create(t.Context(), controllers.Named[corev1.Node](name)))
+	harness.OK(t, c.client.Create(t.Context(), objectOf(name, id, four)))
+	o.until(c.has(name, 4))
+}
+
+// An operator that works for Egresses alone, under the roles and policies that the chart
+// gives it beside node mode, where there is no other operator.
+func TestEgressAlone(t *testing.T) {
+	c := newCluster(t)
+	r := deploy.InMode(deploy.NodeMode, "test")
+	r.Values["egress"] = map[string]any{"enabled": true, "port": 5556, "image": map[string]any{"repository": "berth-egress", "tag": "v1"}}
+	c.use(harness.OperatorConfigOf(t, r))
+	o := c.start("one", "--ipam=", "--egress", "--egress-image=berth-egress:v1", "--egress-port=5556")
+	o.until(c.leads("one"))
+	e := &v1alpha1.Egress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nat"}, Spec: v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24"}, Replicas: new(int32(2))},
+	}
+	harness.OK(t, c.client.Create(t.Context(), e))
+	d := &appsv1.Deployment{}
+	o.until(func() error { return c.client.Get(t.Context(), client.ObjectKeyFromObject(e), d) })
+	pod := d.Spec.Template.Spec
+	if *d.Spec.Replicas != 2 || pod.Containers[0].Image != "berth-egress:v1" || pod.Containers[0].Ports[0].ContainerPort != 5556 {
+		t.Errorf("Deployment %+v", d.Spec)
+	}
+	o.until(func() error {
+		if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(e), e); err != nil {
+			return err
+		}
+		for kind, want := range map[string]bool{v1alpha1.ConditionServiceReady: true, v1alpha1.ConditionAvailable: false, v1alpha1.ConditionClientsReady: true} {
+			if s := meta.FindStatusCondition(e.Status.Conditions, kind); s == nil || (s.Status == metav1.ConditionTrue) != want {
+				return fmt.Errorf("conditions %+v", e.Status.Conditions)
+			}
+		}
+		return nil
+	})
+	harness.OK(t, controllers.Same("addresses of the Service", len(e.Status.ServiceIPs), 1))
+	o.until(o.shows(map[string]string{
+		`berth_operator_egress_gateways{egress="nat",namespace="default",state="desired"}`: "2",
+		`berth_operator_egress_gateways{egress="nat",namespace="default",state="ready"}`:   "0",
+		`berth_operator_egress_applies_total{kind="Deployment",result="success"}`:          "1",
+		`leader_election_master_status{name="berth-operator"}`:                             "1",
+	}))
+	o.healthy()
+	o.logsNone("orbidden", "level=ERROR")
 }

@@ -1,7 +1,10 @@
 package operator
 
 import (
+	"errors"
 	"fmt"
+	"maps"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
@@ -16,49 +19,67 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
+
+// everybody are all namespaces.
+var everybody = v1alpha1.VPCNamespaces{Names: []string{"*"}}
+
+// serveNeutron serves a Neutron with the network blue, its subnet web and the host node-a.
+func serveNeutron(t *testing.T) (*neutronfake.Cloud, neutronfake.Network, string) {
+	t.Helper()
+	cloud := neutronfake.New(neutronfake.Options{})
+	blue := cloud.AddNetwork(neutronfake.Network{Name: "blue"})
+	cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: blue.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
+	cloud.AddHost("node-a", neutronfake.Host{})
+	return cloud, blue, serveHTTP(t, cloud)
+}
+
+func serveHTTP(t *testing.T, h http.Handler) string {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func (c *cluster) vpc(name string, spec v1alpha1.VPCSpec) {
+	c.t.Helper()
+	spec.AllowedNamespaces = &everybody
+	c.create(&v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec})
+}
+
+// asks makes a pod with NICs in a VPC on node-a.
+func (c *cluster) asks(vpc, nics string) *corev1.Pod {
+	c.t.Helper()
+	pod := newPod("web-0")
+	pod.Annotations = map[string]string{v1alpha1.AnnotationVPC: vpc, v1alpha1.AnnotationNICs: nics}
+	c.create(bareNode("node-a"), pod)
+	return pod
+}
 
 // The whole for VPC ports, under the roles and policies of the chart: an annotated pod
 // gets a port of Neutron bound to its node, and the port goes with it.
 func TestPodGetsPort(t *testing.T) {
 	c := newCluster(t)
-	c.usePortMode()
-	cloud := neutronfake.New(neutronfake.Options{})
+	c.useRelease(deploy.InMode(deploy.PortMode, "test"))
+	cloud, _, url := serveNeutron(t)
 	cloud.Keystone.AddUser(neutronfake.User{Name: "berth", Password: "correct horse"})
-	blue := cloud.AddNetwork(neutronfake.Network{Name: "blue"})
-	cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: blue.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
-	cloud.AddHost("node-a", neutronfake.Host{})
-	server := httptest.NewServer(cloud)
-	t.Cleanup(server.Close)
-
 	o := c.start("one", "--ipam=port", "--unplug-grace=1s")
 	o.until(c.leads("one"))
 	c.secret("neutron", map[string]string{"username": "berth", "password": "correct horse", "project": "berth"})
-	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.VPCSpec{
-		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: server.URL + "/v3",
-		Credentials:       &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "neutron"},
-		TLS:               &v1alpha1.VPCTLS{Insecure: true},
-		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
-	}}))
-	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
-	pod := &corev1.Pod{Spec: corev1.PodSpec{
-		NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
-		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-	}}
-	pod.Namespace, pod.Name = "default", "web-0"
-	pod.Annotations = map[string]string{v1alpha1.AnnotationVPC: "blue", v1alpha1.AnnotationNICs: "[{subnet: web, ip: 192.168.0.7}]"}
-	harness.OK(t, c.client.Create(t.Context(), pod))
-
-	o.until(c.nic(func(n v1alpha1.PodNIC) error {
-		if n.Status.Phase != v1alpha1.PhaseBound || len(n.Status.Addresses) != 1 || n.Status.Addresses[0].CIDR != "192.168.0.7/24" || n.Status.NodeName != "node-a" {
-			return fmt.Errorf("status %+v", n.Status)
-		}
-		return nil
-	}))
+	c.vpc("blue", v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: url + "/v3", TLS: &v1alpha1.VPCTLS{Insecure: true},
+		Credentials: &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "neutron"},
+	})
+	pod := c.asks("blue", "[{subnet: web, ip: 192.168.0.7}]")
+	c.awaitNICs(o, func(n *v1alpha1.PodNIC) bool {
+		return n.Status.Phase == v1alpha1.PhaseBound && addressesOf(n) == "192.168.0.7/24" && n.Status.NodeName == "node-a"
+	})
 	ports := cloud.Ports()
 	if len(ports) != 1 || ports[0].Host != "node-a" || !strings.HasPrefix(ports[0].Device, "berth:test:") || ports[0].Owner != vpcport.Owner {
 		t.Errorf("ports %+v", ports)
@@ -71,129 +92,75 @@ func TestPodGetsPort(t *testing.T) {
 		`berth_operator_port_call_seconds_count{operation="Create",vpc="blue"}`:     "1",
 		`leader_election_master_status{name="berth-operator"}`:                      "1",
 	}))
-	for path, status := range map[string]int{"/livez": 200, "/readyz": 200} {
-		harness.OK(t, answersWith(o.health, path, status)())
-	}
-
-	harness.OK(t, c.client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
-	o.until(func() error {
-		if n := len(cloud.Ports()); n != 0 {
-			return fmt.Errorf("%d ports are left", n)
-		}
-		return nil
-	})
+	o.healthy()
+	controllers.DeletePod(t, client.ObjectKeyFromObject(pod))
+	o.until(func() error { return harness.Equal("ports", len(cloud.Ports()), 0) })
 	o.logsNone("orbidden", "correct horse")
 }
 
 // The whole for a NICPolicy, under the roles and policies of the chart: a pod that says nothing
-// gets a port with the policy's subnet and group, and what came before is told of it.
+// gets a port with the policy's subnet and group, and a pod of before is reported.
 func TestPodGetsNICOfAPolicy(t *testing.T) {
 	c := newCluster(t)
 	r := deploy.InMode(deploy.PortMode, "test")
 	c.useRelease(r)
-	cloud := neutronfake.New(neutronfake.Options{})
-	blue := cloud.AddNetwork(neutronfake.Network{Name: "blue"})
-	cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: blue.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
+	cloud, blue, url := serveNeutron(t)
 	cloud.AddSubnet(neutronfake.Subnet{Name: "db", Network: blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24"), Gateway: netip.MustParseAddr("192.168.1.1")})
 	group := cloud.AddGroup(neutronfake.Group{Name: "db", Project: blue.Project})
-	cloud.AddHost("node-a", neutronfake.Host{})
-	server := httptest.NewServer(cloud)
-	t.Cleanup(server.Close)
-
 	pod := func(name string) *corev1.Pod {
-		p := &corev1.Pod{Spec: corev1.PodSpec{
-			NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		}}
-		p.Namespace, p.Name, p.Labels = "default", name, map[string]string{"app": "db"}
+		p := newPod(name)
+		p.Labels = map[string]string{"app": "db"}
 		return p
 	}
 	policy := func(name, subnet string) *v1alpha1.NICPolicy {
 		p := &v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.NICPolicySpec{
 			PodSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "db"}}, Subnet: subnet, SecurityGroups: []string{group.ID},
 		}}
-		harness.OK(t, c.client.Create(t.Context(), p))
+		c.create(p)
 		return p
 	}
 	db := policy("db", "db")
-	harness.OK(t, c.client.Create(t.Context(), pod("early"))) // before anybody can ask the operator
+	c.create(pod("early")) // before anybody can ask the operator
 	at := freeAddress(t)
-	c.askWebhook(r, at)
+	controllers.ServeWebhookAt(t, r, at)
 	o := c.start("one", "--ipam=port", "--webhook-address="+at)
 	o.until(c.leads("one"))
-	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.VPCSpec{
-		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: server.URL, Project: blue.Project, DefaultSubnets: []string{"web"},
-		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
-		NamespaceLimits:   []v1alpha1.VPCNamespaceLimits{{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"default"}}, SecurityGroups: []string{group.ID}}},
-	}}))
-	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
-	o.until(func() error {
-		got := &v1alpha1.NICPolicy{}
-		if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(db), got); err != nil {
+	c.vpc("blue", v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: url, Project: blue.Project, DefaultSubnets: []string{"web"},
+		NamespaceLimits: []v1alpha1.VPCNamespaceLimits{{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"default"}}, SecurityGroups: []string{group.ID}}},
+	})
+	c.create(bareNode("node-a"))
+	controllers.Await(t, client.ObjectKeyFromObject(db), "is ready", controllers.If(func(p *v1alpha1.NICPolicy) bool {
+		return meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionReady)
+	}))
+	annotated := func(key, value string) func() error {
+		return func() error {
+			p := pod("probe")
+			err := c.client.Create(t.Context(), p, client.DryRunAll)
+			if p.Annotations[key] != value {
+				return fmt.Errorf("annotations %v: %w", p.Annotations, err)
+			}
 			return err
 		}
-		if !meta.IsStatusConditionTrue(got.Status.Conditions, v1alpha1.ConditionReady) {
-			return fmt.Errorf("conditions %+v", got.Status.Conditions)
-		}
-		return nil
+	}
+	o.until(annotated(v1alpha1.AnnotationNICPolicy, "NICPolicy/db")) // the API server may learn of the webhook's namespaces a moment later
+	c.create(pod("db-0"))
+	c.awaitNICs(o, func(n *v1alpha1.PodNIC) bool {
+		return n.Status.Phase == v1alpha1.PhaseBound && n.Status.Interface == "eth0" && strings.HasPrefix(addressesOf(n), "192.168.1.") && slices.Equal(n.Spec.SecurityGroups, []string{group.ID})
 	})
-	o.until(func() error { // the API server may learn of the webhook's namespaces a moment later
-		p := pod("probe")
-		err := c.client.Create(t.Context(), p, client.DryRunAll)
-		if p.Annotations[v1alpha1.AnnotationNICPolicy] != "NICPolicy/db" {
-			return fmt.Errorf("annotations %v: %w", p.Annotations, err)
-		}
-		return err
-	})
-	harness.OK(t, c.client.Create(t.Context(), pod("db-0")))
-	o.until(c.nic(func(n v1alpha1.PodNIC) error {
-		if n.Status.Phase != v1alpha1.PhaseBound || n.Status.Interface != "eth0" || len(n.Status.Addresses) != 1 || !strings.HasPrefix(n.Status.Addresses[0].CIDR, "192.168.1.") || !slices.Equal(n.Spec.SecurityGroups, []string{group.ID}) {
-			return fmt.Errorf("spec %+v, status %+v", n.Spec, n.Status)
-		}
-		return nil
-	}))
-	o.until(c.told("early", "NICPolicyMissed", "recreate the pod"))
+	controllers.AwaitEvent(t, newPod("early"), "NICPolicyMissed", "recreate the pod")
 	policy("late", "web")
-	o.until(func() error { // which the operator may learn of later than the pod
-		p := pod("probe")
-		err := c.client.Create(t.Context(), p, client.DryRunAll)
-		if p.Annotations[v1alpha1.AnnotationNICPolicyOverlap] != "NICPolicy/late" {
-			return fmt.Errorf("annotations %v: %w", p.Annotations, err)
-		}
-		return err
-	})
-	harness.OK(t, c.client.Create(t.Context(), pod("db-1")))
-	o.until(c.told("db-1", "NICPolicyOverlap", "the oldest counts, NICPolicy/db; not counted: NICPolicy/late"))
+	o.until(annotated(v1alpha1.AnnotationNICPolicyOverlap, "NICPolicy/late")) // which the operator may learn of later than the pod
+	c.create(pod("db-1"))
+	controllers.AwaitEvent(t, newPod("db-1"), "NICPolicyOverlap", "the oldest counts, NICPolicy/db; not counted: NICPolicy/late")
 	if ports := cloud.Ports(); len(ports) == 0 || !slices.Equal(ports[0].Groups, []string{group.ID}) {
 		t.Errorf("ports %+v", ports)
 	}
 	o.logsNone("orbidden")
 }
 
-// told is nil once a pod has an Event of a reason that says something.
-func (c *cluster) told(pod, reason, text string) func() error {
-	return func() error {
-		list := &eventsv1.EventList{}
-		if err := c.client.List(c.t.Context(), list, client.InNamespace("default")); err != nil {
-			return err
-		}
-		if !slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
-			return e.Regarding.Kind == "Pod" && e.Regarding.Name == pod && e.Reason == reason && strings.Contains(e.Note, text)
-		}) {
-			return fmt.Errorf("pod %s has no Event %s with %q among %d", pod, reason, text, len(list.Items))
-		}
-		return nil
-	}
-}
-
-// usePortMode has operators that start from now on reach the API server as the chart has
-// it in mode port, once that mode's policies are what counts.
-func (c *cluster) usePortMode() {
-	c.t.Helper()
-	c.useRelease(deploy.InMode(deploy.PortMode, "test"))
-}
-
-// useRelease is usePortMode for a release of the chart that has ports.
+// useRelease has operators that start from now on reach the API server as a release of the chart with
+// ports has it, once its policies are what counts.
 func (c *cluster) useRelease(r deploy.Release) {
 	c.t.Helper()
 	cfg := harness.OperatorConfigOf(c.t, r)
@@ -208,7 +175,7 @@ func (c *cluster) useRelease(r deploy.Release) {
 	})
 }
 
-// The same by Alcor, with a port that is made and one that is there: the node is told from
+// The same by Alcor, with a port that is made and one that is there: the node learns from
 // which namespace it takes them, and Alcor's agent, by the port's status, that they work.
 func TestPodGetsPortsOfAlcor(t *testing.T) {
 	c := newCluster(t)
@@ -218,43 +185,21 @@ func TestPodGetsPortsOfAlcor(t *testing.T) {
 	web := cloud.AddSubnet(alcorfake.Subnet{Name: "web", Network: green.ID, CIDR: netip.MustParsePrefix("10.0.0.0/24"), Gateway: netip.MustParseAddr("10.0.0.1")})
 	given := cloud.AddPort(alcorfake.Port{Network: green.ID, Unsecured: true, Tags: []string{"berth:test:default"}, FixedIPs: []alcorfake.FixedIP{{Subnet: web.ID, IP: netip.MustParseAddr("10.0.0.9")}}})
 	cloud.AddHost("node-a", alcorfake.Host{})
-	server := httptest.NewServer(cloud)
-	t.Cleanup(server.Close)
-
 	o := c.start("one", "--ipam=port", "--unplug-grace=1s")
 	o.until(c.leads("one"))
-	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "green"}, Spec: v1alpha1.VPCSpec{
-		Provider: v1alpha1.ProviderAlcor, Network: "green", Endpoint: server.URL, Project: green.Project,
-		Alcor: &v1alpha1.AlcorSpec{NetnsPrefix: "vpc-ns-"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
-	}}))
-	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
-	pod := &corev1.Pod{Spec: corev1.PodSpec{
-		NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
-		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-	}}
-	pod.Namespace, pod.Name = "default", "web-0"
-	pod.Annotations = map[string]string{v1alpha1.AnnotationVPC: "green", v1alpha1.AnnotationNICs: fmt.Sprintf("[{subnet: web, ip: 10.0.0.7}, {portID: %s}]", given.ID)}
-	harness.OK(t, c.client.Create(t.Context(), pod))
-
+	c.vpc("green", v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderAlcor, Network: "green", Endpoint: serveHTTP(t, cloud), Project: green.Project, Alcor: &v1alpha1.AlcorSpec{NetnsPrefix: "vpc-ns-"},
+	})
+	pod := c.asks("green", fmt.Sprintf("[{subnet: web, ip: 10.0.0.7}, {portID: %s}]", given.ID))
 	phase := func(want v1alpha1.PodNICPhase) {
 		t.Helper()
-		o.until(func() error {
-			list := &v1alpha1.PodNICList{}
-			if err := c.client.List(t.Context(), list); err != nil {
-				return err
-			}
-			addresses := map[string]bool{}
-			for _, n := range list.Items {
-				if n.Status.Phase != want || n.Status.Plug == nil || *n.Status.Plug != (v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns-" + green.ID}) || len(n.Status.Addresses) != 1 || n.Status.MTU != 1450 {
-					return fmt.Errorf("status %+v", n.Status)
-				}
-				addresses[n.Status.Addresses[0].CIDR] = true
-			}
-			if len(addresses) != 2 || !addresses["10.0.0.7/24"] || !addresses["10.0.0.9/24"] {
-				return fmt.Errorf("the addresses are %v", addresses)
-			}
-			return nil
-		})
+		plug := v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns-" + green.ID}
+		all := c.awaitNICs(o, func(n *v1alpha1.PodNIC) bool {
+			return n.Status.Phase == want && n.Status.Plug != nil && *n.Status.Plug == plug && n.Status.MTU == 1450
+		}, "eth0", "eth1")
+		if a, b := addressesOf(all["eth0"]), addressesOf(all["eth1"]); a != "10.0.0.7/24" || b != "10.0.0.9/24" {
+			t.Errorf("the addresses are %s and %s", a, b)
+		}
 	}
 	phase(v1alpha1.PhaseBound)
 	for _, p := range cloud.Ports() {
@@ -264,7 +209,7 @@ func TestPodGetsPortsOfAlcor(t *testing.T) {
 		cloud.Programmed(p.ID, "node-a", true)
 	}
 	phase(v1alpha1.PhaseActive)
-	harness.OK(t, c.client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
+	controllers.DeletePod(t, client.ObjectKeyFromObject(pod))
 	o.until(func() error {
 		left := cloud.Ports()
 		if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || !left[0].Unsecured {
@@ -272,9 +217,7 @@ func TestPodGetsPortsOfAlcor(t *testing.T) {
 		}
 		return nil
 	})
-	if ignored := cloud.Ignored(); len(ignored) > 0 {
-		t.Errorf("Alcor does not know what it was asked for: %v", ignored)
-	}
+	harness.OK(t, controllers.Same("requests that Alcor does not know", len(cloud.Ignored()), 0))
 }
 
 // secret makes a Secret of the operator's namespace, which goes with the test.
@@ -282,19 +225,100 @@ func (c *cluster) secret(name string, data map[string]string) {
 	c.t.Helper()
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace, Name: name}, StringData: data}
 	harness.OK(c.t, client.IgnoreNotFound(c.client.Delete(c.t.Context(), s.DeepCopy())))
-	harness.OK(c.t, c.client.Create(c.t.Context(), s))
+	c.create(s)
 }
 
-// nic is nil while there is one PodNIC, and it is as it should be.
-func (c *cluster) nic(is func(v1alpha1.PodNIC) error) func() error {
-	return func() error {
+// addressesOf are the addresses of a NIC, with their lengths.
+func addressesOf(n *v1alpha1.PodNIC) string {
+	var all []string
+	for _, a := range n.Status.Addresses {
+		all = append(all, a.CIDR)
+	}
+	return strings.Join(all, " ")
+}
+
+// awaitNICs waits until there are PodNICs of these interfaces of pods, by default eth0, and no others, each as it should
+// be, and returns them.
+func (c *cluster) awaitNICs(o *process, is func(*v1alpha1.PodNIC) bool, interfaces ...string) (all map[string]*v1alpha1.PodNIC) {
+	c.t.Helper()
+	if len(interfaces) == 0 {
+		interfaces = []string{"eth0"}
+	}
+	o.until(func() error {
 		list := &v1alpha1.PodNICList{}
 		if err := c.client.List(c.t.Context(), list); err != nil {
 			return err
 		}
-		if len(list.Items) != 1 {
-			return fmt.Errorf("%d PodNICs", len(list.Items))
+		all = map[string]*v1alpha1.PodNIC{}
+		for i := range list.Items {
+			n := &list.Items[i]
+			if all[n.Status.Interface] = n; !is(n) {
+				return fmt.Errorf("PodNIC %s: %+v, %+v", n.Name, n.Spec, n.Status)
+			}
 		}
-		return is(list.Items[0])
+		if names := slices.Sorted(maps.Keys(all)); !slices.Equal(names, interfaces) || len(list.Items) != len(names) {
+			return fmt.Errorf("%d PodNICs, of the interfaces %v", len(list.Items), names)
+		}
+		return nil
+	})
+	return all
+}
+
+// The whole for branch interfaces, under the roles and policies of the chart: a Node has as
+// many as its type may have while its instance has a trunk, and pods ask for them.
+func TestNodeHasBranches(t *testing.T) {
+	c := newCluster(t)
+	r := deploy.InMode(deploy.OperatorMode, "test")
+	r.Values["ports"] = map[string]any{"enabled": true}
+	c.useRelease(r)
+	at := freeAddress(t)
+	controllers.ServeWebhookAt(t, r, at)
+	o := c.start("one", "--ipam=eni-operator,port", "--first-interface-is-port=false", "--webhook-address="+at)
+	o.until(c.leads("one"))
+	c.vpc("e", v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d"})
+	c.node("node-a", v1alpha1.ENISpec{Trunk: new(true)})
+	c.node("node-b", v1alpha1.ENISpec{})
+	branches := func(node, want string) func() error {
+		return func() error {
+			n := &corev1.Node{}
+			if err := c.client.Get(t.Context(), client.ObjectKey{Name: node}, n); err != nil {
+				return err
+			}
+			if q, has := n.Status.Capacity[v1alpha1.ResourceBranches]; has != (want != "") || has && q.String() != want {
+				return fmt.Errorf("%s has capacity %v, want %q branch interfaces; trunk %+v", node, n.Status.Capacity, want, c.read(node).Status.ENI.Trunk)
+			}
+			return nil
+		}
+	}
+	o.until(branches("node-a", "9"))
+	o.until(c.has("node-b", 8))
+	harness.OK(t, branches("node-b", "")())
+	o.until(func() error {
+		pod := newPod("web-0")
+		pod.Spec.NodeName, pod.Annotations = "", map[string]string{v1alpha1.AnnotationVPC: "e"}
+		if err := c.client.Create(t.Context(), pod, client.DryRunAll); err != nil {
+			return err
+		}
+		if q := pod.Spec.Containers[0].Resources.Limits[v1alpha1.ResourceBranches]; q.String() != "1" {
+			return errors.New("the pod does not ask for a branch interface")
+		}
+		return nil
+	})
+	controllers.Merge(t, c.read("node-a"), `{"spec":{"eni":{"trunk":false}}}`)
+	o.until(branches("node-a", ""))
+	o.logsNone("orbidden")
+}
+
+// The first interface of pods may be a branch where there are such, and it is no port anyway.
+func TestFirstOf(t *testing.T) {
+	for ipam, want := range map[string]bool{"eni-operator,port": true, "port": false, "pool,port": false, "eni-operator": false} {
+		cfg := config.Operator{OperatorCluster: config.OperatorCluster{IPAM: strings.Split(ipam, ",")}}
+		if first := firstOf(cfg); first.MayBePort != want || first.IsPort || first.Name != "eth0" {
+			t.Errorf("%s: %+v", ipam, first)
+		}
+		cfg.FirstIsPort = true
+		if first := firstOf(cfg); first.MayBePort || !first.IsPort {
+			t.Errorf("%s, where it is a port: %+v", ipam, first)
+		}
 	}
 }

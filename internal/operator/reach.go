@@ -110,7 +110,7 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, report func(err
 			return retry.Stop(fmt.Errorf("the Kubernetes API at %s %s: %w: is --kubeconfig right, and are its roles applied (deploy/chart)?", a.config.Host, why, err))
 		}
 		if why != last {
-			log.Warn("waiting for the Kubernetes API", "server", a.config.Host, "because", "it "+why, "error", err)
+			log.Warn("waiting for the Kubernetes API", "server", a.config.Host, "because", "it "+why, "err", err)
 			last = why
 		}
 		report(fmt.Errorf("starting: the Kubernetes API %s: %w", why, err))
@@ -223,7 +223,7 @@ func (u *unwatched) report(kind string, err error) bool {
 	}
 	u.mu.Unlock()
 	if fresh {
-		u.log.Warn("cannot watch a kind: the cache of it is stale", "kind", kind, "because", "the Kubernetes API "+because(err), "remedy", remedy, "error", err)
+		u.log.Warn("cannot watch a kind: the cache of it is stale", "kind", kind, "because", "the Kubernetes API "+because(err), "remedy", remedy, "err", err)
 	}
 	return known
 }

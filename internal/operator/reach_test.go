@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -15,14 +16,20 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 const waitingLine = "waiting for the Kubernetes API"
@@ -41,7 +48,7 @@ func (p *process) tried(times int) func() error {
 
 func (p *process) lines(text string) int { return strings.Count(p.LogTail(10000), text) }
 
-// repeatsNothing checks that an operator told why it waits when that changed,
+// repeatsNothing checks that an operator logged why it waits when that changed,
 // and not at each try.
 func (p *process) repeatsNothing() {
 	p.c.t.Helper()
@@ -51,7 +58,7 @@ func (p *process) repeatsNothing() {
 		if !found || !strings.Contains(line, waitingLine) {
 			continue
 		}
-		why, _, _ = strings.Cut(why, " error=")
+		why, _, _ = strings.Cut(why, " err=")
 		if why == last {
 			p.c.t.Errorf("%s says again that it waits because %s", p, why)
 		}
@@ -113,9 +120,7 @@ func TestStartsBeforeTheAPIServer(t *testing.T) {
 		return nil
 	})
 	o.until(answersWith(o.health, "/livez", 200))
-	if n := o.lines(waitingLine); n != 1 {
-		t.Errorf("said %d times that it waits", n)
-	}
+	harness.OK(t, controllers.Same("lines about waiting", o.lines(waitingLine), 1))
 
 	back()
 	o.until(c.leads("one"))
@@ -214,3 +219,94 @@ func TestStartsBeforeItsKinds(t *testing.T) {
 	o.until(answersWith(o.health, "/readyz", 200))
 	c.serves(o, "node-a")
 }
+
+// A storm of refusals makes few lines, and each names the right and the remedy.
+func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
+	var out bytes.Buffer
+	fake := clock.NewFake(time.Now())
+	u := newUnwatched(slog.New(slog.NewTextHandler(&out, nil)), fake)
+	lines := func() []string {
+		l := strings.Split(strings.TrimSpace(out.String()), "\n")
+		out.Reset()
+		return l
+	}
+	forbidden := fmt.Errorf("failed to list *v1.Pod: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "",
+		errors.New(`User "system:serviceaccount:kube-system:berth-operator" cannot list resource "pods" in API group "" at the cluster scope`)))
+	for range 1000 {
+		if !u.report("*v1.Pod", forbidden) {
+			t.Fatal("left to client-go")
+		}
+	}
+	got := lines()
+	if len(got) != 1 || !strings.Contains(got[0], "kind=*v1.Pod") || !strings.Contains(got[0], `cannot list resource \"pods\"`) ||
+		!strings.Contains(got[0], "refuses berth-operator") || !strings.Contains(got[0], "ClusterRole and ClusterRoleBinding berth-operator of deploy/chart") {
+		t.Errorf("%d lines: %q", len(got), got)
+	}
+	u.report("*v1.Node", forbidden)
+	u.report("*v1.Pod", apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""))
+	if got := lines(); len(got) != 2 || !strings.Contains(got[0], "kind=*v1.Node") || !strings.Contains(got[1], "lacks kinds") {
+		t.Errorf("another kind and another reason: %q", got)
+	}
+	fake.Advance(logAgain)
+	u.report("*v1.Node", forbidden)
+	if got := lines(); len(got) != 1 || got[0] == "" {
+		t.Errorf("it is not logged again after %v", logAgain)
+	}
+	for _, other := range []error{errors.New("connection refused"), apierrors.NewResourceExpired("too old")} {
+		if u.report("*v1.Pod", other) || out.Len() > 0 {
+			t.Errorf("%v: %q", other, out.String())
+		}
+	}
+}
+
+// Where the API server does not know the operator, or the operator not the API server,
+// roles that are applied anew are no remedy.
+func TestUnknownOperatorIsNotToldOfRoles(t *testing.T) {
+	for _, err := range []error{
+		apierrors.NewUnauthorized("Unauthorized"),
+		&tls.CertificateVerificationError{Err: errors.New("x509: certificate signed by unknown authority")},
+	} {
+		remedy := remedyOf(fmt.Errorf("failed to list *v1.Pod: %w", err))
+		if strings.Contains(remedy, "ClusterRole") || !strings.Contains(remedy, "restart the operator") {
+			t.Errorf("%v: %q", err, remedy)
+		}
+	}
+}
+
+// It is what client-go calls where a list is refused.
+func TestReflectorTellsOfAMissingRight(t *testing.T) {
+	logged := make(chan string, 1)
+	u := newUnwatched(slog.New(slog.NewTextHandler(writer(func(b []byte) {
+		select {
+		case logged <- string(b):
+		default:
+		}
+	}), nil)), clock.Real{})
+	refused := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no"))
+	lw := &toolscache.ListWatch{
+		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, refused },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return nil, refused },
+	}
+	informer := toolscache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, nil)
+	if err := informer.SetWatchErrorHandlerWithContext(u.handle); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan struct{})
+	go func() { defer close(ended); informer.RunWithContext(ctx) }()
+	select {
+	case line := <-logged:
+		if !strings.Contains(line, "kind=*v1.Pod") || !strings.Contains(line, "remedy=") {
+			t.Error(line)
+		}
+	case <-ctx.Done():
+		t.Error("nothing was logged")
+	}
+	cancel()
+	<-ended
+}
+
+type writer func([]byte)
+
+func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }

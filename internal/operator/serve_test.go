@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/internal/web/webtest"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func TestAnswers(t *testing.T) {
@@ -36,9 +37,7 @@ func TestAnswers(t *testing.T) {
 			}
 			cancel()
 		}
-		if n := asked.Load(); n != 1 {
-			t.Errorf("asked %d times at once", n)
-		}
+		harness.OK(t, controllers.Same("questions at once", asked.Load(), 1))
 		close(hang)
 		if err := alive(t.Context()); err != nil {
 			t.Error(err)
@@ -121,9 +120,7 @@ func TestSettingsAreForThisMachine(t *testing.T) {
 		resp, err = http.DefaultClient.Do(req)
 		harness.OK(t, err)
 		harness.OK(t, resp.Body.Close())
-		if resp.StatusCode != http.StatusForbidden {
-			t.Errorf("under another's name: %s", resp.Status)
-		}
+		harness.OK(t, controllers.Same("the status under another's name", resp.StatusCode, http.StatusForbidden))
 	}
 	for _, wanted := range []struct {
 		address, path string

@@ -15,7 +15,7 @@ const (
 	pem    = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAplanted1\nMIIEowIBAAKCAQEAplanted2\n-----END RSA PRIVATE KEY-----"
 )
 
-// Each has the secret "planted", or one that is known by its form, and what must stay.
+// Each text has the secret "planted", or one that its form shows, and a text that stays.
 func TestText(t *testing.T) {
 	for name, tt := range map[string]struct{ in, stays string }{
 		"variable":             {"PATH=/bin DB_PASSWORD=planted x=1", "x=1"},
@@ -99,8 +99,8 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 	}
 }
 
-// A line costs what its length does, whoever wrote it: each "=" of these opens a value
-// that goes on to its end.
+// The cost of a line is proportional to its length, even if each "=" begins a value that
+// goes on to its end.
 func TestLongLine(t *testing.T) {
 	for _, part := range []string{"a=", "token={a", "token=map[a", "token=" + Mark, `token=\` + Mark} {
 		in := strings.Repeat(part, (maxLine-16)/len(part)) + " token=planted"
@@ -154,7 +154,7 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// A node's answer cannot fill the memory of who collects it: aliases of aliases are not written out.
+// A node's answer cannot exhaust memory: aliases of aliases are not expanded.
 func TestDocumentOfABomb(t *testing.T) {
 	text := "plain: [" + strings.Repeat("0,", 500) + "0]\na: &a " + strings.Repeat("x", 6000) + "\n"
 	for c := 'b'; c < 'g'; c++ {
@@ -165,7 +165,7 @@ func TestDocumentOfABomb(t *testing.T) {
 	}
 }
 
-// However a stream is cut into pieces, no secret of it is seen.
+// No secret passes, however a stream is cut into pieces.
 func TestWriter(t *testing.T) {
 	long := strings.Repeat("x ", maxLine/2-3) + "password=planted planted " + strings.Repeat("y", maxLine)
 	in := "first TOKEN=planted\n" + pem + "\nafter the key\n" + long + "\n{\"key\":\"" + strings.ReplaceAll(pem, "\n", `\n`) + "\"}\nlast secret=planted"
@@ -197,7 +197,7 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// A line that speaks of a key, or one whose end was lost, costs a log no more than a key has.
+// A line that names a key, or a key without an end, removes no more of a log than a key has.
 func TestKeyWithoutEnd(t *testing.T) {
 	var out bytes.Buffer
 	w := NewWriter(&out)

@@ -212,12 +212,12 @@ func mask(value string) (masked string, ok bool) {
 	return quote + Mark + value[len(quote)+len(inner):], true
 }
 
-// opens tells whether a text that is in no quotes begins a list or object.
+// opens reports whether a text that is in no quotes begins a list or object.
 func opens(s string) bool {
 	return strings.HasPrefix(s, "{") || strings.HasPrefix(s, "[") || strings.HasPrefix(s, "map[")
 }
 
-// isValue tells a secret from what says that there is none, or only how one is kept.
+// isValue reports whether a text is a secret, and not a word for none or for how one is kept.
 func isValue(s string) bool {
 	switch strings.ToLower(s) {
 	case "", "true", "false", "null", "nil", "<nil>", "none", "|", ">", "|-", ">-":

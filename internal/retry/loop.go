@@ -3,6 +3,7 @@ package retry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -55,5 +56,8 @@ func Until(ctx context.Context, c clock.Clock, p Policy, do func(context.Context
 		case <-c.After(p.delay(failures)):
 		}
 	}
-	return errors.Join(context.Cause(ctx), err)
+	if err == nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%w; the last attempt failed: %w", context.Cause(ctx), err)
 }

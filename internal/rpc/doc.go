@@ -13,7 +13,7 @@ import (
 //go:generate protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative berth.proto
 
 // Get returns the annotation of a key, also one that a plugin of the first release
-// told in its way. ok tells whether the pod has it.
+// told in its way. ok reports whether the pod has it.
 func (x *Annotations) Get(key string) (value string, ok bool) {
 	if value, ok = x.GetAll()[key]; !ok && key == wire.AnnotationPool {
 		value = x.GetPool()

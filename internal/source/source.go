@@ -19,22 +19,11 @@ import (
 // Lease is the addresses that an attachment has. It is part of the attachment's record.
 type Lease = attachment.Lease
 
-// Request identifies an attachment that asks for addresses, and its pod.
-type Request struct {
-	Key     attachment.Key
-	Pod     attachment.Pod
-	Options PodOptions
-}
+// Request is what an ADD asks for.
+type Request = attachment.Request
 
-// PodOptions is what a user asks for, as the runtime passes it. The runtime is trusted for the pods of its own node.
-type PodOptions struct {
-	AnnotationsKnown bool // the runtime passes the pod's annotations; else they are not known
-	// Annotations are those of the pod that parts of the daemon read, by key.
-	Annotations map[string]string
-	// NetworkPool is the pool that the network's configuration names, if any. It takes precedence over the annotation,
-	// and is trusted as little: Multus reads configurations from objects in the pods' namespaces.
-	NetworkPool string
-}
+// PodOptions are what a Request asks for of the pod.
+type PodOptions = attachment.PodOptions
 
 // Source hands out addresses. All methods may be called concurrently.
 type Source interface {
@@ -43,7 +32,7 @@ type Source interface {
 	Annotations() []string
 	// CheckOptions returns an error if no pod can have what a pod asks for. It is called before anything else is done for
 	// an ADD. The error names the annotation or the field, and what was expected.
-	CheckOptions(wish PodOptions) error
+	CheckOptions(options PodOptions) error
 	// Restore takes over a lease from a record, at start, before Run and any Acquire. Also an address that the source
 	// does not know (yet) is never handed to another attachment. It fails when another key has one of the addresses.
 	// The pod may be unknown.

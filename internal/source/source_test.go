@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func TestStateOfAnAddress(t *testing.T) {
@@ -31,8 +32,6 @@ func TestStateOfAnAddress(t *testing.T) {
 
 func TestReasonOf(t *testing.T) {
 	for in, want := range map[string]string{"SubnetFull": "subnet-full", "ENILimit": "eni-limit", "AtCapacity": "at-capacity", "Throttled": "throttled", "": "degraded"} {
-		if got := source.ReasonOf(in); got != want {
-			t.Errorf("ReasonOf(%q) = %q, want %q", in, got, want)
-		}
+		check.Equal(t, source.ReasonOf(in), want, "ReasonOf(%q)", in)
 	}
 }

@@ -44,7 +44,7 @@ func CheckPoolName(by, pool string) error {
 }
 
 // CheckNetworkPool is CheckPoolName for the pool of the network's configuration, if it names one.
-func (w PodOptions) CheckNetworkPool() error {
+func CheckNetworkPool(w PodOptions) error {
 	return CheckPoolName("pool of the network's configuration", w.NetworkPool)
 }
 

@@ -11,6 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestOnlyRegularFilesAreRead(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -41,19 +49,11 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 func TestCreateReplacesWhatIsThere(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	for range 2 {
-		if err := Create(path, []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, Create(path, []byte("x"), 0o600))
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := Create(path, []byte("y"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
+	must(t, unix.Mkfifo(path, 0o600))
+	must(t, Create(path, []byte("y"), 0o600))
 	if data, err := Read(path); err != nil || string(data) != "y" {
 		t.Errorf("%q, %v", data, err)
 	}

@@ -1,6 +1,6 @@
 package vpcport
 
-// Classes are all there are.
+// Classes lists all classes.
 var Classes = func() (all [classes]Class) {
 	for i := range all {
 		all[i] = Class(i)

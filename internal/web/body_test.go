@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/web/webtest"
 )
 
-// serve serves in a bubble and returns how to connect from an address.
+// serve starts a server in a bubble, and returns a function that connects from an address.
 func serve(t *testing.T, h http.HandlerFunc, o web.Options) (connect func(from netip.Addr) net.Conn, end func()) {
 	l, ctx, ended := webtest.Listen(netip.MustParseAddr("10.0.0.1")), t.Context(), make(chan error, 1)
 	ctx, cancel := context.WithCancel(ctx)
@@ -40,7 +40,7 @@ func serve(t *testing.T, h http.HandlerFunc, o web.Options) (connect func(from n
 
 var someone = netip.MustParseAddr("10.66.0.1")
 
-// ask sends a text, slowly reads the status of the answer, and returns it and how long it took.
+// ask sends a text, and returns the status of the answer and how long it took.
 func ask(t *testing.T, c net.Conn, text ...string) (status int, took time.Duration) {
 	t.Helper()
 	defer c.Close()
@@ -100,8 +100,7 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// A request that is being answered is not closed for connections that say nothing, and a
-// handler may take longer than a body.
+// Idle connections do not displace a request in progress, and a handler may take longer than a body.
 func TestWhatIsAnsweredIsNotClosed(t *testing.T) {
 	for name, tt := range map[string]struct {
 		takes  time.Duration

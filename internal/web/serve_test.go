@@ -16,7 +16,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// serving is a listener on loopback that serves until the test ends.
+// serving returns the address of a server on loopback, which ends with the test.
 func serving(t *testing.T, h http.Handler) string {
 	t.Helper()
 	l, err := Listen("metrics-address", "127.0.0.1:0")
@@ -46,8 +46,7 @@ func scrape(t *testing.T, address string) {
 	}
 }
 
-// TestSilentConnectionsAreBounded opens connections that say nothing, or half a
-// header, beside which one who asks gets an answer.
+// Connections that send nothing, or half a header, do not keep others from an answer.
 func TestSilentConnectionsAreBounded(t *testing.T) {
 	mux := http.NewServeMux()
 	HandleMetrics(mux, prometheus.NewRegistry())
@@ -110,7 +109,7 @@ func TestMetricsAreGatheredOnceAtATime(t *testing.T) {
 	})
 }
 
-// A scrape must not get what was gathered before it asked.
+// A scrape gets no values from before its request.
 func TestMetricsAreOfAfterTheScrape(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gatherer{}

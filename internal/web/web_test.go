@@ -58,7 +58,7 @@ func TestStartupProbeWaitsUntilReady(t *testing.T) {
 	}
 }
 
-// Who asked and went away leaves nothing behind.
+// A startup probe whose client went away leaves nothing behind.
 func TestStartupProbeEndsWithItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mux := http.NewServeMux()
@@ -73,7 +73,7 @@ func TestStartupProbeEndsWithItsRequest(t *testing.T) {
 	})
 }
 
-// Whoever else reaches the address cannot hold its connections by asking often.
+// Other clients of the address cannot occupy its connections with many requests.
 func TestStartupProbesThatWaitAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mux := http.NewServeMux()

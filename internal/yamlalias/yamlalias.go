@@ -7,7 +7,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// In tells whether a document has aliases (*NAME). To a decoder each is what it stands for, and aliases of aliases make
+// In reports whether a document has aliases (*NAME). To a decoder each is what it stands for, and aliases of aliases make
 // gigabytes of a few kilobytes: documents with aliases must not be decoded. The error is of text that is no YAML.
 func In(document []byte) (bool, error) {
 	var root yaml.Node // has each alias as one node

@@ -100,9 +100,8 @@ func (c *Client) DelPod(ctx context.Context, node, name string) error {
 	return c.call(ctx, http.MethodDelete, "/v1/pods/"+url.PathEscape(node)+"/"+url.PathEscape(name), nil, nil)
 }
 
-// Kill ends a program with SIGKILL and starts it again if asked to: a node's
-// berthd by the node's name, an operator or the API server by its own. It
-// returns a description of the program.
+// Kill kills a program, and starts it again if asked to: a node's berthd by the node's name, an operator or the API
+// server by its own. It returns a description of the program.
 func (c *Client) Kill(ctx context.Context, name string, restart bool) (what string, err error) {
 	err = c.call(ctx, http.MethodPost, fmt.Sprintf("/v1/programs/%s/kill?restart=%t", url.PathEscape(name), restart), nil, &what)
 	return what, err

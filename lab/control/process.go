@@ -22,8 +22,7 @@ import (
 // ReportFD is the descriptor on which a spawned lab process reports progress.
 const ReportFD = 3
 
-// failedPrefix begins the line of a process that stays up although what it was
-// to show failed.
+// failedPrefix begins the last line of a process that stays up after a failure.
 const failedPrefix = "failed: "
 
 // ReportEnd ends the progress of a spawned process that stays up: all is
@@ -37,10 +36,8 @@ func ReportEnd(w io.WriteCloser, err error) error {
 	return errors.Join(werr, w.Close())
 }
 
-// Spawn starts this program again with args as a lab process in the
-// background, passes its progress on to show, and returns when the lab is
-// ready. A lab that fails, or is not ready when ctx ends, is ended; the error
-// then holds the end of its log.
+// Spawn starts this program with args in the background, passes its progress on to show, and waits until the lab is
+// ready. If the lab fails, or ctx ends, the process is ended, and the error holds the end of its log.
 func Spawn(ctx context.Context, dir string, args []string, show func(string)) (pid int, err error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -91,8 +88,7 @@ func Spawn(ctx context.Context, dir string, args []string, show func(string)) (p
 	return 0, fmt.Errorf("the lab did not come up: %w\n%s", errors.Join(ctx.Err(), err), proc.Tail(LogPath(dir), 20))
 }
 
-// Down removes the lab in dir, whether it runs, hangs or died, and returns
-// what was removed, once all of it is removed.
+// Down removes the lab in dir, whether it runs, hangs or died, and returns what was removed.
 func Down(ctx context.Context, dir string) ([]string, error) {
 	id := lab.IDOf(dir)
 	var removed []string
@@ -137,8 +133,7 @@ func Down(ctx context.Context, dir string) ([]string, error) {
 	return removed, err
 }
 
-// endPatience is how long a lab process may take to end by itself: a lab of many
-// nodes on a busy machine takes its time.
+// endPatience is how long a lab process may take to end by itself.
 const endPatience = time.Minute
 
 // endProcess waits for a lab process to end, and kills it when it does not

@@ -19,9 +19,8 @@ import (
 // readyLine ends the progress that a lab process reports to who started it.
 const readyLine = "ready"
 
-// Run is the lab process: it raises the lab, reports progress as lines and at
-// last "ready" to report, and serves the control socket until ctx ends or the
-// lab is ended through it.
+// Run is the lab process: it raises the lab, reports progress as lines that end with "ready", and serves the control
+// socket until ctx ends or a request ends the lab.
 func Run(ctx context.Context, o lab.Options, report io.WriteCloser) error {
 	defer report.Close()
 	o.Progress = func(s string) { fmt.Fprintln(report, s) }
@@ -40,8 +39,8 @@ func Run(ctx context.Context, o lab.Options, report io.WriteCloser) error {
 	return errors.Join(Serve(ctx, l, func() error { return ReportEnd(report, nil) }), l.Close())
 }
 
-// Serve answers on the lab's control socket until ctx ends or the lab is ended
-// through it. Ready is called once requests are taken.
+// Serve answers on the lab's control socket until ctx ends or a request ends the lab. It calls ready once it accepts
+// requests.
 func Serve(ctx context.Context, l *lab.Lab, ready func() error) error {
 	s := newServer(l)
 	ln, err := listen(l.Dir)
@@ -66,8 +65,7 @@ func Serve(ctx context.Context, l *lab.Lab, ready func() error) error {
 	return srv.Shutdown(stop)
 }
 
-// Lock makes this process the one lab of a directory. The kernel drops the
-// lock with the process, however it ends.
+// Lock makes this process the only lab of a directory. The kernel releases the lock with the process.
 func Lock(dir string) (release func(), err error) {
 	f, err := os.OpenFile(lockPath(dir), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

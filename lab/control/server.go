@@ -137,8 +137,7 @@ func (s *server) target(r *http.Request) (any, error) {
 	return t, nil
 }
 
-// machineTarget makes a whole machine a target: its files are seen too, and its programs
-// are found.
+// machineTarget makes a whole machine a target, with its files and programs.
 func (s *server) machineTarget(name string, t Target, inPod bool) (any, error) {
 	if inPod {
 		return nil, errKubectl
@@ -155,8 +154,8 @@ func (s *server) machineTarget(name string, t Target, inPod bool) (any, error) {
 	return t, nil
 }
 
-// machineEnv is the environment of a modelled node, for a machine that has files of its
-// own. Of two variables of one name programs take the first.
+// machineEnv replaces what differs on a machine with files of its own. Of two variables of one name programs take the
+// first.
 func machineEnv(env []string) []string {
 	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "BERTH_SOCKET=") })
 	return append(env, "PATH="+host.Path, "BERTH_SOCKET=/run/berth/berthd.sock")
@@ -239,7 +238,7 @@ func (s *server) kill(r *http.Request) (any, error) {
 	return p.String(), p.start(r.Context())
 }
 
-// pullPlug is what kill means for a whole machine, and start boots it again.
+// pullPlug is kill for a whole machine.
 func (s *server) pullPlug(r *http.Request, h *host.Host) (any, error) {
 	if !h.On() {
 		return nil, fmt.Errorf("%s is off", h.Name)

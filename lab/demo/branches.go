@@ -1,16 +1,14 @@
 package demo
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
+	"os/exec"
 	"slices"
 	"time"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -21,76 +19,53 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// branchProofs are those of a lab whose nodes have trunks, after the others of operator mode.
+// branchProofs are the proofs of a lab whose nodes have trunks.
 var branchProofs = []proof{
-	{inOperator, "a pod's first interface is a branch with its own group", branchUp},
-	{inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm},
-	{inOperator, "nobody reaches it until its group allows it, not even its node", branchGroups},
-	{inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled},
-	{inOperator, "its branch is deleted with the pod, the trunk is not", branchGone},
-	{inOperator, "kernel, records, objects and EC2 agree about branches", agreement},
+	in(inOperator, "a pod's first interface is a branch with its own group", branchUp),
+	in(inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm),
+	in(inOperator, "nobody reaches it until its group allows it, not even its node", branchGroups),
+	in(inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled),
+	in(inOperator, "its branch is deleted with the pod, the trunk is not", branchGone),
+	in(inOperator, "kernel, records, objects and EC2 agree about branches", agreement),
 }
 
 // The pods of the branches demo, and the type of its nodes.
 const (
-	vault    = "vault"    // whose group allows nobody at first
-	neighbor = "neighbor" // on its node, with an address of the node's ENIs
-	// nextVault is like the vault, on its node.
+	vault    = "vault"    // its group allows nobody at first
+	neighbor = "neighbor" // on the vault's node, with an address of the node's ENIs
+	// nextVault is another pod like the vault, on the same node.
 	nextVault = "next-vault"
-	stranger  = "stranger" // the same on another node
+	stranger  = "stranger" // like neighbor, on another node
 	// branchType is an instance type that may have a trunk.
 	branchType = "m5.large"
 )
 
-var branchOperatorArgs = []string{"--branch-cooling=2s", "--listing-interval=2s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
-
-// ofBranches reports whether a lab is one of branches.
+// ofBranches reports whether a lab is for the branches demo.
 func ofBranches(o lab.Options) bool { return o.Mode == lab.OperatorMode && o.VPCPorts }
 
-// branchLab is the lab of the branches in the place of another.
+// branchLab turns the options of a lab into those for the branches demo.
 func branchLab(o lab.Options) lab.Options {
 	s := lab.DefaultSpec(2, branchType)
 	for i := range s.Instances {
-		s.Instances[i].Subnet = s.VPCs[0].Subnets[0].Name // branches are in a zone
+		s.Instances[i].Subnet = s.VPCs[0].Subnets[0].Name // a branch must be in the zone of its trunk
 	}
 	return lab.Options{
 		Dir: o.Dir, BinDir: o.BinDir, KubeAssets: o.KubeAssets, Progress: o.Progress, Mode: lab.OperatorMode, Nodes: 2, Spec: &s, InstanceType: branchType,
-		VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorCount: 2, RestartOperators: true, OperatorArgs: branchOperatorArgs,
+		VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorCount: 2, RestartOperators: true, OperatorArgs: append([]string{"--branch-cooling=2s", "--listing-interval=2s"}, quickLeases...),
 		IPFamilies: ipfamily.Dual,
 	}
 }
 
 // lacksVLANs returns why this machine cannot show branches, or nil.
 func lacksVLANs() error {
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for good: the thread, and its namespace with it, ends with the function
-		made <- makeVLAN()
-	}()
-	err := <-made
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return errors.New("this kernel has no VLANs (module 8021q): make demo MODE=branches shows it in a virtual machine")
+	out, err := exec.Command("unshare", "--net", "sh", "-c", "ip link add under type veth peer name peer && ip link add link under name over type vlan id 1").CombinedOutput()
+	if bytes.Contains(out, []byte("Unknown device type")) || bytes.Contains(out, []byte("not supported")) {
+		return errors.New("this kernel has no VLANs (module 8021q): make demo MODE=branches runs it in a virtual machine")
 	}
 	if err != nil {
-		return fmt.Errorf("try whether the kernel has VLANs: %w", err)
+		return fmt.Errorf("check for VLAN support of the kernel: %w: %s", err, out)
 	}
 	return nil
-}
-
-// makeVLAN makes a VLAN in a network namespace of the thread's own.
-func makeVLAN() error {
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	under, over := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
-	under.Name, over.Name = "under", "over"
-	veth := netlink.NewVeth(under)
-	veth.PeerName = "peer"
-	if err := netlink.LinkAdd(veth); err != nil {
-		return err
-	}
-	over.ParentIndex = veth.Attrs().Index
-	return netlink.LinkAdd(&netlink.Vlan{LinkAttrs: over, VlanId: 1, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q})
 }
 
 // branches is the lab of the branches demo.
@@ -99,7 +74,7 @@ type branches struct {
 	nodes []*node.Node
 }
 
-// branchOf is the branch of a pod by its PodNIC, once that is Active.
+// branchOf waits until a pod's PodNIC is Active, and returns its branch.
 func (s *branches) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI) {
 	await(ctx, "the branch of pod "+p.Name, func() {
 		nics, enis := must(s.lab.Kube.PodNICs(ctx)), s.lab.Snapshot().ENIs
@@ -123,7 +98,7 @@ func (s *branches) addVault(ctx context.Context, name, group string) *node.Pod {
 	}}))
 }
 
-// branchUp adds the pods of the demo.
+// branchUp adds the demo's pods.
 func branchUp(ctx context.Context, s *stage) string {
 	group := must(s.lab.Ports.AddGroup(ctx, vault))
 	began := time.Now()
@@ -139,7 +114,7 @@ func branchUp(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%s and %s by VLAN %d of the trunk, after %s", p.Addrs[0], p.Addrs[1], e.Trunk.VLAN, took)
 }
 
-// branchWarm adds a pod like the vault while EC2 is away, and deletes it again.
+// branchWarm adds another pod with that group while EC2 is down, and deletes it.
 func branchWarm(ctx context.Context, s *stage) string {
 	first := must(s.nodes[0].Pod(vault))
 	groups := s.branches.branchOf(ctx, first).Groups
@@ -148,7 +123,7 @@ func branchWarm(ctx context.Context, s *stage) string {
 			_, warm := p.WarmFor()
 			return warm && p.Host == s.nodes[0].Name && slices.Equal(p.Groups, groups)
 		}) {
-			fail("none is ready")
+			fail("no warm branch")
 		}
 	})
 	s.lab.Cloud.API.Outage(true)
@@ -157,20 +132,20 @@ func branchWarm(ctx context.Context, s *stage) string {
 	next := s.branches.addVault(ctx, nextVault, groups[0])
 	took := since(began)
 	if next.Addr() == first.Addr() {
-		fail("%s and %s have %s", vault, nextVault, next.Addr())
+		fail("%s and %s both have %s", vault, nextVault, next.Addr())
 	}
 	s.lab.Cloud.API.Outage(false)
 	check(s.nodes[0].DelPod(ctx, nextVault))
 	return fmt.Sprintf("%s, after %s", next.Addr(), took)
 }
 
-// caller asks the vault from a network namespace at an address.
+// caller sends requests to an address of the vault from a network namespace.
 type caller struct {
 	who, netns string
 	vault      netip.Addr
 }
 
-// ask returns nil if there is an answer.
+// ask returns nil if there is a reply.
 func (c caller) ask(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -178,7 +153,7 @@ func (c caller) ask(ctx context.Context) error {
 	return err
 }
 
-// callers are all that ask the vault, at each of its addresses.
+// callers returns nodes and pods that call the vault, at each of its addresses.
 func (s *branches) callers() (list []caller) {
 	for who, netns := range map[string]string{
 		"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns,
@@ -191,23 +166,23 @@ func (s *branches) callers() (list []caller) {
 	return list
 }
 
-// branchGroups asks the pod before and after its group allows callers.
+// branchGroups calls the pod before and after its group allows callers.
 func branchGroups(ctx context.Context, s *stage) string {
 	callers := s.branches.callers()
 	for _, c := range callers {
 		if c.ask(ctx) == nil {
-			fail("%s gets an answer, which the group does not allow", c.who)
+			fail("%s gets a reply, although the group does not allow it", c.who)
 		}
 	}
 	group := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault))).Groups[0]
 	check(s.lab.Ports.Allow(ctx, group, portcloud.Rule{Protocol: "tcp"}))
 	for _, c := range callers {
-		await(ctx, c.who+" gets an answer", func() { check(c.ask(ctx)) })
+		await(ctx, c.who+" gets a reply", func() { check(c.ask(ctx)) })
 	}
 	return fmt.Sprintf("%d questions, by IPv4 and IPv6: none answered, then all", len(callers))
 }
 
-// branchKilled has the pod answer while no program of Berth runs.
+// branchKilled calls the pod while no program of Berth runs.
 func branchKilled(ctx context.Context, s *stage) string {
 	check(s.nodes[0].Kill())
 	for _, o := range s.lab.Operators() {
@@ -216,13 +191,11 @@ func branchKilled(ctx context.Context, s *stage) string {
 	answers := 0
 	for range 20 {
 		for _, c := range s.branches.callers() {
-			checkf(c.ask(ctx), "%s got no answer", c.who)
+			checkf(c.ask(ctx), "%s got no reply", c.who)
 			answers++
 		}
 	}
-	for _, o := range s.lab.Operators() {
-		s.operators.revive(o)
-	}
+	revive(ctx, s.lab, s.lab.Operators()...)
 	check(errors.Join(s.nodes[0].Start(), s.nodes[0].WaitReady(ctx)))
 	return fmt.Sprintf("%d of %d answers meanwhile", answers, answers)
 }

@@ -18,33 +18,13 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// introspection compares the node's introspection document with the pods.
-func introspection(ctx context.Context, s *stage) string {
-	var figures string
-	for _, n := range s.nodes {
-		doc := must(lab.Document(ctx, n))
-		for _, p := range n.Pods() {
-			if !slices.ContainsFunc(doc.Allocated, func(a introspect.Allocated) bool {
-				return a.Address == p.Addr() && a.Pod == p.ObjectName && a.Namespace == p.Namespace
-			}) {
-				fail("%s does not list pod %s with %s", n.Name, p.Name, p.Addr())
-			}
-		}
-		if figures == "" {
-			figures = fmt.Sprintf("%s: %d allocated, %d available, %d cooling of %d",
-				n.Name, doc.Totals.Allocated, doc.Totals.Available, doc.Totals.Cooling, doc.Totals.Capacity)
-		}
-	}
-	return figures
-}
-
-// coolingPeriods are shorter in the modes in which the demo waits for their end.
+// coolingPeriods are shorter in modes whose proofs wait until addresses have cooled.
 var coolingPeriods = map[lab.Mode]time.Duration{
 	lab.NodeMode: 30 * time.Second, lab.OperatorMode: 4 * time.Second, lab.PoolMode: 4 * time.Second,
 }
 
-// cooling deletes two pods, sees their addresses cool, and adds two others. It
-// begins again where that took so long that they have cooled.
+// cooling deletes two pods, checks that their addresses are cooling, and adds two others. It retries if the addresses
+// have cooled by then.
 func cooling(ctx context.Context, s *stage) (figures string) {
 	for try := 1; ; try++ {
 		began := time.Now()
@@ -82,18 +62,17 @@ func (s *stage) cool(ctx context.Context, try int) string {
 	for i := range gone {
 		p := must(n.AddPod(ctx, fmt.Sprintf("fresh-%d", len(gone)*try+i-1), node.PodOptions{}))
 		if slices.Contains(freed, p.Addr()) {
-			fail("%s was assigned again while it should cool", p.Addr())
+			fail("%s was assigned again during its cooling period", p.Addr())
 		}
 		fresh = append(fresh, p.Addr())
 	}
 	return fmt.Sprintf("%v cool for %.0f s more; new pods got %v", freed, remaining, fresh)
 }
 
-// throttled launches one more node while EC2 admits few calls, and makes as
-// many pods there as its ENIs can hold.
+// throttled launches a node while EC2 admits few calls, and adds as many pods as its ENIs have addresses for.
 func throttled(ctx context.Context, s *stage) string {
 	cloud := s.lab.Cloud
-	const rate = 2.0 // calls a second of each action
+	const rate = 2.0 // calls per second and action
 	cloud.API.SetRateLimit("*", spec.RateLimit{Bucket: 1, Refill: rate})
 	defer cloud.API.ClearRateLimit("*")
 	cloud.API.ResetCalls()
@@ -112,14 +91,14 @@ func throttled(ctx context.Context, s *stage) string {
 		fail("%d ENIs were created for %d pods, which need %d", made, pods, maxENIs-1)
 	}
 	if 2*refused > calls {
-		fail("%d of %d calls were refused: the limiter does not learn", refused, calls)
+		fail("%d of %d calls were throttled: the limiter does not learn", refused, calls)
 	}
-	return fmt.Sprintf("a new node and its %d pods in %.1f s at %.0f calls/s an action; %d calls, %d refused; %d ENIs",
+	return fmt.Sprintf("a new node and its %d pods in %.1f s at %.0f calls/s per action; %d calls, %d refused; %d ENIs",
 		pods, took.Seconds(), rate, calls, refused, maxENIs)
 }
 
-// metadataBlocked asks for the metadata from a pod and from the node, and again once a daemon
-// runs with the setting reversed. IPv6-only pods reach the service's IPv4 address too, as their node.
+// metadataBlocked requests metadata from a pod and from its node, and again with the setting reversed. IPv6-only pods
+// also reach the service's IPv4 address, with their node's address.
 func metadataBlocked(ctx context.Context, s *stage) string {
 	n := s.nodes[len(s.nodes)-1]
 	p := s.first(n)
@@ -138,17 +117,17 @@ func metadataBlocked(ctx context.Context, s *stage) string {
 		}
 		var err error
 		id, err = instanceID(n.Netns, host, answerWithin)
-		checkf(err, "the node itself cannot reach it either")
+		checkf(err, "the node cannot reach the metadata service")
 	}
 	check(errors.Join(n.Stop(patience), n.Start("--block-metadata=false"), n.WaitReady(ctx)))
 	for _, host := range hosts {
 		_, err := instanceID(p.Netns(), host, answerWithin)
 		checkf(err, "with --block-metadata=false a pod cannot reach the metadata service")
 	}
-	return fmt.Sprintf("the node gets %s from %v, its pods nothing; with --block-metadata=false they do too", id, hosts)
+	return fmt.Sprintf("the node gets %s from %v, its pods get nothing; with --block-metadata=false pods get it too", id, hosts)
 }
 
-// agreement waits until the lab is at rest and compares all views of it.
+// agreement waits until the lab is at rest and all of its views agree.
 func agreement(ctx context.Context, s *stage) string {
 	check(oracle.Wait(ctx, s.lab))
 	pods := 0

@@ -15,13 +15,13 @@ import (
 	"github.com/berthnet/berth/lab/portcloud"
 )
 
-// portClusterArgs are settings of operators that keep the demo short.
+// portClusterArgs are operator arguments that shorten the demo.
 var portClusterArgs = []string{"--listing-interval=2s", "--unplug-grace=5s"}
 
 var inClusters = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode, lab.PortMode}
 
 // pod reads a pod, and its PodNICs by interface.
-func (s *cluster) pod(ctx context.Context, name string) (*corev1.Pod, map[string]v1alpha1.PodNIC) {
+func (s *Cluster) pod(ctx context.Context, name string) (*corev1.Pod, map[string]v1alpha1.PodNIC) {
 	p := &corev1.Pod{}
 	check(s.lab.Kube.Client.Get(ctx, client.ObjectKey{Namespace: inDefault, Name: name}, p))
 	nics := map[string]v1alpha1.PodNIC{}
@@ -33,7 +33,7 @@ func (s *cluster) pod(ctx context.Context, name string) (*corev1.Pod, map[string
 	return p, nics
 }
 
-// addressOf is the first address of a PodNIC.
+// addressOf returns the first address of a PodNIC.
 func addressOf(n v1alpha1.PodNIC) string {
 	if len(n.Status.Addresses) == 0 {
 		fail("PodNIC %s has no address", n.Name)
@@ -42,17 +42,14 @@ func addressOf(n v1alpha1.PodNIC) string {
 	return address
 }
 
-// fivePods are the kinds of pods with NICs.
-const fivePods = `
-{{range .Pods}}
+// podsWithNICs has the requested NICs by pod name.
+const podsWithNICs = `
+{{range $name, $nics := .Pods}}
 apiVersion: v1
 kind: Pod
 metadata:
-  name: {{.Name}}
-  annotations:
-    berth.dev/vpc: {{$.VPC}}
-    {{with .NICs}}berth.dev/nics: |
-{{.}}{{end}}
+  name: {{$name}}
+  annotations: {berth.dev/vpc: {{$.VPC}}{{with $nics}}, berth.dev/nics: {{printf "%q" .}}{{end}}}
 spec:
   terminationGracePeriodSeconds: 1
   containers:
@@ -60,57 +57,41 @@ spec:
 ---
 {{end}}`
 
-// usersPorts is what the names of the ports that a user made begin with.
-const usersPorts = "users-port-"
-
-type samplePod struct {
-	Name, NICs string
-	have       map[string]string // addresses by interface; an empty one is any
-}
-
-// clusterSamples creates the five pods by kubectl, checks their interfaces from inside, and
-// asks each whose group allows it.
+// clusterSamples creates the sample pods with kubectl, checks their interfaces from inside, and calls those whose
+// group allows it.
 func clusterSamples(ctx context.Context, st *stage) string {
-	s := st.cluster
-	firewall := must(s.lab.Ports.AddGroup(ctx, "cluster-firewall"))
-	first, second := st.ports.addPort(ctx, usersPorts+"1", "192.168.0.140"), st.ports.addPort(ctx, usersPorts+"2", "192.168.0.141")
-	pods := []samplePod{
-		{"pod1", "", map[string]string{"eth0": ""}},
-		{"pod2", "      - subnet: subnet-2", map[string]string{"eth0": "192.168.1."}},
-		{"pod3", "      - subnet: subnet-1\n        ip: 192.168.0.112", map[string]string{"eth0": "192.168.0.112/24"}},
-		{"pod4", "      - portID: " + first.ID, map[string]string{"eth0": "192.168.0.140/24"}},
-		{
-			"pod5", "      - subnet: subnet-1\n        ip: 192.168.0.113\n        securityGroup: " + firewall + "\n      - portID: " + second.ID,
-			map[string]string{"eth0": "192.168.0.113/24", "eth1": "192.168.0.141/24"},
-		},
+	s, samples, nics := st.cluster, st.ports.samples(ctx, false), map[string]string{}
+	for _, p := range samples {
+		nics[p.name] = p.nics
 	}
 	began := time.Now()
-	must(s.apply(ctx, fivePods, map[string]any{"Pods": pods, "VPC": s.lab.VPCs[0].Name, "Image": agnhost, "Port": webPort}))
+	must(s.apply(ctx, podsWithNICs, map[string]any{"Pods": nics, "VPC": s.lab.VPCs[0].Name, "Image": Agnhost, "Port": WebPort}))
 	s.kubectl(ctx, "wait", "--for=condition=Ready", "pod/pod1", "pod/pod2", "pod/pod3", "pod/pod4", "pod/pod5", "--timeout=120s")
 	took := since(began)
-	for _, p := range pods {
-		_, nics := s.pod(ctx, p.Name)
+	for _, p := range samples {
+		_, nics := s.pod(ctx, p.name)
 		if len(nics) != len(p.have) {
-			fail("pod %s has %d PodNICs, want %d", p.Name, len(nics), len(p.have))
+			fail("pod %s has %d PodNICs, want %d", p.name, len(nics), len(p.have))
 		}
-		for link, want := range p.have {
-			inside, nic := s.kubectl(ctx, "exec", p.Name, "--", "ip", "-o", "addr", "show", "dev", link), nics[link]
+		for i, want := range p.have {
+			link := fmt.Sprintf("eth%d", i)
+			inside, nic := s.kubectl(ctx, "exec", p.name, "--", "ip", "-o", "addr", "show", "dev", link), nics[link]
 			if len(nic.Status.Addresses) == 0 || !strings.HasPrefix(nic.Status.Addresses[0].CIDR, want) || !strings.Contains(inside, "inet "+nic.Status.Addresses[0].CIDR+" ") {
-				fail("%s of pod %s has %v by its PodNIC, want %q, and inside:\n%s", link, p.Name, nic.Status.Addresses, want, inside)
+				fail("%s of pod %s has %v by its PodNIC, want %q, and inside:\n%s", link, p.name, nic.Status.Addresses, want, inside)
 			}
 		}
-		if p.Name == "pod5" {
-			continue // its first interface is closed
+		if p.name == "pod5" {
+			continue // the group of its first interface allows nothing
 		}
-		if name := s.sh(ctx, "curl -sf -m 5 --retry 3 --retry-all-errors "+hostname(addressOf(nics["eth0"]))); name != p.Name {
-			fail("%s of pod %s is answered by %q", addressOf(nics["eth0"]), p.Name, name)
+		if name := s.sh(ctx, "curl -sf -m 5 --retry 3 --retry-all-errors "+hostname(addressOf(nics["eth0"]))); name != p.name {
+			fail("a request to %s of pod %s reached %q", addressOf(nics["eth0"]), p.name, name)
 		}
 	}
 	s.shut(ctx, "192.168.0.113")
 	return fmt.Sprintf("5 pods with 6 NICs Ready after %s; a closed group keeps callers out", took)
 }
 
-// wrongPod asks for the address of its subnet's gateway.
+// wrongPod requests the address of its subnet's gateway.
 const wrongPod = `
 apiVersion: v1
 kind: Pod
@@ -120,11 +101,11 @@ metadata:
     berth.dev/vpc: {{.}}
     berth.dev/nics: '[{subnet: subnet-1, ip: 192.168.0.1}]'
 spec:
-  containers: [{name: pause, image: ` + agnhost + `, imagePullPolicy: Never}]
+  containers: [{name: pause, image: ` + Agnhost + `, imagePullPolicy: Never}]
 `
 
-// refusedAtOnce has the webhook, which the API server reaches by its Service and trusts by the
-// bundle that the operator keeps, reject a pod.
+// refusedAtOnce creates a pod that the webhook rejects. The API server calls the webhook through its Service, and
+// trusts the CA bundle that the operator writes.
 func refusedAtOnce(ctx context.Context, st *stage) string {
 	s := st.cluster
 	bundle := s.kubectl(ctx, "get", "validatingwebhookconfiguration", "berth-ports", "--output=jsonpath={.webhooks[*].clientConfig.caBundle}")
@@ -139,7 +120,7 @@ func refusedAtOnce(ctx context.Context, st *stage) string {
 	return "“192.168.0.1 is the gateway of subnet subnet-1”"
 }
 
-// policyOfLabels gives pods with the label role=vault a NIC of their own.
+// policyOfLabels assigns a NIC to pods with the label role=vault.
 const policyOfLabels = `
 apiVersion: berth.dev/v1alpha1
 kind: NICPolicy
@@ -150,7 +131,7 @@ spec:
   securityGroups: [{{.Group}}]
 `
 
-// vaultDeployment is one of a pod that says nothing of NICs.
+// vaultDeployment has a pod without annotations.
 const vaultDeployment = `
 apiVersion: apps/v1
 kind: Deployment
@@ -163,11 +144,11 @@ spec:
     spec:
       terminationGracePeriodSeconds: 1
       containers:
-        - {name: vault, image: ` + agnhost + `, imagePullPolicy: Never, args: [netexec, --http-port=8080]}
+        - {name: vault, image: ` + Agnhost + `, imagePullPolicy: Never, args: [netexec, --http-port=8080]}
 `
 
-// byPolicy has a pod of a Deployment get a subnet and a closed group by its labels; it answers
-// once its group allows callers.
+// byPolicy creates a pod that gets a subnet and a closed group by its labels, and responds once the group allows
+// callers.
 func byPolicy(ctx context.Context, st *stage) string {
 	s := st.cluster
 	group := must(s.lab.Ports.AddGroup(ctx, "vault"))
@@ -191,7 +172,7 @@ func byPolicy(ctx context.Context, st *stage) string {
 	return fmt.Sprintf("%s by %s: closed, and open once its group allows callers", addressOf(nic), by)
 }
 
-// database is a StatefulSet whose pod has a NIC of the user's.
+// database is a StatefulSet whose pod uses a user's PodNIC.
 const database = `
 apiVersion: berth.dev/v1alpha1
 kind: PodNIC
@@ -222,10 +203,10 @@ spec:
     spec:
       terminationGracePeriodSeconds: 1
       containers:
-        - {name: db, image: ` + agnhost + `, imagePullPolicy: Never, args: [netexec, --http-port=8080]}
+        - {name: db, image: ` + Agnhost + `, imagePullPolicy: Never, args: [netexec, --http-port=8080]}
 `
 
-// statefulSet has the pod of a StatefulSet move to another node.
+// statefulSet moves the pod of a StatefulSet to another node.
 func statefulSet(ctx context.Context, st *stage) string {
 	s := st.cluster
 	must(s.apply(ctx, database, s.lab.VPCs[0].Name))
@@ -245,7 +226,7 @@ func statefulSet(ctx context.Context, st *stage) string {
 		s.kubectl(ctx, "delete", "pod", "db-0")
 		await(ctx, "another pod db-0", func() {
 			if p, _ := s.pod(ctx, "db-0"); p.UID == old.UID {
-				fail("it is the same")
+				fail("the old pod still exists")
 			}
 		})
 	})
@@ -255,58 +236,7 @@ func statefulSet(ctx context.Context, st *stage) string {
 	if after.NodeName == before.NodeName || after.PortID != before.PortID || after.MAC != before.MAC {
 		fail("port %s with %s was on %s, and port %s with %s is on %s", before.PortID, before.MAC, before.NodeName, after.PortID, after.MAC, after.NodeName)
 	}
-	return fmt.Sprintf("192.168.0.150, port %.8s on %s, then on %s", after.PortID, before.NodeName, after.NodeName)
-}
-
-// remade deletes the port of a running pod in the cloud.
-func remade(ctx context.Context, st *stage) string {
-	s := st.cluster
-	portID := func() string { _, nics := s.pod(ctx, "pod3"); return nics["eth0"].Status.PortID }
-	before, after := portID(), ""
-	check(s.lab.Ports.RemovePort(ctx, before))
-	began := time.Now()
-	await(ctx, "another port for pod3", func() {
-		if after = portID(); after == "" || after == before {
-			fail("its port is %q", after)
-		}
-		s.sh(ctx, "curl -sf -m 2 "+hostname("192.168.0.112"))
-	})
-	return fmt.Sprintf("port %.8s in place of %.8s; 192.168.0.112 answers again after %s", after, before, since(began))
-}
-
-// givenBack deletes the pods of the last proofs. The user's PodNIC and ports remain.
-func givenBack(ctx context.Context, st *stage) string {
-	s := st.cluster
-	users, berths := map[string]bool{}, map[string]bool{} // by ID of the port
-	for _, p := range must(s.lab.Ports.Ports(ctx)) {
-		users[p.ID] = strings.HasPrefix(p.Name, usersPorts)
-	}
-	pods := 0
-	for _, n := range must(s.lab.Kube.PodNICs(ctx)) {
-		if n.Spec.Pod == nil {
-			users[n.Status.PortID] = true
-		} else if n.Status.Pod != nil && strings.HasPrefix(n.Status.Pod.Name, "pod") && !users[n.Status.PortID] {
-			berths[n.Status.PortID] = true
-			pods++
-		}
-	}
+	// Pods without a controller would block the drain.
 	s.kubectl(ctx, "delete", "statefulset/db", "pod/pod1", "pod/pod2", "pod/pod3", "pod/pod4", "pod/pod5", "--timeout=60s")
-	await(ctx, "ports", func() {
-		left := 0
-		for _, p := range must(s.lab.Ports.Ports(ctx)) {
-			switch {
-			case users[p.ID]:
-				left++
-				if p.Host != "" {
-					fail("port %s is bound to %s", p.ID, p.Host)
-				}
-			case berths[p.ID]:
-				fail("port %s exists", p.ID)
-			}
-		}
-		if left != 3 {
-			fail("%d of the user's ports are left, want 2 and that of PodNIC db-0", left)
-		}
-	})
-	return fmt.Sprintf("%d ports deleted; 2 of the user's and that of PodNIC db-0 remain, bound to nothing", pods)
+	return fmt.Sprintf("192.168.0.150, port %.8s on %s, then on %s", after.PortID, before.NodeName, after.NodeName)
 }

@@ -1,7 +1,6 @@
-// Package demo shows Berth's main job on the lab: pods get addresses of the VPC,
-// or of a data centre's pools, through the real plugin and daemon, and reach each
-// other, the nodes and the outside while EC2 misbehaves and daemons are killed. Each claim is a proof
-// that passes or fails with figures; nothing but the cloud is imitated.
+// Package demo demonstrates Berth on the lab: through the real plugin and daemon, pods get addresses of the VPC, or of
+// a data centre's pools, and reach each other, the nodes and the outside while EC2 misbehaves and daemons are killed.
+// Each claim is a proof that passes with figures, or fails. Only the cloud is simulated.
 package demo
 
 import (
@@ -21,36 +20,35 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// DefaultDir is where the demo's lab is by default.
+// DefaultDir is the default directory of the demo's lab.
 const DefaultDir = "/run/vpclab/demo"
 
-// Options say what to show.
+// Options describe a demo.
 type Options struct {
 	Lab     lab.Options
-	Program string    // how vpclab was called, for the commands to try next
-	Keep    bool      // leave the lab up, steered by its control socket
-	Out     io.Writer // gets the report, line by line
-	// Done is called once all proofs were tried, with what failed, before a lab
-	// that is kept is served.
+	Program string    // how vpclab was invoked, for the commands to try next
+	Keep    bool      // keep the lab up and serve its control socket
+	Out     io.Writer // receives the report, line by line
+	// Done is called with the failures after all proofs, before a kept lab is served.
 	Done func(error) error
+	// Subtest calls a proof. A test runs it as a subtest with the given name. If nil, proofs are called directly.
+	Subtest func(name string, proof func() error)
 }
 
-// patience is how long the lab may take to come up, and each proof: it only ends
-// what hangs.
+// patience limits the start of the lab, and each proof.
 const patience = 3 * time.Minute
 
-// size is what the nodes of a mode can hold and what is put on them.
+// size is the capacity of a node, and the number of its pods.
 type size struct {
 	instanceType string
 	addresses    int // for pods
-	pods         int // a node, to begin with: they need more than one ENI
+	pods         int // initially per node: they need more than one ENI
 }
 
-// maxENIs of a node of either size, the primary included.
+// maxENIs is the number of ENIs of a node of either size, including the primary one.
 const maxENIs = 3
 
-// sizes are small enough that a handful of pods lands on several ENIs. Operator
-// mode leaves the primary one to the node.
+// sizes are small enough that a few pods need several ENIs. In operator mode the primary ENI has no pods.
 var sizes = map[lab.Mode]size{
 	lab.NodeMode:     {instanceType: "t3.small", addresses: 9, pods: 5},
 	lab.OperatorMode: {instanceType: "t3.medium", addresses: 10, pods: 6},
@@ -58,8 +56,8 @@ var sizes = map[lab.Mode]size{
 	lab.PortMode:     {},
 }
 
-// sizes6 are those with IPv6-only pods: of types without prefixes, since one prefix would have
-// an address for every pod. All addresses of a secondary ENI are for pods.
+// sizes6 are the sizes for IPv6-only pods: of instance types without prefixes, since one prefix would have enough
+// addresses for all pods. All addresses of a secondary ENI are for pods.
 var sizes6 = map[lab.Mode]size{
 	lab.NodeMode:     {instanceType: "t2.small", addresses: 8, pods: 5},
 	lab.OperatorMode: {instanceType: "t2.medium", addresses: 12, pods: 7},
@@ -72,31 +70,30 @@ func sizeOf(o lab.Options) size {
 	return sizes[o.Mode]
 }
 
-// stage is what the proofs act on.
+// stage is the state that the proofs share.
 type stage struct {
 	size
 	lab     *lab.Lab
 	nodes   []*node.Node
 	release func() // of the lock on the lab's directory
 
-	operators *operators
-	ports     *ports
-	cluster   *cluster
-	egress    *egress
-	branches  *branches
-	pools     *pools
-	beside    sync.WaitGroup // goroutines of the proof that is being tried (start)
+	ports    *ports
+	cluster  *Cluster
+	egress   *egress
+	branches *branches
+	pools    *pools
+	beside   sync.WaitGroup // goroutines of the current proof (start)
 }
 
 func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage {
 	return &stage{
 		size: size, lab: l, nodes: l.Nodes(), release: release,
-		operators: &operators{lab: l}, ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &cluster{lab: l, nodes: l.Nodes(), quote: quote},
+		ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &Cluster{lab: l, nodes: l.Nodes(), quote: quote},
 		egress: &egress{lab: l, nodes: l.Nodes()}, branches: &branches{lab: l, nodes: l.Nodes()}, pools: &pools{lab: l},
 	}
 }
 
-// try tries a proof and returns its figures, or why it failed.
+// try runs a proof and returns its figures or its error.
 func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	err = attempt(func() { figures = p.try(ctx, s) })
@@ -105,18 +102,20 @@ func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
 	return figures, err
 }
 
-// errFailed reports that all proofs were tried, and not all passed.
+// errFailed means that all proofs ran, but not all passed.
 var errFailed = errors.New("not every proof passed")
 
-// Run raises a lab, tries every proof and removes the lab again, or serves it
-// until ctx ends with Keep. An error means that a proof failed or
-// could not be tried.
+// Run starts a lab, runs every proof and removes the lab, or with Keep serves it until ctx ends. It returns an error if
+// a proof failed or could not run.
 func Run(ctx context.Context, o Options) error {
 	o, err := o.complete()
 	if err != nil {
 		return err
 	}
-	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab))}
+	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab)), subtest: o.Subtest}
+	if t.subtest == nil {
+		t.subtest = func(_ string, proof func() error) { _ = proof() } // play handles its error
+	}
 	o.Lab.Progress = t.note
 	more, lacks := o.branches()
 	if more && lacks == nil {
@@ -158,7 +157,7 @@ func Run(ctx context.Context, o Options) error {
 	return errors.Join(failed, err, s.lab.Close())
 }
 
-// raise brings a lab up, in a directory that is locked until release.
+// raise starts a lab in a directory that is locked until release is called.
 func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	switch {
 	case o.Kubelets != nil:
@@ -189,75 +188,88 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	l, err := lab.Start(up, o)
 	if err != nil {
 		release()
-		return nil, fmt.Errorf("raise the lab: %w", err)
+		return nil, fmt.Errorf("start the lab: %w", err)
 	}
 	return newStage(l, sizeOf(o), t.quote, release), nil
 }
 
-// branches reports whether the demo of branches follows, in its own lab, and why it cannot.
+// branches reports whether the branches demo follows in a separate lab, and returns an error if it cannot run.
 func (o Options) branches() (more bool, lacks error) {
 	switch {
 	case o.Lab.Mode != lab.OperatorMode || o.Lab.Kubelets != nil || ofBranches(o.Lab):
 		return false, nil
 	case o.Keep:
-		return true, errors.New("this lab is kept, and it takes another: leave --keep out")
+		return true, errors.New("it needs another lab, but this lab is kept: omit --keep")
 	}
 	return true, lacksVLANs()
 }
 
-// complete fills in what the demo needs of its lab; what the caller says wins.
+// complete adds the options that the demo needs. Those of the caller take precedence.
 func (o Options) complete() (Options, error) {
 	if o.Lab.Mode == "" {
 		o.Lab.Mode = lab.NodeMode
 	}
 	if _, ok := sizes[o.Lab.Mode]; !ok {
-		return o, fmt.Errorf("mode %q: want one of %v", o.Lab.Mode, lab.Modes)
+		return o, fmt.Errorf("mode %q: expected one of %v", o.Lab.Mode, lab.Modes)
 	}
 	if o.Lab.Nodes < 2 {
-		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
+		return o, fmt.Errorf("%d nodes: the demo needs at least 2", o.Lab.Nodes)
+	}
+	if o.Lab.IPFamilies == "" {
+		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
 	}
 	if o.Lab.Kubelets != nil {
 		return o.completeCluster(), nil
 	}
 	if ofBranches(o.Lab) {
 		if o.Lab.IPFamilies == ipfamily.OnlyIPv6 {
-			return o, fmt.Errorf("IP families %q: the demo of branches shows IPv4 too: leave them out", o.Lab.IPFamilies)
+			return o, fmt.Errorf("IP families %q: the branches demo needs IPv4: omit them", o.Lab.IPFamilies)
 		}
 		o.Lab = branchLab(o.Lab)
 		return o, nil
 	}
-	if o.Lab.IPFamilies == "" {
-		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
+	if o.Lab.Egress && o.Lab.Mode == lab.PoolMode {
+		return o.completeEgress(), nil
 	}
-	args := []string{"--exclude-snat-cidrs=192.168.100.0/24"}
 	size := sizeOf(o.Lab)
 	o.Lab.InstanceType = size.instanceType
 	switch o.Lab.Mode {
 	case lab.OperatorMode:
-		args = append(args, operatorModeArgs...)
-		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
-		o.Lab.OperatorArgs = append(slices.Clone(operatorArgs), o.Lab.OperatorArgs...)
 		s := labSpec(o.Lab.Nodes, size.instanceType)
 		o.Lab.Spec = &s
 	case lab.PoolMode:
-		if o.Lab.Egress {
-			return o.completeEgress(), nil
-		}
-		args = slices.Clone(poolArgs)
-		o.Lab.Nodes = max(o.Lab.Nodes, 3)
-		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
-		o.Lab.OperatorArgs = append(slices.Clone(poolOperatorArgs), o.Lab.OperatorArgs...)
-		o.Lab.Pools = demoPools()
-	case lab.PortMode:
-		args = slices.Clone(portArgs)
-		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
-		o.Lab.OperatorArgs = append(slices.Clone(portOperatorArgs), o.Lab.OperatorArgs...)
+		o.Lab.Nodes, o.Lab.Pools = max(o.Lab.Nodes, 3), demoPools()
 	}
-	o.Lab.DaemonArgs = append(args, o.Lab.DaemonArgs...)
+	if o.Lab.Mode != lab.NodeMode {
+		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
+		o.Lab.OperatorArgs = slices.Concat(quickLeases, settings[o.Lab.Mode].operator, o.Lab.OperatorArgs)
+	}
+	o.Lab.DaemonArgs = slices.Concat(settings[o.Lab.Mode].daemon, o.Lab.DaemonArgs)
 	return o, nil
 }
 
-// completeEgress is the same for a lab with egress.
+// quickLeases are operator arguments by which a dead leader is replaced sooner.
+var quickLeases = []string{"--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
+
+// settings shorten the demo: a shorter cooling period, and earlier release of excess addresses and orphans, and repair
+// of changes by other software.
+var settings = map[lab.Mode]struct{ daemon, operator []string }{
+	lab.NodeMode: {daemon: []string{onPremisesUntranslated}},
+	lab.OperatorMode: {
+		[]string{onPremisesUntranslated, fmt.Sprintf("--pre-allocate=%d", watermark), "--cooling-period=" + coolingPeriods[lab.OperatorMode].String()},
+		[]string{"--shrink-delay=1s", "--listing-interval=3s", "--node-gone-grace=2s", "--orphan-age=20s", "--orphan-interval=10s"},
+	},
+	lab.PoolMode: {
+		[]string{"--cooling-period=" + coolingPeriods[lab.PoolMode].String(), "--block-release-delay=2s", "--block-claim-interval=1s"},
+		[]string{"--block-claim-grace=" + claimGrace.String()},
+	},
+	lab.PortMode: {[]string{"--repair-interval=2s"}, []string{"--listing-interval=2s"}},
+}
+
+// onPremisesUntranslated disables SNAT towards the on-premises network.
+const onPremisesUntranslated = "--exclude-snat-cidrs=192.168.100.0/24"
+
+// completeEgress is complete for a lab with egress.
 func (o Options) completeEgress() Options {
 	o.Lab.Nodes, o.Lab.RestartOperators = max(o.Lab.Nodes, 3), true
 	o.Lab.DaemonArgs = append(slices.Clone(lab.EgressArgs), o.Lab.DaemonArgs...)
@@ -265,11 +277,8 @@ func (o Options) completeEgress() Options {
 	return o
 }
 
-// completeCluster is the same for a lab with kubelets: Berth comes later, by a proof.
+// completeCluster is complete for a lab with kubelets, where a proof installs Berth.
 func (o Options) completeCluster() Options {
-	if o.Lab.IPFamilies == "" {
-		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
-	}
 	o.Lab.Nodes, o.Lab.NoDaemons = 3, true
 	if o.Lab.Mode != lab.NodeMode {
 		o.Lab.OperatorCount = 2
@@ -287,16 +296,20 @@ func done(o Options, err error) error {
 	return o.Done(err)
 }
 
-// play tries the proofs one after the other. The error is of one who ends it before; what
-// failed, the reporter has.
+// play runs the proofs in order. The reporter records failures; play returns an error if ctx ended.
 func (s *stage) play(ctx context.Context, t *reporter) error {
 	t.say("")
 	for i, p := range proofsOf(s.lab.Options) {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, patience)
-		figures, err := s.try(trial, p)
+		var figures string
+		var err error
+		t.subtest(p.name, func() error {
+			figures, err = s.try(trial, p)
+			return err
+		})
 		cancel()
-		if ctx.Err() != nil { // interrupted, which proves nothing
+		if ctx.Err() != nil { // interrupted: not a failure of the proof
 			return context.Cause(ctx)
 		}
 		t.verdict(p.name, figures, time.Since(began), err)
@@ -305,13 +318,13 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 		}
 		s.showLogs(t)
 		if i == 0 {
-			break // without its pods there is nothing to go on with
+			break // subsequent proofs need these pods
 		}
 	}
 	return nil
 }
 
-// showLogs shows packets that the fabric dropped and the daemons' logs after a failure.
+// showLogs prints packets that the fabric dropped and the daemons' logs after a failure.
 func (s *stage) showLogs(t *reporter) {
 	var drops map[string]fabric.Drops
 	if s.lab.Fabric != nil {
@@ -328,7 +341,7 @@ func (s *stage) showLogs(t *reporter) {
 		}
 	}
 	if s.lab.Kubelets != nil {
-		s.cluster.report(t)
+		s.cluster.Report(func(line string) { t.say("    %s", line) })
 		return
 	}
 	for _, n := range s.nodes {
@@ -341,9 +354,9 @@ func (s *stage) showLogs(t *reporter) {
 	}
 }
 
-// clear removes the lab. Leftovers are an error.
+// clear removes the lab. It returns an error if anything is left.
 func (s *stage) clear() error {
-	defer s.release() // which went with the directory
+	defer s.release() // the lock file was removed with the directory
 	err := s.lab.Close()
 	_, sweepErr := lab.Sweep(s.lab.Dir, s.lab.ID)
 	if err = errors.Join(err, sweepErr, os.RemoveAll(s.lab.Dir)); err != nil {

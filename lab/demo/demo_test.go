@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -29,25 +28,38 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 	}
 	t.Cleanup(func() {
 		if _, err := os.Stat(dir); err == nil {
-			t.Errorf("%s is still there", dir)
+			t.Errorf("%s still exists", dir)
 		}
 		if left, err := ns.List(fabric.Prefix(lab.IDOf(dir))); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v, %v", left, err)
 		}
 	})
-	// A leader stays one also where the machine stands still for longer than a
-	// person who looks on would wait for another.
+	// Longer than the demo's Leases, so that a leader stays the leader when a busy machine stalls.
 	leases := []string{"--lease-duration=10s", "--renew-deadline=8s"}
 	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2, OperatorArgs: leases}, Out: out}
 }
 
-// TestEveryProofPasses raises one demo in each gate; together with TestAnInterruptedDemoCleansUp
-// a gate has one control plane for demos.
+// prove runs a demo with each proof as a subtest, and counts the check marks in its report.
+func prove(t *testing.T, o Options, out *bytes.Buffer, proofs int) {
+	t.Helper()
+	o.Subtest = func(name string, proof func() error) {
+		t.Run(name, func(t *testing.T) { harness.OK(t, proof()) })
+	}
+	if err := Run(t.Context(), o); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if got := strings.Count(out.String(), "  ✓ "); got != proofs {
+		t.Errorf("%d check marks for %d proofs:\n%s", got, proofs, out)
+	}
+}
+
+// TestEveryProofPasses runs one demo per test slice. With TestAnInterruptedDemoCleansUp, a slice starts one control
+// plane for demos.
 func TestEveryProofPasses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		mode     lab.Mode
-		families ipfamily.Set // the demo's own when empty
+		families ipfamily.Set // the demo's default if empty
 		slices   []int
 	}{
 		{lab.NodeMode, "", []int{0, 5}}, {lab.NodeMode, ipfamily.OnlyIPv6, []int{4}},
@@ -64,9 +76,6 @@ func TestEveryProofPasses(t *testing.T) {
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.Mode, o.Lab.IPFamilies = mode, tc.families
-			if err := Run(t.Context(), o); err != nil {
-				t.Errorf("%v\n%s", err, &out)
-			}
 			proofs, omitted := len(proofsOf(lab.Options{Mode: mode, IPFamilies: families})), 0
 			if mode == lab.OperatorMode {
 				if lacksVLANs() == nil {
@@ -75,9 +84,7 @@ func TestEveryProofPasses(t *testing.T) {
 					omitted = 1
 				}
 			}
-			if got := strings.Count(out.String(), "  ✓ "); got != proofs {
-				t.Errorf("%d ticks for %d proofs:\n%s", got, proofs, &out)
-			}
+			prove(t, o, &out, proofs)
 			if got := strings.Count(out.String(), "NOT RUN: "); got != omitted || omitted > 0 != strings.Contains(out.String(), "  NOT RUN    1\n") {
 				t.Errorf("%d NOT RUN, want %d, and the summary to count it:\n%s", got, omitted, &out)
 			}
@@ -85,43 +92,9 @@ func TestEveryProofPasses(t *testing.T) {
 	}
 }
 
-func TestDualProofsAreAdded(t *testing.T) {
-	for _, mode := range lab.Modes {
-		without, with := proofsOf(lab.Options{Mode: mode}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.Dual})
-		want := 0
-		if familiesIn(mode) != "" {
-			want = len(dualProofs)
-		}
-		if len(with)-len(without) != want {
-			t.Errorf("%s: dual stack adds %d proofs, want %d", mode, len(with)-len(without), want)
-		}
-	}
-}
-
-// A demo of IPv6-only pods leaves nothing out, and shows what is special to them.
-func TestProofsOfIPv6Alone(t *testing.T) {
-	for _, mode := range withVPC {
-		of4, of6 := proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv4}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv6})
-		named := func(list []proof, name string) bool {
-			return slices.ContainsFunc(list, func(p proof) bool { return p.name == name })
-		}
-		for _, p := range of4 {
-			if !named(of6, p.name) != (p.name == afterProof) {
-				t.Errorf("%s: %q is shown for IPv6-only pods: %t", mode, p.name, named(of6, p.name))
-			}
-		}
-		for _, p := range append(slices.Clone(onlyIPv6Proofs), nitroProof) {
-			if !named(of6, p.name) || named(of4, p.name) {
-				t.Errorf("%s: %q is to be shown for IPv6-only pods, and only there", mode, p.name)
-			}
-		}
-	}
-}
-
-// The demo of branches has both families, and rejects IPv6 only.
 func TestNoBranchesOfIPv6Alone(t *testing.T) {
 	o := Options{Lab: lab.Options{Nodes: 2, Mode: lab.OperatorMode, VPCPorts: true, IPFamilies: ipfamily.OnlyIPv6}}
-	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches shows IPv4 too") {
+	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches demo needs IPv4") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -138,8 +111,7 @@ func TestWhatToAskTheInternet(t *testing.T) {
 	}
 }
 
-// TestProofsNotice breaks what a proof is about, and wants it to fail and the
-// next not to.
+// TestProofsNotice breaks the subject of a proof: the proof fails, and the next ones pass.
 func TestProofsNotice(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -152,7 +124,7 @@ func TestProofsNotice(t *testing.T) {
 		"metadata for all": {ipfamily.OnlyIPv6, "--block-metadata=false", "metadata service", []int{2, 5, 8}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // most of the time it waits for answers that do not come
+			t.Parallel() // mostly waits for replies that do not arrive
 			harness.Rotate(t, tc.slices...)
 			harness.Slot(t)
 			var out bytes.Buffer
@@ -163,7 +135,7 @@ func TestProofsNotice(t *testing.T) {
 				t.Errorf("got %v, want a failure about %q\n%s", err, tc.failed, &out)
 			}
 			if !strings.Contains(out.String(), "✓ pod to on-premises") || !strings.Contains(out.String(), "✗") {
-				t.Errorf("want a tick for on-premises and a cross:\n%s", &out)
+				t.Errorf("want a check mark for on-premises and a cross:\n%s", &out)
 			}
 		})
 	}
@@ -171,7 +143,7 @@ func TestProofsNotice(t *testing.T) {
 
 func TestAnInterruptedDemoCleansUp(t *testing.T) {
 	t.Parallel()
-	// Where TestEveryProofPasses is in node mode, the other modes, which have a control plane.
+	// If TestEveryProofPasses runs in node mode, use one of the other modes, which have a control plane.
 	turns := map[lab.Mode][]int{lab.NodeMode: {1, 2, 3, 6, 7, 8, 9}, lab.OperatorMode: {0}, lab.PoolMode: {4}, lab.PortMode: {5}}
 	for _, mode := range lab.Modes {
 		t.Run(string(mode), func(t *testing.T) {
@@ -201,7 +173,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-func TestAFailureIsTold(t *testing.T) {
+func TestFailureToStartIsReported(t *testing.T) {
 	var out bytes.Buffer
 	o := options(t, &out)
 	o.Lab.BinDir = t.TempDir() // no berthd to start
@@ -209,5 +181,5 @@ func TestAFailureIsTold(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "berthd") {
 		t.Errorf("got %v", err)
 	}
-	_ = os.RemoveAll(o.Lab.Dir) // a lab that did not come up leaves its logs
+	_ = os.RemoveAll(o.Lab.Dir) // a lab that failed to start leaves its logs
 }

@@ -33,16 +33,16 @@ const (
 // egressClients are the namespaces of the clients.
 var egressClients = []string{"shop", "bank"}
 
-// egressProofs are those of a lab with egress.
+// egressProofs are the proofs of a lab with egress.
 var egressProofs = []proof{
-	{inPool, "an Egress has two gateways, with addresses of their own pool", egressReady},
-	{inPool, "clients of two namespaces are seen as gateways, others as themselves", clientsAndOthers},
-	{inPool, "other destinations are unaffected; destinations change live", editDestinations},
-	{inPool, "three gateways share a client's connections", scaleGateways},
-	{inPool, "a pod that may not use the Egress does not start; its error says why", refusedClient},
-	{inPool, "berth-egress killed with -9 under traffic: no connection ends", killGatewayProgram},
-	{inPool, "a gateway's pod is deleted: its connections finish, new ones use others", deleteGateway},
-	{inPool, "the Egress is deleted: pods are seen as themselves, nothing is left", deleteEgress},
+	in(inPool, "an Egress has two gateways, with addresses of their own pool", egressReady),
+	in(inPool, "clients of two namespaces are seen as gateways, others as themselves", clientsAndOthers),
+	in(inPool, "other destinations are unaffected; destinations change live", editDestinations),
+	in(inPool, "three gateways share a client's connections", scaleGateways),
+	in(inPool, "a pod that may not use the Egress does not start; its error says why", refusedClient),
+	in(inPool, "berth-egress killed with -9 under traffic: no connection ends", killGatewayProgram),
+	in(inPool, "a gateway's pod is deleted: its connections finish, new ones use others", deleteGateway),
+	in(inPool, "the Egress is deleted: pods are seen as themselves, nothing is left", deleteEgress),
 }
 
 // internetKey is the name of the demo's Egress.
@@ -54,7 +54,7 @@ type egress struct {
 	nodes []*node.Node
 }
 
-// edit changes the Egress as a person does with kubectl edit.
+// edit changes the Egress, as kubectl edit does.
 func (s *egress) edit(ctx context.Context, change func(*v1alpha1.Egress)) {
 	check(s.lab.Kube.EditEgress(ctx, internetKey, change))
 }
@@ -98,7 +98,7 @@ func egressReady(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%s, for %s; ready after %s", strings.Join(list, ", "), outside, ms(time.Since(began)))
 }
 
-// client is the client pod in a namespace.
+// client returns the client pod in a namespace.
 func (s *egress) client(namespace string) *node.Pod {
 	for _, n := range s.nodes {
 		for _, p := range n.Pods() {
@@ -111,7 +111,7 @@ func (s *egress) client(namespace string) *node.Pod {
 	return nil
 }
 
-// seenAs asks a host outside by which address it sees a pod's new connection.
+// seenAs returns the source of a pod's new connection as a host outside sees it.
 func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr) netip.Addr {
 	one, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -120,7 +120,7 @@ func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr) net
 	return r.You
 }
 
-// seen waits until a host outside sees a pod by one of some addresses; by nil: by its own.
+// seen waits until a host outside sees a pod's connections from one of the addresses, or from its own if there are none.
 func seen(ctx context.Context, p *node.Pod, to netip.Addr, by map[netip.Addr]string) {
 	await(ctx, fmt.Sprintf("how %s sees pod %s/%s", to, p.Namespace, p.Name), func() {
 		for _, network := range []string{"tcp", "udp"} {
@@ -147,7 +147,7 @@ func clientsAndOthers(ctx context.Context, s *stage) string {
 	seen(ctx, shop, site.OutsideHost, addrs)
 	seen(ctx, bank, site.OutsideHost, addrs)
 	seen(ctx, other, site.OutsideHost, nil)
-	return fmt.Sprintf("by annotation and by selector; the first connection, made at once, took %s", ms(first))
+	return fmt.Sprintf("by annotation and by selector; the first connection, opened immediately, took %s", ms(first))
 }
 
 func editDestinations(ctx context.Context, s *stage) string {
@@ -177,7 +177,7 @@ func scaleGateways(ctx context.Context, s *stage) string {
 				used[addrs[seenAs(ctx, p, "tcp", to)]]++
 			}
 			if used[""] > 0 || len(used) < 3 {
-				fail("used are %v", used)
+				fail("used gateways: %v", used)
 			}
 		})
 	}
@@ -188,18 +188,18 @@ func refusedClient(ctx context.Context, s *stage) string {
 	options := node.PodOptions{Namespace: "stranger", Once: true, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + gatewayNamespace: internetEgress}}
 	_, err := s.nodes[1].AddPod(ctx, "nosy", options)
 	if err == nil {
-		fail("it started")
+		fail("the pod started")
 	}
 	text := err.Error()
 	for _, want := range []string{internetEgress, "stranger"} {
 		if !strings.Contains(text, want) {
-			fail("the error of its ADD does not say %s: %w", want, err)
+			fail("the error of its ADD does not contain %s: %w", want, err)
 		}
 	}
 	return fmt.Sprintf("%.160q", text[max(0, strings.LastIndex(text, "failed (")):])
 }
 
-// fromClients has the clients talk to the hosts outside, over both families.
+// fromClients starts conversations of the clients with the hosts outside, over both families.
 func (s *egress) fromClients(ctx context.Context, t *traffic, networks ...string) {
 	for _, namespace := range egressClients {
 		for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
@@ -210,8 +210,7 @@ func (s *egress) fromClients(ctx context.Context, t *traffic, networks ...string
 	}
 }
 
-// killGatewayProgram is about connections: a datagram that arrives while a process takes over may
-// be lost, and nobody sends it again.
+// killGatewayProgram uses TCP only: a datagram that arrives during the restart is lost.
 func killGatewayProgram(ctx context.Context, s *stage) string {
 	all := s.lab.Gateways(internetKey)
 	_, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
@@ -225,7 +224,7 @@ func killGatewayProgram(ctx context.Context, s *stage) string {
 		t.flow(ctx)
 		return ""
 	})
-	return fmt.Sprintf("all %d killed and started again, %d conversations, %d answers", len(all), t.talks, t.answered.Load())
+	return fmt.Sprintf("all %d killed and restarted, %d conversations, %d replies", len(all), t.talks, t.answered.Load())
 }
 
 func deleteGateway(ctx context.Context, s *stage) string {
@@ -236,7 +235,7 @@ func deleteGateway(ctx context.Context, s *stage) string {
 		s.egress.fromClients(ctx, t, "tcp", "udp")
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: internetKey.Namespace, Name: one.Name}}
 		checkf(s.lab.Kube.Client.Delete(ctx, pod), "delete pod %s", one.Name)
-		// Until clients have left it, and a while longer.
+		// Until clients no longer use it, and for some time after that.
 		await(ctx, "clients to leave the gateway", func() {
 			left := true
 			for range 10 {
@@ -247,13 +246,13 @@ func deleteGateway(ctx context.Context, s *stage) string {
 				left = left && before[as] != one.Name
 			}
 			if !left {
-				fail("new connections use it")
+				fail("new connections still use it")
 			}
 		})
 		return ""
 	})
 	s.egress.gateways(ctx, 3)
-	return fmt.Sprintf("%d conversations lost nothing; %d new connections, the slowest %s; a new gateway took its place", t.talks, asked, ms(worst))
+	return fmt.Sprintf("%d conversations lost nothing; %d new connections, the slowest %s; a new gateway replaced it", t.talks, asked, ms(worst))
 }
 
 func deleteEgress(ctx context.Context, s *stage) string {
@@ -275,7 +274,7 @@ func deleteEgress(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("after %s", ms(took))
 }
 
-// noTunnels returns an error if anything of egress is left in a pod: a tunnel, or a rule that is not the kernel's own.
+// noTunnels returns an error if a pod still has a tunnel, or a rule that is not the kernel's own.
 func noTunnels(h *netlink.Handle) error {
 	var errs []error
 	for _, name := range []string{tunnel.Link4, tunnel.Link6} {

@@ -7,34 +7,33 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// failure ends a proof from any depth of its calls, as Fatal ends a test.
+// failure is a panic value that ends a proof from any call depth, as Fatal ends a test.
 type failure struct{ err error }
 
-// fail ends the proof with an error, as fmt.Errorf makes it.
+// fail ends the proof with an error, formatted as by fmt.Errorf.
 func fail(format string, args ...any) { check(fmt.Errorf(format, args...)) }
 
-// check ends the proof at an error.
+// check ends the proof if err is not nil.
 func check(err error) {
 	if err != nil {
-		panic(failure{err}) //nolint:forbidigo // recovered by attempt, and seen by nobody else
+		panic(failure{err}) //nolint:forbidigo // recovered by attempt
 	}
 }
 
-// checkf ends the proof at an error, and says what was being done.
+// checkf is check with a description of the step.
 func checkf(err error, doing string, args ...any) {
 	if err != nil {
 		fail(doing+": %w", append(args, err)...)
 	}
 }
 
-// must is the value of a call that may not fail.
+// must returns the value of a call, or ends the proof.
 func must[V any](v V, err error) V {
 	check(err)
 	return v
 }
 
-// attempt calls do and returns the error with which it failed. Each goroutine that fails needs
-// one of its own.
+// attempt calls do and returns its failure. Each goroutine that may fail needs one.
 func attempt(do func()) (err error) {
 	defer func() {
 		switch r := recover().(type) {
@@ -42,23 +41,22 @@ func attempt(do func()) (err error) {
 		case failure:
 			err = r.err
 		default:
-			panic(r) //nolint:forbidigo // not one of ours
+			panic(r) //nolint:forbidigo // not a failure
 		}
 	}()
 	do()
 	return nil
 }
 
-// await calls is until it does not fail, or ctx ends: what it looks at are other processes,
-// which do not announce that they are done.
+// await calls is until it succeeds or ctx ends.
 func await(ctx context.Context, what string, is func()) {
 	if err := poll.Until(ctx, func() error { return attempt(is) }); err != nil {
 		fail("%s: %w: %w", what, context.Cause(ctx), err)
 	}
 }
 
-// start calls do beside the proof, which ends after do does. wait returns once do has, and fails
-// if do did.
+// start calls do in a goroutine, which ends before the proof does. Wait returns once do has returned, and fails if do
+// failed.
 func (s *stage) start(do func()) (wait func()) {
 	done := make(chan error, 1)
 	s.beside.Go(func() { done <- attempt(do) })

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,15 +18,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// watermark is how many addresses a node has to spare in operator mode.
+// watermark is the number of free addresses that a node keeps in operator mode.
 const watermark = 2
-
-// Settings of operator mode that keep the demo short: addresses cool for less long, excess
-// and orphans are released sooner, and a dead leader is replaced sooner.
-var (
-	operatorModeArgs = []string{fmt.Sprintf("--pre-allocate=%d", watermark), "--cooling-period=" + coolingPeriods[lab.OperatorMode].String()}
-	operatorArgs     = []string{"--shrink-delay=1s", "--listing-interval=3s", "--node-gone-grace=2s", "--orphan-age=20s", "--orphan-interval=10s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
-)
 
 // smallSubnet has 11 addresses. spareSubnet is the only other subnet of its zone.
 const (
@@ -44,7 +36,7 @@ func labSpec(nodes int, instanceType string) spec.Spec {
 	return s
 }
 
-// join checks who calls EC2: the operator, and no node, whose role may not.
+// join checks that only the operator calls EC2: the nodes' role permits no call.
 func join(ctx context.Context, s *stage) string {
 	for _, n := range s.nodes {
 		if o := must(s.lab.Kube.NodeNetwork(ctx, n.Name)); o.Spec.InstanceID != n.InstanceID {
@@ -65,14 +57,14 @@ func join(ctx context.Context, s *stage) string {
 	for action := range cloud.API.Stats() {
 		v := cloud.API.Admit(vpc.Call{Action: action, Principal: key.Principal})
 		if v.Err == nil || v.Err.Code != "UnauthorizedOperation" {
-			fail("EC2 lets %s of %s call %s", key.Principal.ARN, s.nodes[0].Name, action)
+			fail("EC2 allows %s of %s to call %s", key.Principal.ARN, s.nodes[0].Name, action)
 		}
 	}
 	return fmt.Sprintf("%d NodeNetworks; %d EC2 calls, all by the operator; EC2 denies each of %d actions to the nodes' role",
 		len(s.nodes), len(calls), len(cloud.API.Stats()))
 }
 
-// burst binds pods to every node, and waits for their addresses before the first ADD.
+// burst binds pods to every node, and waits until the nodes have addresses for them, before the first ADD.
 func burst(ctx context.Context, s *stage) string {
 	available := func() (sum int) {
 		for _, o := range must(s.lab.Kube.NodeNetworks(ctx)) {
@@ -84,18 +76,18 @@ func burst(ctx context.Context, s *stage) string {
 	for _, n := range s.nodes {
 		check(lab.BindPods(ctx, n, names("pod", s.size.pods)...))
 	}
-	await(ctx, "addresses for pods that are bound and not created", func() {
+	await(ctx, "addresses for pods that are bound but have no sandbox", func() {
 		after = available()
 		if want := len(s.nodes) * (s.size.pods + watermark); after < want {
 			fail("%d addresses, want %d", after, want)
 		}
 	})
-	return fmt.Sprintf("%d pods bound to %d nodes: from %d to %d addresses in %s, with no ADD yet",
+	return fmt.Sprintf("%d pods bound to %d nodes: from %d to %d addresses in %s, before any ADD",
 		len(s.nodes)*s.size.pods, len(s.nodes), before, after, since(began))
 }
 
-// addressesOf counts the addresses among those that a NodeNetwork makes available, of the family
-// that the demo asks by. IPv6 beside IPv4 comes as a prefix, whose number of addresses says nothing.
+// addressesOf counts the available addresses of a NodeNetwork in the demo's main family. In dual stack, IPv6 addresses
+// come as a prefix, whose number of addresses is not comparable.
 func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
 	for text := range o.Spec.IPAM.Available {
 		address, _, _ := strings.Cut(text, "/")
@@ -106,15 +98,14 @@ func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
 	return n
 }
 
-// awaitNetwork waits until is does not fail for a node's NodeNetwork.
+// awaitNetwork waits until is succeeds for a node's NodeNetwork.
 func (s *stage) awaitNetwork(ctx context.Context, n *node.Node, is func(*v1alpha1.NodeNetwork)) {
 	await(ctx, "NodeNetwork "+n.Name, func() { is(must(s.lab.Kube.NodeNetwork(ctx, n.Name))) })
 }
 
 // awaitCondition waits until a node's NodeNetwork has a condition, with a word in its message.
-func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, word string) (o *v1alpha1.NodeNetwork) {
-	s.awaitNetwork(ctx, n, func(now *v1alpha1.NodeNetwork) {
-		o = now
+func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, word string) {
+	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
 		for _, c := range o.Status.Conditions {
 			if c.Type == kind && string(c.Status) == status && strings.Contains(c.Message, word) {
 				return
@@ -122,72 +113,44 @@ func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, 
 		}
 		fail("it is not %s=%s: %+v", kind, status, o.Status.Conditions)
 	})
-	return o
 }
 
-// grow adds pods until the second node is full: more than it has addresses for.
-func grow(ctx context.Context, s *stage) string {
-	n := s.nodes[1]
-	more := s.addresses - len(n.Pods())
-	before, warm := 0, 0
-	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
-		before = s.addressesOf(o)
-		warm = before - len(n.Pods())
-		if more <= warm { // until the excess is released
-			fail("%d addresses for %d pods: nothing to grow for", before, len(n.Pods())+more)
-		}
-	})
-	began := time.Now()
-	s.add(ctx, n, names("more", more))
-	took := time.Since(began)
-	o := s.awaitCondition(ctx, n, v1alpha1.ConditionAtCapacity, "True", "")
-	return fmt.Sprintf("%s: %d pods with %d warm addresses; all up in %s; from %d to %d addresses, condition AtCapacity",
-		n.Name, more, warm, ms(took), before, s.addressesOf(o))
-}
-
-// killOperator kills the leader while pods talk and a new node needs addresses. Pods come up
-// without a leader on a machine of any speed: all other operators are stopped meanwhile.
-func killOperator(ctx context.Context, s *stage) string {
+// killOperators kills both operators under traffic, while a new node needs addresses: pods start with warm addresses.
+// Then a standby starts and takes over.
+func killOperators(ctx context.Context, s *stage) string {
 	n := s.launch(ctx, s.next())
 	s.warm(ctx, n)
-	far := s.first(s.nodes[1])
-	leader := s.operators.isolate(ctx)
-	defer s.operators.resume()
+	far, leader := s.first(s.nodes[1]), awaitLeader(ctx, s.lab)
 	figures, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
 		t.fromPods(ctx, s.nodes[0], s.internet(), far.Addr())
-		check(leader.Kill())
+		for _, o := range s.lab.Operators() {
+			check(o.Kill())
+		}
 		began := time.Now()
 		s.add(ctx, n, names("warm", watermark))
 		warm := time.Since(began)
-		if now, err := s.lab.Leader(ctx); err == nil && now != nil {
-			fail("%s leads already: the pods did not come up without a leader", now.Name)
-		}
-		s.operators.resume()
-		grown := s.start(func() { s.add(ctx, n, names("grown", s.addresses-2*watermark)) })
-		var standby *lab.Operator
-		await(ctx, "another operator leads", func() {
-			if standby = must(s.lab.Leader(ctx)); standby == nil || standby == leader {
-				fail("none does")
+		for _, o := range s.lab.Operators() {
+			if o != leader {
+				check(o.Start())
 			}
-		})
+		}
+		standby := awaitLeader(ctx, s.lab)
 		took := time.Since(began)
-		grown()
+		s.add(ctx, n, names("grown", s.addresses-2*watermark))
 		t.flow(ctx)
-		return fmt.Sprintf("%d pods from warm addresses in %s without a leader; %s leads after %.1f s, %d more pods after %s",
+		return fmt.Sprintf("%d pods from warm addresses in %s without an operator; %s leads after %.1f s, %d more pods after %s",
 			watermark, ms(warm), standby.Name, took.Seconds(), s.addresses-2*watermark, since(began))
 	})
-	s.operators.revive(leader)
-	s.operators.ready(ctx)
-	return fmt.Sprintf("%s; %d answers, 0 lost", figures, t.answered.Load())
+	revive(ctx, s.lab, leader)
+	return fmt.Sprintf("%s; %d replies, 0 lost", figures, t.answered.Load())
 }
 
-// warm waits until a node has its spare addresses ready.
+// warm waits until a node has its warm addresses.
 func (s *stage) warm(ctx context.Context, n *node.Node) {
 	check(lab.WaitAvailable(ctx, n, watermark))
 }
 
-// withoutAPI serves a node while the API server is away, and waits until the node's object
-// shows what happened.
+// withoutAPI adds and deletes pods while the API server is down, and waits until the NodeNetwork shows it.
 func withoutAPI(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
 	check(lab.BindPods(ctx, n, "no-api"))
@@ -203,12 +166,12 @@ func withoutAPI(ctx context.Context, s *stage) string {
 		}
 	})
 	shown := time.Since(began)
-	s.operators.ready(ctx)
-	return fmt.Sprintf("%s; its NodeNetwork shows it %s after the API is back", served, ms(shown))
+	revive(ctx, s.lab)
+	return fmt.Sprintf("%s; its NodeNetwork shows it %s after the API server is back", served, ms(shown))
 }
 
-// serveWithoutAPI kills the API server, adds a pod and deletes one, and starts the server again.
-// It returns how long ADD and DEL took.
+// serveWithoutAPI kills the API server, adds a pod, deletes another, and starts the server. It returns how long ADD
+// and DEL took.
 func (s *stage) serveWithoutAPI(ctx context.Context, n *node.Node, coming, leaving string) string {
 	check(s.lab.Kube.KillAPIServer())
 	var added, deleted time.Duration
@@ -221,35 +184,34 @@ func (s *stage) serveWithoutAPI(ctx context.Context, n *node.Node, coming, leavi
 	})
 	check(s.lab.Kube.StartAPIServer(ctx))
 	check(err)
-	return fmt.Sprintf("ADD %s, DEL %s without it", ms(added), ms(deleted))
+	return fmt.Sprintf("ADD %s, DEL %s without the API server", ms(added), ms(deleted))
 }
 
-// fullSubnet launches a node whose object somebody has restricted to a subnet that is nearly
-// full, reads its condition, and adds a subnet to it.
+// fullSubnet launches a node whose object allows only a nearly full subnet, reads its condition, and allows another.
 func fullSubnet(ctx context.Context, s *stage) string {
 	cloud := s.lab.Cloud
-	// Of 7 addresses that are left the node and its ENI take 2.
+	// The node and its ENI take 2 of the 7 remaining addresses.
 	pods, room, filled := 6, 5, 3
-	if s.lead() == ipfamily.IPv6 { // of which there is no end, but each ENI takes an IPv4 address
+	if s.lead() == ipfamily.IPv6 { // IPv6 addresses do not run out, but each ENI takes an IPv4 address
 		pods, room, filled = 7, 6, 8
 	}
 	filler := must(cloud.ENIs.Create(vpc.CreateRequest{
-		SubnetID: s.subnet(smallSubnet), Addresses: vpc.AddressRequest{IPv4Count: filled},
+		SubnetID: subnet(s.lab, smallSubnet), Addresses: vpc.AddressRequest{IPv4Count: filled},
 	}))
 	defer func() { check(cloud.ENIs.Delete(filler.ID)) }()
 	i := s.next()
 	i.ID, i.Subnet = "i-0123456789abcdef0", smallSubnet
 	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: i.ID, InstanceType: i.Type}}
 	o.Name = i.Name
-	o.Spec.ENI.PreAllocate, o.Spec.ENI.SubnetIDs = new(int32(watermark)), []string{s.subnet(smallSubnet)}
-	o.Spec.ENI.IPFamilies = string(s.lab.PodFamilies()) // what a person sets takes precedence over the daemon
+	o.Spec.ENI.PreAllocate, o.Spec.ENI.SubnetIDs = new(int32(watermark)), []string{subnet(s.lab, smallSubnet)}
+	o.Spec.ENI.IPFamilies = string(s.lab.PodFamilies()) // a user's setting takes precedence over the daemon's
 	check(s.lab.Kube.Client.Create(ctx, o))
 	n := s.launch(ctx, i)
 	up := s.start(func() { s.add(ctx, n, names("pod", pods)) })
 	s.awaitCondition(ctx, n, v1alpha1.ConditionInDeficit, "True", "subnet")
 	await(ctx, "pods of "+n.Name, func() {
 		if got := len(n.Pods()); got != room {
-			fail("%d are up, want %d", got, room)
+			fail("%d are running, want %d", got, room)
 		}
 	})
 	running, reason := len(n.Pods()), ""
@@ -260,15 +222,15 @@ func fullSubnet(ctx context.Context, s *stage) string {
 	}
 	began := time.Now()
 	check(s.lab.Kube.EditNodeNetwork(ctx, n.Name, func(o *v1alpha1.NodeNetwork) {
-		o.Spec.ENI.SubnetIDs = append(o.Spec.ENI.SubnetIDs, s.subnet(spareSubnet))
+		o.Spec.ENI.SubnetIDs = append(o.Spec.ENI.SubnetIDs, subnet(s.lab, spareSubnet))
 	}))
 	up()
 	s.awaitCondition(ctx, n, v1alpha1.ConditionInDeficit, "False", "")
 	return fmt.Sprintf("%s: %d of %d pods, %q; all up %s after its object names another subnet", n.Name, running, pods, reason, since(began))
 }
 
-func (s *stage) subnet(name string) string {
-	for _, sub := range s.lab.Snapshot().Subnets {
+func subnet(l *lab.Lab, name string) string {
+	for _, sub := range l.Snapshot().Subnets {
 		if sub.Name == name {
 			return sub.ID
 		}
@@ -276,21 +238,21 @@ func (s *stage) subnet(name string) string {
 	return ""
 }
 
-// scrapped terminates the last node's instance.
+// scrapped terminates the instance of the last node.
 func scrapped(ctx context.Context, s *stage) string {
 	n := s.nodes[len(s.nodes)-1]
-	enis, began := len(s.enis(n)), time.Now()
+	enis, began := len(enisOf(s.lab, n)), time.Now()
 	check(s.lab.Cloud.Instances.Terminate(n.InstanceID))
 	s.nodes = s.nodes[:len(s.nodes)-1]
 	await(ctx, "nothing is left of "+n.Name, func() {
 		switch _, err := s.lab.Kube.NodeNetwork(ctx, n.Name); {
 		case err == nil:
-			fail("its NodeNetwork is still there")
+			fail("its NodeNetwork still exists")
 		case !apierrors.IsNotFound(err):
 			check(err)
 		}
-		if left := s.enis(n); len(left) > 0 {
-			fail("%d ENIs are still there", len(left))
+		if left := enisOf(s.lab, n); len(left) > 0 {
+			fail("%d ENIs still exist", len(left))
 		}
 	})
 	return fmt.Sprintf("%s, its NodeNetwork and %d ENIs are gone after %s", n.Name, enis, since(began))
@@ -299,62 +261,17 @@ func scrapped(ctx context.Context, s *stage) string {
 // shrink deletes all pods but one of a full node and follows its object until the last ENI is gone.
 func shrink(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
-	enis := len(s.enis(n))
-	o := must(s.lab.Kube.NodeNetwork(ctx, n.Name))
-	before := s.addressesOf(o)
-	h, stop := s.watchHandshake(ctx, n.Name)
-	defer stop()
+	enis := len(enisOf(s.lab, n))
+	before, now := s.addressesOf(must(s.lab.Kube.NodeNetwork(ctx, n.Name))), 0
 	began := time.Now()
 	for _, p := range n.Pods()[1:] {
 		check(n.DelPod(ctx, p.Name))
 	}
-	listed, confirmed := 0, 0
-	await(ctx, "the excess is released", func() {
-		o = must(s.lab.Kube.NodeNetwork(ctx, n.Name))
-		have, want := s.addressesOf(o), len(n.Pods())+watermark
-		if left := len(s.enis(n)); have > want || left >= enis {
-			fail("%d addresses (want %d) on %d ENIs (had %d): %+v", have, want, left, enis, o.Status.Conditions)
-		}
-		// The watch may be a little behind.
-		if listed, confirmed = h.counts(); confirmed < before-have {
-			fail("%d addresses were released, the daemon confirmed %d of %d candidates", before-have, confirmed, listed)
+	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
+		now = s.addressesOf(o)
+		if left, want := len(enisOf(s.lab, n)), len(n.Pods())+watermark; now > want || left >= enis {
+			fail("%d addresses (want %d) on %d ENIs (had %d): %+v", now, want, left, enis, o.Status.Conditions)
 		}
 	})
-	return fmt.Sprintf("%s: %d addresses listed, %d confirmed by the daemon; from %d to %d; 1 ENI deleted; %s, 4 of them cooling",
-		n.Name, listed, confirmed, before, s.addressesOf(o), since(began))
-}
-
-// handshake collects which addresses of a NodeNetwork were listed for release, and which of
-// them its daemon confirmed.
-type handshake struct {
-	mu                sync.Mutex // guards both
-	listed, confirmed map[string]bool
-}
-
-// watchHandshake follows a NodeNetwork until stop is called.
-func (s *stage) watchHandshake(ctx context.Context, name string) (h *handshake, stop func()) {
-	events, cancel, err := s.lab.Kube.Watch(ctx, name)
-	check(err)
-	h = &handshake{listed: map[string]bool{}, confirmed: map[string]bool{}}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for o := range events {
-			h.mu.Lock()
-			for _, a := range o.Spec.IPAM.Releasing {
-				h.listed[a] = true
-			}
-			for _, a := range o.Status.IPAM.Released {
-				h.confirmed[a] = true
-			}
-			h.mu.Unlock()
-		}
-	}()
-	return h, func() { cancel(); <-done }
-}
-
-func (h *handshake) counts() (listed, confirmed int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.listed), len(h.confirmed)
+	return fmt.Sprintf("%s: from %d to %d addresses, each confirmed by its daemon; 1 ENI deleted; %s, 4 of them cooling", n.Name, before, now, since(began))
 }

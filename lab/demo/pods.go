@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
@@ -36,7 +37,7 @@ func onSeveralENIs(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%d pods on %d nodes; %s; %d on secondary ENIs", len(took), len(s.nodes), spread(took), len(took)-onPrimary)
 }
 
-// names are pod names that begin alike: web-1, web-2 and so on.
+// names returns pod names with a common stem: web-1, web-2 and so on.
 func names(stem string, count int) []string {
 	var out []string
 	for i := range count {
@@ -45,8 +46,7 @@ func names(stem string, count int) []string {
 	return out
 }
 
-// add adds pods of these names to a node, or to each node if n is nil, all at once. It returns
-// how long each took, in order.
+// add adds pods to a node, or to each node if n is nil, all at once. It returns how long each took, sorted.
 func (s *stage) add(ctx context.Context, n *node.Node, names []string) []time.Duration {
 	nodes := []*node.Node{n}
 	if n == nil {
@@ -72,22 +72,22 @@ func spread(took []time.Duration) string {
 	return fmt.Sprintf("ADD median %s, slowest %s", ms(took[len(took)/2]), ms(took[len(took)-1]))
 }
 
-// lead is the family that the demo asks by: IPv4 where pods have it.
+// lead is the family of requests: IPv4 if pods have it.
 func (s *stage) lead() ipfamily.Family { return s.lab.PodFamilies().Families()[0] }
 
 func (s *stage) internet() netip.Addr { return internetHosts[s.lead()] }
 
 func (s *stage) onPrem() netip.Addr { return onPremHosts[s.lead()] }
 
-// primary is a node's own address of the family that the demo asks by.
+// primary returns a node's own address.
 func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }
 
-// enis are a node's, the primary one first.
-func (s *stage) enis(n *node.Node) []vpc.ENI { return s.lab.Snapshot().InstanceENIs(n.InstanceID) }
+// enisOf returns a node's ENIs, the primary one first.
+func enisOf(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Snapshot().InstanceENIs(n.InstanceID) }
 
-// index is the device index of the ENI that has an address.
+// index returns the device index of the ENI that has an address.
 func (s *stage) index(n *node.Node, a netip.Addr) int {
-	for _, e := range s.enis(n) {
+	for _, e := range enisOf(s.lab, n) {
 		if e.Owns(a) {
 			return e.Attachment.DeviceIndex
 		}
@@ -96,7 +96,7 @@ func (s *stage) index(n *node.Node, a netip.Addr) int {
 	return 0
 }
 
-// first is a pod of a node.
+// first returns a pod of a node.
 func (s *stage) first(n *node.Node) *node.Pod {
 	if len(n.Pods()) == 0 {
 		fail("%s has no pod", n.Name)
@@ -104,7 +104,7 @@ func (s *stage) first(n *node.Node) *node.Pod {
 	return n.Pods()[0]
 }
 
-// onSecondary is a pod of a node that is not on the primary ENI.
+// onSecondary returns a pod of a node that is not on the primary ENI.
 func (s *stage) onSecondary(n *node.Node) *node.Pod {
 	i := slices.IndexFunc(n.Pods(), func(p *node.Pod) bool { return s.index(n, p.Addr()) > 0 })
 	if i < 0 {
@@ -113,7 +113,7 @@ func (s *stage) onSecondary(n *node.Node) *node.Pod {
 	return n.Pods()[i]
 }
 
-// next is one more node like the first.
+// next returns another node like the first.
 func (s *stage) next() spec.Instance {
 	i := s.lab.Cloud.Spec().Instances[0]
 	return spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: i.Type, Subnet: i.Subnet, Role: i.Role}
@@ -131,5 +131,39 @@ func (s *stage) launch(ctx context.Context, i spec.Instance) *node.Node {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
 
-// since is the time since then, in seconds.
+// since formats the time since then in seconds.
 func since(then time.Time) string { return fmt.Sprintf("%.1f s", time.Since(then).Seconds()) }
+
+// awaitLeader waits until an operator leads.
+func awaitLeader(ctx context.Context, l *lab.Lab) (leader *lab.Operator) {
+	await(ctx, "operators", func() {
+		if leader = must(l.Leader(ctx)); leader == nil {
+			fail("no operator is the leader")
+		}
+	})
+	return leader
+}
+
+// revive starts killed operators and waits until all operators are ready. The lab restarts those that lose their
+// Lease, as a kubelet does.
+func revive(ctx context.Context, l *lab.Lab, killed ...*lab.Operator) {
+	for _, o := range killed {
+		if err := o.Start(); err != nil && !o.Running() {
+			check(err)
+		}
+	}
+	await(ctx, "operators", func() {
+		for _, o := range l.Operators() {
+			_, err := o.Get(ctx, "/readyz")
+			checkf(err, "%s", o.Name)
+		}
+	})
+}
+
+// withoutLeader kills the leader, calls do, and starts that operator again.
+func withoutLeader(ctx context.Context, l *lab.Lab, do func()) {
+	leader := awaitLeader(ctx, l)
+	check(leader.Kill())
+	do()
+	revive(ctx, l, leader)
+}

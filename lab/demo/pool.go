@@ -19,17 +19,11 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// claimGrace is how long a claim lasts: longer than a busy machine stands still.
+// claimGrace is how long a claim lasts: longer than stalls of a busy machine.
 const claimGrace = 12 * time.Second
 
-// Settings of pool mode that keep the demo short.
-var (
-	poolArgs         = []string{"--cooling-period=" + coolingPeriods[lab.PoolMode].String(), "--block-release-delay=2s", "--block-claim-interval=1s"}
-	poolOperatorArgs = []string{"--block-claim-grace=" + claimGrace.String(), "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
-)
-
 // Pools of the demo in addition to the default one: public has room for two pods,
-// and tenant's namespace may choose lent by annotations of its pods.
+// and pods in tenant's namespace may select lent by annotation.
 const (
 	publicPool = "public"
 	lentPool   = "lent"
@@ -42,10 +36,10 @@ func demoPools() []v1alpha1.AddressPool {
 	return append(lab.DefaultPools(), lab.Pool(publicPool, 0, v1alpha1.PoolSubnet{IPv4: "198.51.101.0/31"}), lent)
 }
 
-// pools are the blocks of a lab in pool mode, as the API and the router have them.
+// pools gives access to the blocks of a lab in pool mode, in the API and at the router.
 type pools struct{ lab *lab.Lab }
 
-// blocksOf are the blocks of a node, of one pool or, with "", of all.
+// blocksOf returns the blocks of a node, of one pool or, with "", of all.
 func (s *pools) blocksOf(ctx context.Context, n *node.Node, pool string) []v1alpha1.AddressBlock {
 	return slices.DeleteFunc(must(s.lab.Kube.Blocks(ctx)), func(b v1alpha1.AddressBlock) bool {
 		return b.NodeName != n.Name || pool != "" && b.PoolName != pool
@@ -66,7 +60,7 @@ func (s *pools) announced(ctx context.Context, b v1alpha1.AddressBlock) {
 func (s *pools) settledBlocks(ctx context.Context, n *node.Node) (blocks []v1alpha1.AddressBlock) {
 	await(ctx, "blocks of "+n.Name, func() {
 		if blocks = s.blocksOf(ctx, n, v1alpha1.DefaultPool); len(blocks) == 0 {
-			fail("there are none")
+			fail("the node has no blocks")
 		}
 		for _, b := range blocks {
 			s.announced(ctx, b)
@@ -104,48 +98,8 @@ func fromSeveralBlocks(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%d dual-stack pods on %d nodes from %d blocks; %s", len(took), len(s.nodes), total, spread(took))
 }
 
-// askBoth asks in each family that a pod has.
-func (a *asks) askBoth(ctx context.Context, who string, p *node.Pod, to []netip.Addr) {
-	for i, own := range p.Addrs {
-		for _, t := range to {
-			if t.Is4() == own.Is4() {
-				a.ask(ctx, who, p.Netns(), port(t), p.Addrs[i])
-			}
-		}
-	}
-}
-
-func podsToPods(ctx context.Context, s *stage) string {
-	var a asks
-	pairs := 0
-	for i, n := range s.nodes {
-		for _, other := range []*node.Node{n, s.nodes[(i+1)%len(s.nodes)]} {
-			for k, p := range n.Pods() {
-				a.askBoth(ctx, n.Name+"/"+p.Name, p, other.Pods()[(k+1)%len(other.Pods())].Addrs)
-				pairs++
-			}
-		}
-	}
-	return a.result("%d pairs of pods, IPv4 and IPv6", pairs)
-}
-
-// toOutside asks there and back: nothing is translated anywhere.
-func toOutside(ctx context.Context, s *stage) string {
-	var a asks
-	outside := []netip.Addr{site.OutsideHost, site.OutsideHost6}
-	for _, n := range s.nodes {
-		for _, p := range n.Pods() {
-			a.askBoth(ctx, n.Name+"/"+p.Name, p, outside)
-			for i, to := range p.Addrs {
-				a.ask(ctx, "outside", s.lab.OutsidePath(), port(to), outside[i])
-			}
-		}
-	}
-	return a.result("by the router, no NAT")
-}
-
-// freeAddress asks from outside for an address of a block that no pod has. A
-// node without a route for the whole block would send it back to the router.
+// freeAddress sends a packet from outside to an unused address of a block. Without an unreachable route for the block,
+// the node would send the packet back.
 func freeAddress(ctx context.Context, s *stage) string {
 	n := s.nodes[0]
 	doc := must(lab.Document(ctx, n))
@@ -158,14 +112,14 @@ func freeAddress(ctx context.Context, s *stage) string {
 	began := time.Now()
 	switch _, err := echo.Ask(one, s.lab.OutsidePath(), "tcp", port(free), netip.Addr{}, "hello"); {
 	case err == nil:
-		fail("asked %s, which no pod has, and was answered", free)
+		fail("%s replied, although no pod has this address", free)
 	case one.Err() != nil || !errors.Is(err, syscall.EHOSTUNREACH):
-		fail("asked %s, want an ICMP host unreachable: %w", free, err)
+		fail("request to %s: want ICMP host unreachable, got: %w", free, err)
 	}
 	return fmt.Sprintf("%s: no route to host, after %s", free, ms(time.Since(began)))
 }
 
-// addOf adds a pod that must get an address of a pool.
+// addOf adds a pod whose address must belong to a pool.
 func (s *pools) addOf(ctx context.Context, n *node.Node, pool, name string, o node.PodOptions) *node.Pod {
 	p := must(n.AddPod(ctx, name, o))
 	if !slices.ContainsFunc(s.blocksOf(ctx, n, pool), func(b v1alpha1.AddressBlock) bool {
@@ -189,46 +143,44 @@ func annotatedNamespace(ctx context.Context, s *stage) string {
 	return a.result("namespace edge: %s of pool %s, a block of one", p.Addr(), publicPool)
 }
 
-// annotatedPod chooses a pool by a pod's annotation, in a namespace that the
-// pool lists and in one that it does not.
+// annotatedPod selects a pool by a pod's annotation, in a namespace that the pool allows and in another.
 func annotatedPod(ctx context.Context, s *stage) string {
 	check(s.lab.Kube.CreateNamespace(ctx, tenant, nil))
 	n := s.nodes[1]
 	chosen := map[string]string{v1alpha1.AnnotationPool: lentPool}
 	p := s.pools.addOf(ctx, n, lentPool, "chooses", node.PodOptions{Namespace: tenant, Annotations: chosen})
 	if _, err := n.AddPod(ctx, "may-not", node.PodOptions{Annotations: chosen, Once: true}); err == nil || !strings.Contains(err.Error(), "podNamespaces") {
-		fail("a pod of namespace default chose pool %s, want an error that names spec.podNamespaces: %v", lentPool, err)
+		fail("a pod of namespace default selected pool %s: want an error that names spec.podNamespaces, got %v", lentPool, err)
 	}
 	return fmt.Sprintf("%s of pool %s in namespace %s; rejected in default", p.Addr(), lentPool, tenant)
 }
 
-// poolWithoutAPI serves a node while the API server is away.
+// poolWithoutAPI adds and deletes pods while the API server is down.
 func poolWithoutAPI(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
 	check(lab.BindPods(ctx, n, "no-api"))
-	// The daemon's watch is in order: with this pod it knows the other.
+	// The daemon's watch is ordered: once it has this pod, it has the other.
 	must(n.AddPod(ctx, "before", node.PodOptions{}))
 	check(s.lab.WaitReports(ctx))
 	figures := s.serveWithoutAPI(ctx, n, "no-api", n.Pods()[0].Name)
-	s.operators.ready(ctx)
+	revive(ctx, s.lab)
 	return figures
 }
 
 // killPoolOperator kills the leader and adds more pods than there are addresses for.
-func killPoolOperator(ctx context.Context, s *stage) string {
+func killPoolOperator(ctx context.Context, s *stage) (figures string) {
 	n := s.nodes[1]
-	leader := s.operators.leader(ctx)
 	before := len(s.pools.blocksOf(ctx, n, v1alpha1.DefaultPool))
-	check(leader.Kill())
-	began := time.Now()
-	s.add(ctx, n, names("more", s.size.pods))
-	took, after := since(began), len(s.pools.blocksOf(ctx, n, v1alpha1.DefaultPool))
-	if after <= before {
-		fail("%s has %d blocks, had %d: it needed none", n.Name, after, before)
-	}
-	s.operators.revive(leader)
-	s.operators.ready(ctx)
-	return fmt.Sprintf("%s: %d pods, %d more blocks, after %s", n.Name, s.size.pods, after-before, took)
+	withoutLeader(ctx, s.lab, func() {
+		began := time.Now()
+		s.add(ctx, n, names("more", s.size.pods))
+		more := len(s.pools.blocksOf(ctx, n, v1alpha1.DefaultPool)) - before
+		if more <= 0 {
+			fail("%s still has %d blocks, want more", n.Name, before)
+		}
+		figures = fmt.Sprintf("%s: %d pods, %d more blocks, after %s", n.Name, s.size.pods, more, since(began))
+	})
+	return figures
 }
 
 // exhausted takes the last block of a pool, asks for one more, and appends a subnet to the pool.
@@ -248,11 +200,11 @@ func exhausted(ctx context.Context, s *stage) string {
 		p.Spec.Subnets = append(p.Spec.Subnets, v1alpha1.PoolSubnet{IPv4: "198.51.101.2/31"})
 	}))
 	up()
-	return fmt.Sprintf("%d of %d blocks of pool %s allocated; a third pod up %s after a subnet is appended",
+	return fmt.Sprintf("%d of %d blocks of pool %s allocated; a third pod started %s after a subnet was appended",
 		p.Status.Blocks.Allocated, p.Status.Blocks.Total, publicPool, since(began))
 }
 
-// blockReturns deletes the pod of a block and follows the block.
+// blockReturns deletes the last pod of a block, and waits until the block is released.
 func blockReturns(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
 	blocks := s.pools.blocksOf(ctx, n, publicPool)
@@ -272,8 +224,7 @@ func blockReturns(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%s %s after %s, 4 of them cooling", blocks[0].Name, blocks[0].IPv4, since(began))
 }
 
-// nodeDeleted deletes the Node of a node that runs, waits longer than a claim
-// lasts, and registers it again.
+// nodeDeleted deletes the Node of a running node, and registers it again after the grace period of claims.
 func nodeDeleted(ctx context.Context, s *stage) string {
 	n := s.nodes[1]
 	before := s.pools.blocksOf(ctx, n, "")
@@ -281,13 +232,13 @@ func nodeDeleted(ctx context.Context, s *stage) string {
 	select {
 	case <-ctx.Done():
 		check(ctx.Err())
-	case <-time.After(claimGrace + 2*time.Second): // the blocks would have been released
+	case <-time.After(claimGrace + 2*time.Second): // longer than the grace period of claims
 	}
 	after := s.pools.blocksOf(ctx, n, "")
 	for _, b := range after {
 		known := slices.ContainsFunc(before, func(x v1alpha1.AddressBlock) bool { return x.UID == b.UID })
 		if !known || b.DeletionTimestamp != nil || b.Status.RenewTime == nil {
-			fail("block %s is another, is being deleted, or is not claimed: %+v", b.Name, b.Status)
+			fail("block %s is new, is being deleted, or is not claimed: %+v", b.Name, b.Status)
 		}
 	}
 	if len(after) != len(before) {

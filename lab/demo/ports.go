@@ -21,13 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Settings of port mode that keep the demo short.
-var (
-	portArgs         = []string{"--repair-interval=2s"}
-	portOperatorArgs = []string{"--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms", "--listing-interval=2s"}
-)
-
-// ports are the pods of a lab in port mode with lab.DefaultVPCs, and the ports of their NICs.
+// ports gives access to the pods of a lab in port mode with lab.DefaultVPCs, and to the ports of their NICs.
 type ports struct {
 	lab      *lab.Lab
 	nodes    []*node.Node
@@ -44,11 +38,11 @@ type vpcPod struct {
 	node int
 	vpc  string
 	nics string   // YAML; empty: one default NIC
-	vm   bool     // they are a virtual machine's, in the pod
-	have []string // addresses that its interfaces must have, in order; empty ones may be any
+	vm   bool     // the NICs belong to a virtual machine in the pod
+	have []string // expected addresses of its interfaces, in order; empty: any
 }
 
-// add adds a pod and compares its interfaces with what was asked for.
+// add adds a pod and checks its interfaces.
 func (s *ports) add(ctx context.Context, p vpcPod) *node.Pod {
 	o := node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: p.vpc}, VM: p.vm}
 	if p.nics != "" {
@@ -92,7 +86,7 @@ func (s *ports) addPort(ctx context.Context, name, ip string) portcloud.Port {
 	}))
 }
 
-// port reads a port of the cloud; false when it does not exist.
+// port reads a port of the cloud, and reports whether it exists.
 func (s *ports) port(ctx context.Context, id string) (portcloud.Port, bool) {
 	all := must(s.lab.Ports.Ports(ctx))
 	i := slices.IndexFunc(all, func(p portcloud.Port) bool { return p.ID == id })
@@ -124,7 +118,7 @@ func (s *ports) pods(names ...string) (all []*node.Pod) {
 	return all
 }
 
-// nicOf is the PodNIC of an interface of a pod.
+// nicOf returns the PodNIC of a pod's interface.
 func (s *ports) nicOf(ctx context.Context, p *node.Pod, link string) *v1alpha1.PodNIC {
 	all := must(s.lab.Kube.PodNICs(ctx))
 	i := slices.IndexFunc(all, func(n v1alpha1.PodNIC) bool {
@@ -153,31 +147,31 @@ func linkOf(p *node.Pod, name string) (mac string, addrs []string, err error) {
 	return mac, addrs, err
 }
 
-// tcp asks by TCP, and must be seen as the pod.
+// tcp sends a request by TCP. The destination must see the pod's address.
 func tcp(ctx context.Context, p *node.Pod, to netip.Addr, within time.Duration) error {
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	r, err := echo.Ask(one, p.Inside(), "tcp", port(to), netip.Addr{}, "hello from "+p.Name)
 	if err == nil && r.You != p.Addr() {
-		err = fmt.Errorf("seen as %s, not as %s", r.You, p.Addr())
+		err = fmt.Errorf("seen as %s, want %s", r.You, p.Addr())
 	}
 	return err
 }
 
-// reached asks until there is an answer, which comes once groups are in force.
+// reached sends requests until there is a reply: changes of groups take effect with a delay.
 func reached(ctx context.Context, p *node.Pod, to netip.Addr) {
 	await(ctx, fmt.Sprintf("%s (%s) to %s", p.Name, p.Addr(), to), func() { check(tcp(ctx, p, to, 5*time.Second)) })
 }
 
-// notReached fails if there is an answer.
+// notReached fails if there is a reply.
 func notReached(ctx context.Context, p *node.Pod, to netip.Addr) {
 	if tcp(ctx, p, to, 1500*time.Millisecond) == nil {
-		fail("%s (%s) reached %s, and must not", p.Name, p.Addr(), to)
+		fail("%s (%s) reached %s, want no reply", p.Name, p.Addr(), to)
 	}
 	check(ctx.Err())
 }
 
-// Reached returns once a pod that asks an address by TCP is answered, and seen as itself.
+// Reached waits until a pod gets a reply from an address, which sees the pod's own address.
 func Reached(ctx context.Context, p *node.Pod, to netip.Addr) error {
 	return attempt(func() { reached(ctx, p, to) })
 }
@@ -196,28 +190,39 @@ func vpcsReady(ctx context.Context, s *stage) string {
 	return strings.Join(list, ", ")
 }
 
-// samplePods are the five kinds of pods with NICs.
-func samplePods(ctx context.Context, st *stage) string {
-	s := st.ports
+// samples returns one pod per kind of NIC. If machines is set, pods with users' ports are virtual machines, with
+// bindings.
+func (s *ports) samples(ctx context.Context, machines bool) []vpcPod {
 	s.firewall = must(s.lab.Ports.AddGroup(ctx, "firewall"))
-	given, second := s.addPort(ctx, "users-port", "192.168.0.40"), s.addPort(ctx, "users-second-port", "192.168.0.41")
+	given, second := s.addPort(ctx, "users-port", "192.168.0.140"), s.addPort(ctx, "users-second-port", "192.168.0.141")
+	binding := func(kind string) string {
+		if !machines {
+			return ""
+		}
+		return "\n  binding: " + kind
+	}
+	return []vpcPod{
+		{name: "pod1", node: 0, vpc: s.blue(), have: []string{""}},
+		{name: "pod2", node: 1, vpc: s.blue(), nics: "- subnet: subnet-1", have: []string{"192.168.0."}},
+		{name: "pod3", node: 0, vpc: s.blue(), nics: "- subnet: subnet-1\n  ip: 192.168.0.112", have: []string{"192.168.0.112/24"}},
+		{name: "pod4", node: 1, vpc: s.blue(), vm: machines, nics: "- portID: " + given.ID + binding("tap"), have: []string{"192.168.0.140/24"}},
+		{
+			name: "pod5", node: 1, vpc: s.blue(), vm: machines, have: []string{"192.168.0.113/24", "192.168.0.141/24"},
+			nics: "- subnet: subnet-1\n  ip: 192.168.0.113\n  securityGroup: " + s.firewall + binding("bridge") + "\n- portID: " + second.ID + binding("bridge"),
+		},
+	}
+}
+
+func samplePods(ctx context.Context, st *stage) string {
 	began := time.Now()
 	var list []string
-	for _, p := range s.addAll(ctx,
-		vpcPod{name: "pod1", node: 0, vpc: s.blue(), have: []string{""}},
-		vpcPod{name: "pod2", node: 1, vpc: s.blue(), nics: "- subnet: subnet-1", have: []string{""}},
-		vpcPod{name: "pod3", node: 0, vpc: s.blue(), nics: "- subnet: subnet-1\n  ip: 192.168.0.12", have: []string{"192.168.0.12/24"}},
-		vpcPod{name: "pod4", node: 1, vpc: s.blue(), vm: true, nics: "- portID: " + given.ID + "\n  binding: tap", have: []string{"192.168.0.40/24"}},
-		vpcPod{
-			name: "pod5", node: 1, vpc: s.blue(), vm: true, have: []string{"192.168.0.13/24", "192.168.0.41/24"},
-			nics: "- subnet: subnet-1\n  ip: 192.168.0.13\n  securityGroup: " + s.firewall + "\n  binding: bridge\n- portID: " + second.ID + "\n  binding: bridge",
-		}) {
+	for _, p := range st.ports.addAll(ctx, st.ports.samples(ctx, true)...) {
 		list = append(list, p.Name+" "+p.Addr().String())
 	}
 	return fmt.Sprintf("%s, at once in %s", strings.Join(list, ", "), since(began))
 }
 
-// vpcPodsTalk asks from each pod of blue for each whose group allows it.
+// vpcPodsTalk sends requests from each pod of blue to each pod whose group allows it.
 func vpcPodsTalk(ctx context.Context, s *stage) string {
 	pods := s.ports.pods("pod1", "pod2", "pod3", "pod4")
 	var a asks
@@ -234,7 +239,7 @@ func vpcPodsTalk(ctx context.Context, s *stage) string {
 	return a.result("%d pairs on one node and across nodes", pairs)
 }
 
-// groups asks a pod whose security group allows nothing, and again once it allows the port.
+// groups calls a pod whose security group allows nothing, and again once the group allows it.
 func groups(ctx context.Context, s *stage) string {
 	pods := s.ports.pods("pod1", "pod5")
 	asker, closed := pods[0], pods[1]
@@ -245,12 +250,110 @@ func groups(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%s is closed, and open %s after a rule was added", closed.Addr(), since(began))
 }
 
-// hotPlug adds a NIC to a running pod and removes it again.
-func hotPlug(ctx context.Context, st *stage) string {
-	s := st.ports
-	pods := s.pods("pod2", "pod1")
+// killPortOperator kills the leader, and adds and deletes pods.
+func killPortOperator(ctx context.Context, s *stage) (figures string) {
+	check(s.nodes[1].DelPod(ctx, "pod5"))
+	pods := names("more", 4)
+	withoutLeader(ctx, s.lab, func() {
+		began := time.Now()
+		s.add(ctx, nil, pods)
+		figures = fmt.Sprintf("%d pods added after %s, then deleted", len(s.nodes)*len(pods), since(began))
+		for _, n := range s.nodes {
+			for _, name := range pods {
+				check(n.DelPod(ctx, name))
+			}
+		}
+	})
+	return figures
+}
+
+// Flow is a proof that needs only a lab of two nodes in port mode with lab.DefaultVPCs, and leaves nothing behind. It
+// returns figures.
+type Flow func(context.Context, *lab.Lab) (string, error)
+
+func flow(try func(context.Context, *ports) string) Flow {
+	return func(ctx context.Context, l *lab.Lab) (figures string, err error) {
+		err = attempt(func() { figures = try(ctx, &ports{lab: l, nodes: l.Nodes()}) })
+		return figures, err
+	}
+}
+
+// OtherVPC adds pods with the same address in both VPCs on one node, and another pod of each VPC on the other node.
+// Pods reach only their own VPC.
+var OtherVPC = flow(otherVPC)
+
+func otherVPC(ctx context.Context, s *ports) string {
+	const both = "192.168.0.72"
+	at := func(name string, node int, vpc, ip string) vpcPod {
+		return vpcPod{name: name, node: node, vpc: vpc, nics: "[{subnet: subnet-1, ip: " + ip + "}]", have: []string{ip + "/24"}}
+	}
+	pods := s.addAll(ctx, at("blue-1", 0, s.blue(), both), at("green-1", 0, s.green(), both),
+		at("blue-2", 1, s.blue(), "192.168.0.77"), at("green-2", 1, s.green(), "192.168.0.78"))
+	reached(ctx, pods[2], pods[0].Addr())
+	reached(ctx, pods[3], pods[1].Addr())
+	notReached(ctx, pods[1], pods[2].Addr())
+	notReached(ctx, pods[0], pods[3].Addr())
+	s.remove(ctx, pods...)
+	return fmt.Sprintf("both have a pod %s; neither VPC reaches the other", both)
+}
+
+// FixedNIC moves a user's PodNIC to a pod on another node, with its port and its addresses.
+var FixedNIC = flow(fixedNIC)
+
+func fixedNIC(ctx context.Context, s *ports) string {
+	nic := &v1alpha1.PodNIC{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db-0"},
+		Spec:       v1alpha1.PodNICSpec{VPC: s.blue(), Addresses: []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: "192.168.0.50"}}},
+	}
+	checkf(s.lab.Kube.Client.Create(ctx, nic), "create PodNIC db-0")
+	asker := s.add(ctx, vpcPod{name: "client", node: 1, vpc: s.blue(), have: []string{""}})
+	var was v1alpha1.PodNICStatus
+	for i, n := range s.nodes[:2] {
+		p := s.add(ctx, vpcPod{name: "db", node: i, vpc: s.blue(), nics: "[{nic: db-0}]", have: []string{"192.168.0.50/24"}})
+		now := s.nicOf(ctx, p, "eth0").Status
+		if i > 0 && (now.PortID != was.PortID || now.MAC != was.MAC) || now.NodeName != n.Name {
+			fail("the port was %s with %s on %s, and is %s with %s on %s", was.PortID, was.MAC, was.NodeName, now.PortID, now.MAC, now.NodeName)
+		}
+		was = now
+		reached(ctx, asker, p.Addr())
+		s.remove(ctx, p)
+	}
+	checkf(s.lab.Kube.Client.Delete(ctx, nic), "delete PodNIC db-0")
+	s.remove(ctx, asker)
+	return fmt.Sprintf("192.168.0.50, %s, port %.8s on %s, then on %s", was.MAC, was.PortID, s.nodes[0].Name, s.nodes[1].Name)
+}
+
+// UsersPort adds a pod with a user's port. The port is unchanged after the pod's deletion.
+var UsersPort = flow(usersPort)
+
+func usersPort(ctx context.Context, s *ports) string {
+	given := s.addPort(ctx, "users-own", "192.168.0.60")
+	p := s.add(ctx, vpcPod{name: "given", node: 1, vpc: s.blue(), nics: "- portID: " + given.ID, have: []string{"192.168.0.60/24"}})
+	if o := s.nicOf(ctx, p, "eth0").Status; o.PortID != given.ID || o.MAC != given.MAC || o.Made {
+		fail("pod %s has port %s with %s, made: %t; want %s with %s", p.Name, o.PortID, o.MAC, o.Made, given.ID, given.MAC)
+	}
+	s.remove(ctx, p)
+	await(ctx, "port "+given.ID, func() {
+		switch now, there := s.port(ctx, given.ID); {
+		case !there:
+			fail("it does not exist")
+		case now.Host != "" || now.Device != given.Device || now.Owner != given.Owner:
+			fail("it is bound to %q for %q of %q", now.Host, now.Device, now.Owner)
+		case now.MAC != given.MAC || now.Name != given.Name:
+			fail("it is %s with %s, was %s with %s", now.Name, now.MAC, given.Name, given.MAC)
+		}
+	})
+	check(s.lab.Ports.RemovePort(ctx, given.ID))
+	return fmt.Sprintf("port %.8s exists, unbound", given.ID)
+}
+
+// HotPlug adds a NIC to a running pod and removes it. The first NIC does not change.
+var HotPlug = flow(hotPlug)
+
+func hotPlug(ctx context.Context, s *ports) string {
+	added := netip.MustParseAddr("192.168.0.79")
+	pods := s.addAll(ctx, vpcPod{name: "asks-grows", node: 1, vpc: s.blue(), have: []string{""}}, vpcPod{name: "grows", node: 0, vpc: s.blue(), have: []string{""}})
 	asker, p := pods[0], pods[1]
-	added := netip.MustParseAddr("192.168.0.77")
 	mac, _, err := linkOf(p, "eth0")
 	check(err)
 	annotate := func(nics string) { check(s.lab.Kube.AnnotatePod(ctx, p, v1alpha1.AnnotationNICs, nics)) }
@@ -279,17 +382,17 @@ func hotPlug(ctx context.Context, st *stage) string {
 		fail("eth0 of pod %s had %s, has %s: %v", p.Name, mac, now, err)
 	}
 	reached(ctx, asker, p.Addr())
-	return fmt.Sprintf("pod1 answers at %s %s after its annotation has the NIC, and has no net1 %s after it has not", added, answered, gone)
+	s.remove(ctx, pods...)
+	return fmt.Sprintf("a pod responds at %s %s after the NIC was annotated; net1 is gone %s after the annotation was removed", added, answered, gone)
 }
 
-// portDeleted deletes the port of a running pod in the cloud.
-func portDeleted(ctx context.Context, s *stage) string {
-	pods := s.ports.pods("pod2", "pod3")
-	return s.ports.replaced(ctx, pods[0], pods[1])
-}
+// PortDeleted deletes the port of a running pod in the cloud. The pod gets a new port with the same MAC address, and
+// responds.
+var PortDeleted = flow(portDeleted)
 
-// replaced deletes the port of a pod and returns once the pod has another, with the same addresses, and answers.
-func (s *ports) replaced(ctx context.Context, asker, p *node.Pod) string {
+func portDeleted(ctx context.Context, s *ports) string {
+	pods := s.addAll(ctx, vpcPod{name: "asks-robbed", node: 1, vpc: s.blue(), have: []string{""}}, vpcPod{name: "robbed", node: 0, vpc: s.blue(), have: []string{""}})
+	asker, p := pods[0], pods[1]
 	before := s.nicOf(ctx, p, "eth0").Status
 	check(s.lab.Ports.RemovePort(ctx, before.PortID))
 	began, id := time.Now(), ""
@@ -300,113 +403,6 @@ func (s *ports) replaced(ctx context.Context, asker, p *node.Pod) string {
 		}
 	})
 	reached(ctx, asker, p.Addr())
-	return fmt.Sprintf("port %.8s in place of %.8s; %s answers again after %s", id, before.PortID, p.Addr(), since(began))
-}
-
-// killPortOperator kills the leader, and adds and deletes pods.
-func killPortOperator(ctx context.Context, s *stage) string {
-	leader := s.operators.leader(ctx)
-	check(s.nodes[1].DelPod(ctx, "pod5"))
-	check(leader.Kill())
-	began, pods := time.Now(), names("more", 4)
-	s.add(ctx, nil, pods)
-	took := since(began)
-	for _, n := range s.nodes {
-		for _, name := range pods {
-			check(n.DelPod(ctx, name))
-		}
-	}
-	s.operators.revive(leader)
-	s.operators.ready(ctx)
-	return fmt.Sprintf("%d pods after %s, and gone again", len(s.nodes)*len(pods), took)
-}
-
-// Flow is a proof that needs nothing but a lab of two nodes in port mode with lab.DefaultVPCs,
-// and leaves nothing. It returns figures.
-type Flow func(context.Context, *lab.Lab) (string, error)
-
-func flow(try func(context.Context, *ports) string) Flow {
-	return func(ctx context.Context, l *lab.Lab) (figures string, err error) {
-		err = attempt(func() { figures = try(ctx, &ports{lab: l, nodes: l.Nodes()}) })
-		return figures, err
-	}
-}
-
-// OtherVPC has pods of one address in both VPCs on one node, and one more of each VPC on the
-// other node: each reaches pods of its own VPC only.
-var OtherVPC = flow(otherVPC)
-
-func otherVPC(ctx context.Context, s *ports) string {
-	const both = "192.168.0.72"
-	at := func(name string, node int, vpc, ip string) vpcPod {
-		return vpcPod{name: name, node: node, vpc: vpc, nics: "[{subnet: subnet-1, ip: " + ip + "}]", have: []string{ip + "/24"}}
-	}
-	pods := s.addAll(ctx, at("blue-1", 0, s.blue(), both), at("green-1", 0, s.green(), both),
-		at("blue-2", 1, s.blue(), "192.168.0.77"), at("green-2", 1, s.green(), "192.168.0.78"))
-	reached(ctx, pods[2], pods[0].Addr())
-	reached(ctx, pods[3], pods[1].Addr())
-	notReached(ctx, pods[1], pods[2].Addr())
-	notReached(ctx, pods[0], pods[3].Addr())
 	s.remove(ctx, pods...)
-	return fmt.Sprintf("both have a pod %s; neither VPC reaches the other", both)
+	return fmt.Sprintf("port %.8s in place of %.8s; %s responds again after %s", id, before.PortID, p.Addr(), since(began))
 }
-
-// FixedNIC has a user's PodNIC go from a pod to its successor on another node, with its port, its
-// address and its MAC address.
-var FixedNIC = flow(fixedNIC)
-
-func fixedNIC(ctx context.Context, s *ports) string {
-	nic := &v1alpha1.PodNIC{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db-0"},
-		Spec:       v1alpha1.PodNICSpec{VPC: s.blue(), Addresses: []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: "192.168.0.50"}}},
-	}
-	checkf(s.lab.Kube.Client.Create(ctx, nic), "create PodNIC db-0")
-	asker := s.add(ctx, vpcPod{name: "client", node: 1, vpc: s.blue(), have: []string{""}})
-	var was v1alpha1.PodNICStatus
-	for i, n := range s.nodes[:2] {
-		p := s.add(ctx, vpcPod{name: "db", node: i, vpc: s.blue(), nics: "[{nic: db-0}]", have: []string{"192.168.0.50/24"}})
-		now := s.nicOf(ctx, p, "eth0").Status
-		if i > 0 && (now.PortID != was.PortID || now.MAC != was.MAC) || now.NodeName != n.Name {
-			fail("the port was %s with %s on %s, and is %s with %s on %s", was.PortID, was.MAC, was.NodeName, now.PortID, now.MAC, now.NodeName)
-		}
-		was = now
-		reached(ctx, asker, p.Addr())
-		s.remove(ctx, p)
-	}
-	checkf(s.lab.Kube.Client.Delete(ctx, nic), "delete PodNIC db-0")
-	s.remove(ctx, asker)
-	return fmt.Sprintf("192.168.0.50, %s, port %.8s on %s, then on %s", was.MAC, was.PortID, s.nodes[0].Name, s.nodes[1].Name)
-}
-
-// UsersPort gives a port that a user created to a pod, and wants it as it was once the pod is gone.
-var UsersPort = flow(usersPort)
-
-func usersPort(ctx context.Context, s *ports) string {
-	given := s.addPort(ctx, "users-own", "192.168.0.60")
-	p := s.add(ctx, vpcPod{name: "given", node: 1, vpc: s.blue(), nics: "- portID: " + given.ID, have: []string{"192.168.0.60/24"}})
-	if o := s.nicOf(ctx, p, "eth0").Status; o.PortID != given.ID || o.MAC != given.MAC || o.Made {
-		fail("pod %s has port %s with %s, made: %t; want %s with %s", p.Name, o.PortID, o.MAC, o.Made, given.ID, given.MAC)
-	}
-	s.remove(ctx, p)
-	await(ctx, "port "+given.ID, func() {
-		switch now, there := s.port(ctx, given.ID); {
-		case !there:
-			fail("it is gone")
-		case now.Host != "" || now.Device != given.Device || now.Owner != given.Owner:
-			fail("it is bound to %q for %q of %q", now.Host, now.Device, now.Owner)
-		case now.MAC != given.MAC || now.Name != given.Name:
-			fail("it is %s with %s, was %s with %s", now.Name, now.MAC, given.Name, given.MAC)
-		}
-	})
-	check(s.lab.Ports.RemovePort(ctx, given.ID))
-	return fmt.Sprintf("port %.8s exists, bound to nothing", given.ID)
-}
-
-// PortDeleted deletes the port of a running pod in the cloud: the pod gets another, with the same
-// MAC address, and answers.
-var PortDeleted = flow(func(ctx context.Context, s *ports) string {
-	pods := s.addAll(ctx, vpcPod{name: "asker", node: 1, vpc: s.blue(), have: []string{""}}, vpcPod{name: "robbed", node: 0, vpc: s.blue(), have: []string{""}})
-	figures := s.replaced(ctx, pods[0], pods[1])
-	s.remove(ctx, pods...)
-	return figures
-})

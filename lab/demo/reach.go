@@ -4,31 +4,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// asks counts questions that were answered as they should be.
+// asks sends requests and counts correct replies.
 type asks struct {
 	errs []error
 	took []time.Duration
 }
 
-// enough failures to tell what is wrong; further questions would only take time.
+// enough is the number of failures that suffices to understand the cause.
 const enough = 4
 
-// answerWithin is how long a question may take: longer than a busy machine stands
-// still, and no longer, as what is lost is waited for so long.
+// answerWithin is the timeout of a request: longer than stalls of a busy machine, but not much longer, as each lost
+// request takes that long.
 const answerWithin = 20 * time.Second
 
-// within is how long the next question may take: little once one has failed, since
-// that decides, and the rest adds detail.
+// within returns the timeout of the next request: short after a failure, when further ones only add detail.
 func (a *asks) within() time.Duration {
 	if len(a.errs) > 0 {
 		return 500 * time.Millisecond
@@ -36,8 +40,7 @@ func (a *asks) within() time.Duration {
 	return answerWithin
 }
 
-// ask sends one question by TCP and one by UDP from a namespace, and wants it
-// seen as coming from a source.
+// ask sends a request by TCP and by UDP from a namespace. The destination must see the given source.
 func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wantSource netip.Addr) {
 	for _, network := range []string{"tcp", "udp"} {
 		if len(a.errs) >= enough {
@@ -58,94 +61,171 @@ func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wan
 	}
 }
 
-// long sends and gets back by TCP what takes many packets, larger ones than the
-// path beyond the VPC has room for: the sender must learn of that.
-func (a *asks) long(ctx context.Context, who, path string, to netip.AddrPort) {
+// pod is ask from a pod.
+func (a *asks) pod(ctx context.Context, p *node.Pod, to, wantSource netip.Addr) {
+	a.ask(ctx, p.Node+"/"+p.Name, p.Inside(), port(to), wantSource)
+}
+
+// long exchanges a text by TCP in packets that are larger than the path MTU beyond the VPC, to which the sender must
+// adapt.
+func (a *asks) long(ctx context.Context, p *node.Pod, to netip.Addr) {
 	if len(a.errs) >= enough {
 		return
 	}
 	one, cancel := context.WithTimeout(ctx, a.within())
 	defer cancel()
 	text := strings.Repeat("x", 30000)
-	if r, err := echo.Ask(one, path, "tcp", to, netip.Addr{}, text); err != nil || r.Text != text {
-		a.errs = append(a.errs, fmt.Errorf("%s to %s: %d bytes of %d came back: %w", who, to, len(r.Text), len(text), err))
+	if r, err := p.Ask(one, "tcp", to, text); err != nil || r.Text != text {
+		a.errs = append(a.errs, fmt.Errorf("%s/%s to %s: %d bytes of %d came back: %w", p.Node, p.Name, to, len(r.Text), len(text), err))
 	}
 }
 
 func (a *asks) result(format string, args ...any) string {
 	check(errors.Join(a.errs...))
 	slices.Sort(a.took)
-	return fmt.Sprintf(format, args...) + fmt.Sprintf("; %d answers by TCP and UDP, median %s", len(a.took), ms(a.took[len(a.took)/2]))
+	return fmt.Sprintf(format, args...) + fmt.Sprintf("; %d replies by TCP and UDP, median %s", len(a.took), ms(a.took[len(a.took)/2]))
 }
 
 func port(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, echo.Port) }
 
-// pairs asks from each pod of a node to each other pod of a node, and counts the pairs of ENIs.
-func (s *stage) pairs(ctx context.Context, to func(i int) *node.Node) string {
+// everyPod yields all pods with the index of their node.
+func (s *stage) everyPod() iter.Seq2[int, *node.Pod] {
+	return func(yield func(int, *node.Pod) bool) {
+		for i, n := range s.nodes {
+			for _, p := range n.Pods() {
+				if !yield(i, p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// after returns the node that is a number of places further, in a circle.
+func (s *stage) after(i, places int) *node.Node { return s.nodes[(i+places)%len(s.nodes)] }
+
+// pairs sends requests from each pod to each other pod of its node, or of the node some places further, and counts
+// pairs of ENIs.
+func (s *stage) pairs(ctx context.Context, places int) string {
 	var a asks
 	enis := map[[2]int]bool{}
-	for i, n := range s.nodes {
-		far := to(i)
-		for _, p := range n.Pods() {
-			for _, q := range far.Pods() {
-				if p != q {
-					a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(q.Addr()), p.Addr())
-					enis[[2]int{s.index(n, p.Addr()), s.index(far, q.Addr())}] = true
-				}
+	for i, p := range s.everyPod() {
+		far := s.after(i, places)
+		for _, q := range far.Pods() {
+			if p != q {
+				a.pod(ctx, p, q.Addr(), p.Addr())
+				enis[[2]int{s.index(s.nodes[i], p.Addr()), s.index(far, q.Addr())}] = true
 			}
 		}
 	}
 	return a.result("%d pairs of ENIs", len(enis))
 }
 
-func podToPodOnOneNode(ctx context.Context, s *stage) string {
-	return s.pairs(ctx, func(i int) *node.Node { return s.nodes[i] })
-}
+func podToPodOnOneNode(ctx context.Context, s *stage) string { return s.pairs(ctx, 0) }
 
-func podToPodAcrossNodes(ctx context.Context, s *stage) string {
-	return s.pairs(ctx, func(i int) *node.Node { return s.nodes[(i+1)%len(s.nodes)] })
-}
+func podToPodAcrossNodes(ctx context.Context, s *stage) string { return s.pairs(ctx, 1) }
 
-// podsAndNodes asks from pods to their own and another node, and from nodes to
-// their own and another's pods.
+// podsAndNodes sends requests from pods to their own and another node, and from nodes to their own and another node's
+// pods.
 func podsAndNodes(ctx context.Context, s *stage) string {
 	var a asks
-	for i, n := range s.nodes {
-		other := s.nodes[(i+1)%len(s.nodes)]
-		for _, p := range n.Pods() {
-			who := n.Name + "/" + p.Name
-			a.ask(ctx, who, p.Netns(), port(s.primary(n)), p.Addr())
-			a.ask(ctx, who, p.Netns(), port(s.primary(other)), p.Addr())
+	for i, p := range s.everyPod() {
+		for _, n := range []*node.Node{s.nodes[i], s.after(i, 1)} {
+			a.pod(ctx, p, s.primary(n), p.Addr())
 			a.ask(ctx, n.Name, n.Netns, port(p.Addr()), s.primary(n))
-			a.ask(ctx, other.Name, other.Netns, port(p.Addr()), s.primary(other))
 		}
 	}
 	return a.result("%d nodes", len(s.nodes))
 }
 
-// toInternet asks the internet host from every pod, and so from every ENI. By IPv4 it sees the
+// toInternet sends requests to the internet host from every pod, and so from every ENI. Over IPv4 the host sees the
 // node's primary address, the only public one.
 func toInternet(ctx context.Context, s *stage) string {
 	var a asks
 	enis := map[[2]int]bool{}
-	for k, n := range s.nodes {
-		for _, p := range n.Pods() {
-			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), oracle.SeenOutside(s.lab, n, p.Addr()))
-			a.long(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()))
-			enis[[2]int{k, s.index(n, p.Addr())}] = true
-		}
+	for i, p := range s.everyPod() {
+		a.pod(ctx, p, s.internet(), oracle.SeenOutside(s.lab, s.nodes[i], p.Addr()))
+		a.long(ctx, p, s.internet())
+		enis[[2]int{i, s.index(s.nodes[i], p.Addr())}] = true
 	}
 	return a.result("from %d ENIs", len(enis))
 }
 
-// onPremises asks there and back; both sides see the other's own address.
+// onPremises sends requests in both directions. Each side sees the other's own address.
 func onPremises(ctx context.Context, s *stage) string {
 	var a asks
-	for _, n := range s.nodes {
-		for _, p := range n.Pods() {
-			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.onPrem()), p.Addr())
-			a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), port(p.Addr()), s.onPrem())
-		}
+	for _, p := range s.everyPod() {
+		a.pod(ctx, p, s.onPrem(), p.Addr())
+		a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), port(p.Addr()), s.onPrem())
 	}
 	return a.result("no SNAT towards %s", s.onPrem())
+}
+
+// everyFamily sends requests to pods, nodes and hosts outside in each family, including one without pod addresses.
+func everyFamily(ctx context.Context, s *stage) string {
+	answers, p := must(oracle.Reach(ctx, s.lab)), s.first(s.nodes[0])
+	var seen []string
+	for _, host := range oracle.OutsideHosts(s.lab) {
+		seen = append(seen, fmt.Sprintf("%s sees %s", host, must(p.Ask(ctx, "tcp", host, "hello")).You))
+	}
+	return fmt.Sprintf("%d replies; %s/%s has %v, %s", answers, p.Node, p.Name, p.Addrs, strings.Join(seen, ", "))
+}
+
+// fromOutside sends requests from outside to pods, at each address.
+func fromOutside(ctx context.Context, s *stage) string {
+	var a asks
+	outside := []netip.Addr{site.OutsideHost, site.OutsideHost6}
+	for _, p := range s.everyPod() {
+		for i, to := range p.Addrs {
+			a.ask(ctx, "outside", s.lab.OutsidePath(), port(to), outside[i])
+		}
+	}
+	return a.result("by the router, no NAT")
+}
+
+// defaultFamilies are the default families of the demo's pods with ENI addresses.
+const defaultFamilies = ipfamily.Dual
+
+// familiesIn returns the families of a mode; empty if they follow from the mode's addresses.
+func familiesIn(m lab.Mode) ipfamily.Set {
+	if !m.HasEC2() {
+		return ""
+	}
+	return defaultFamilies
+}
+
+// The hosts outside a VPC, by family.
+var (
+	internetHosts = [ipfamily.Number]netip.Addr{fabric.InternetHost, fabric.InternetHost6}
+	onPremHosts   = [ipfamily.Number]netip.Addr{fabric.OnPremHost, fabric.OnPremHost6}
+)
+
+// aboutIPv6 explains what is special about IPv6-only pods and about their nodes in this demo.
+const aboutIPv6 = `Pods are IPv6-only: the runtime gets one address, of an ENI, by which the VPC, the
+on-premises network and the internet see them. They reach IPv4 hosts as their node, from an
+address that is valid on the node only. Nodes of this type get single IPv6 addresses, which
+run out; a node of a Nitro type, which gets a whole /80, joins later.`
+
+// The node that supports prefixes, and its pods: more than its ENIs have IPv4 addresses.
+const (
+	nitroType = "t3.small"
+	nitroPods = 12
+)
+
+// nitro launches a node that supports prefixes, and adds its pods.
+func nitro(ctx context.Context, s *stage) string {
+	i := s.next()
+	i.Type = nitroType
+	n := s.launch(ctx, i)
+	s.add(ctx, n, names("pod", nitroPods))
+	var a asks
+	used := map[int]bool{}
+	for _, p := range n.Pods() {
+		used[s.index(n, p.Addr())] = true
+		a.pod(ctx, p, s.internet(), p.Addr())
+	}
+	if len(used) != 1 {
+		fail("%d pods of %s are on %d ENIs, want one", nitroPods, n.Name, len(used))
+	}
+	return a.result("%s, a %s: %d pods on one ENI, where %d ENIs have IPv4 for %d", n.Name, nitroType, nitroPods, maxENIs, sizes[lab.NodeMode].addresses)
 }

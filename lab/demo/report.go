@@ -16,15 +16,16 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// reporter prints the proofs and keeps their results.
+// reporter prints the proofs and records their results.
 type reporter struct {
-	began  time.Time
-	proofs int // how many there are
+	began   time.Time
+	proofs  int                                   // number of proofs
+	subtest func(name string, proof func() error) // see Options
 
 	mu      sync.Mutex // guards all below
 	out     io.Writer
 	results []result
-	omitted int // stories that were not run
+	omitted int // demos that were not run
 }
 
 type result struct {
@@ -39,7 +40,7 @@ func (t *reporter) say(format string, args ...any) {
 	fmt.Fprintf(t.out, format+"\n", args...)
 }
 
-// note is one step of raising the lab.
+// note prints one step of the lab's start.
 func (t *reporter) note(s string) { t.say("  %s", s) }
 
 func (t *reporter) quote(text string) {
@@ -48,7 +49,7 @@ func (t *reporter) quote(text string) {
 	}
 }
 
-// notRun prints that something could not be shown, and why.
+// notRun prints that a demo could not run, and why.
 func (t *reporter) notRun(name string, why error) {
 	t.mu.Lock()
 	t.omitted++
@@ -69,7 +70,7 @@ func (t *reporter) verdict(name, figures string, took time.Duration, err error) 
 	t.say("  ✓ %-56s %s", name, figures)
 }
 
-// summary prints the table and returns what failed, nil when all passed.
+// summary prints the table and returns what failed.
 func (t *reporter) summary() error {
 	passed := 0
 	var failed []error
@@ -97,7 +98,7 @@ func (t *reporter) summary() error {
 	return errors.Join(failed...)
 }
 
-// next prints commands to try on a lab that stays up.
+// next prints commands to try on a kept lab.
 func (t *reporter) next(program string, l *lab.Lab) {
 	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Kubelets: l.Kubelets != nil, Families: l.IPFamilies, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
 	if l.Kube != nil {
@@ -160,16 +161,16 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	}...))
 }
 
-// internetURL is where pods of some families ask the internet who they are, for a shell.
+// internetURL returns the URL at which the internet host returns the caller's address, quoted for a shell.
 func internetURL(of ipfamily.Set) string {
 	url := netip.AddrPortFrom(internetHosts[of.Families()[0]], echo.HTTPPort).String() + "/"
 	if of == ipfamily.OnlyIPv6 {
-		return "'http://" + url + "'" // brackets are a pattern to a shell
+		return "'http://" + url + "'" // the shell would interpret brackets as a pattern
 	}
 	return url
 }
 
-// clusterRows are commands to try on a lab with kubelets.
+// clusterRows returns commands to try on a lab with kubelets.
 func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 	node := s.Nodes[0].Name
 	rows := [][2]string{
@@ -188,7 +189,7 @@ func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 	return rows
 }
 
-// after prints commands to try after the lab was removed.
+// after prints commands to try once the lab is removed.
 func (t *reporter) after(program string) {
 	t.say("The lab is removed. Where to go next:")
 	printTable(t.out, [][2]string{
@@ -209,5 +210,5 @@ func printTable(w io.Writer, rows [][2]string) {
 	for _, r := range rows {
 		fmt.Fprintf(table, "  %s\t%s\n", r[0], r[1])
 	}
-	_ = table.Flush() // to a terminal or a pipe that nobody needs
+	_ = table.Flush() // output is best effort
 }

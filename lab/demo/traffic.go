@@ -13,8 +13,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// traffic is conversations that go on while something else happens. Each asks
-// a question once, waits for its answer, and asks the next.
+// traffic is a set of conversations. Each sends a request, waits for the reply, and sends the next.
 type traffic struct {
 	running  sync.WaitGroup
 	talks    int
@@ -22,7 +21,7 @@ type traffic struct {
 
 	mu    sync.Mutex // guards all below
 	worst time.Duration
-	errs  []error // one a lost answer
+	errs  []error // one per lost reply
 }
 
 // converse adds a conversation from a namespace with an echo server.
@@ -32,19 +31,19 @@ func (t *traffic) converse(ctx context.Context, path, network string, to netip.A
 	t.running.Go(func() {
 		defer conn.Close()
 		for i := 0; ctx.Err() == nil && t.question(conn, i); i++ {
-			<-time.After(2 * time.Millisecond) // the pace of the traffic
+			<-time.After(2 * time.Millisecond) // pace of the conversation
 		}
 	})
 }
 
-// question asks once; false when its answer did not come.
+// question sends one request, and reports whether there was a reply.
 func (t *traffic) question(conn *echo.Conn, i int) bool {
 	began := time.Now()
 	text := fmt.Sprintf("question %d", i)
 	r, err := conn.Once(text, answerWithin)
 	took := time.Since(began)
 	if err == nil && r.Text != text {
-		err = fmt.Errorf("asked %q, was answered %q", text, r.Text)
+		err = fmt.Errorf("sent %q, received %q", text, r.Text)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -57,18 +56,18 @@ func (t *traffic) question(conn *echo.Conn, i int) bool {
 	return true
 }
 
-// flow returns once enough more answers have come.
+// flow waits for further replies.
 func (t *traffic) flow(ctx context.Context) {
 	for want := t.answered.Load() + answersEach; t.answered.Load() < want; {
 		select {
 		case <-ctx.Done():
-			fail("no more answers: %w", ctx.Err())
-		case <-time.After(5 * time.Millisecond): // as often as answers come
+			fail("no further replies: %w", ctx.Err())
+		case <-time.After(5 * time.Millisecond): // about the interval of replies
 		}
 	}
 }
 
-// underTraffic calls do while conversations go on that do starts, and fails if an answer is lost.
+// underTraffic calls do, which starts conversations, and fails if a reply is lost.
 func underTraffic(ctx context.Context, do func(context.Context, *traffic) string) (figures string, t *traffic) {
 	ctx, stop := context.WithCancel(ctx)
 	t = &traffic{}
@@ -79,7 +78,7 @@ func underTraffic(ctx context.Context, do func(context.Context, *traffic) string
 	return figures, t
 }
 
-// fromPods has each pod of a node talk to a far one, and to a host outside by UDP if there is one.
+// fromPods starts conversations of each pod of a node with a remote pod, and by UDP with a host outside if there is one.
 func (t *traffic) fromPods(ctx context.Context, n *node.Node, outside, far netip.Addr) {
 	for _, p := range n.Pods() {
 		t.converse(ctx, p.Netns(), "tcp", far)
@@ -89,8 +88,8 @@ func (t *traffic) fromPods(ctx context.Context, n *node.Node, outside, far netip
 	}
 }
 
-// killUnderTraffic kills the first node's daemon while its pods talk to another node's and to
-// the internet, lets them talk without it, starts it again, and adds a pod after that.
+// killUnderTraffic kills the first node's daemon while its pods talk to another node and to the internet, restarts it
+// after a while, and adds a pod.
 func killUnderTraffic(ctx context.Context, s *stage) string {
 	n, far, outside := s.nodes[0], s.first(s.nodes[1]).Addr(), netip.Addr{}
 	if s.lab.Ports == nil {
@@ -100,18 +99,18 @@ func killUnderTraffic(ctx context.Context, s *stage) string {
 		t.fromPods(ctx, n, outside, far)
 		t.flow(ctx)
 		check(n.Kill())
-		checkf(attempt(func() { t.flow(ctx) }), "while berthd was dead")
+		checkf(attempt(func() { t.flow(ctx) }), "while berthd was down")
 		began := time.Now()
 		check(errors.Join(n.Start(), n.WaitReady(ctx)))
 		ready := time.Since(began)
 		p := must(n.AddPod(ctx, "after-kill", node.PodOptions{}))
 		_, err := p.Ask(ctx, "tcp", far, "hello")
-		checkf(err, "the pod that was added after")
+		checkf(err, "the pod that was added after the restart")
 		checkf(attempt(func() { t.flow(ctx) }), "after the restart")
-		return fmt.Sprintf("ready again in %s; pod %s added after", ms(ready), p.Addr())
+		return fmt.Sprintf("ready again in %s; pod %s added after that", ms(ready), p.Addr())
 	})
-	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures)
+	return fmt.Sprintf("%d replies in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures)
 }
 
-// answersEach phase of a crash must bring.
+// answersEach is the number of replies that each phase of a crash must bring.
 const answersEach = 1000

@@ -11,18 +11,18 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// database is the URL of a database as SQLAlchemy has it.
+// database returns the SQLAlchemy URL of a database.
 func (o Options) database(name string) string {
 	return "mysql+pymysql://root@localhost/" + name + "?charset=utf8&unix_socket=" + o.databaseSocket()
 }
 
 func (o Options) databaseSocket() string { return o.in(databaseDir, "sql") }
 
-// startDatabase starts MariaDB with empty databases. Who needs one waits for it.
+// startDatabase starts MariaDB with empty databases. Its clients wait until it accepts connections.
 //
-// It has no tables of its own (mariadb-install-db takes seconds to make them), so no users
-// and no rights: whoever opens its socket, root's, is who he says. Nothing is to survive the
-// machine, so it does not wait for disks.
+// It has no system tables (mariadb-install-db takes seconds to create them), and so neither users nor
+// privileges: it accepts any user on its socket, which only root can open. Its data need not survive a
+// crash of the machine, so it does not sync to disk.
 func (c *programs) startDatabase() error {
 	if err := os.MkdirAll(c.in(databaseDir, "data"), 0o700); err != nil {
 		return err
@@ -48,14 +48,14 @@ func (c *programs) startDatabase() error {
 
 const (
 	brokerPort = 5672
-	// Ports of Erlang's own, other than a RabbitMQ's of the machine.
+	// Erlang's ports, other than those of a RabbitMQ that runs on the machine.
 	epmdPort = 4379
 	distPort = 25673
 )
 
-// startRabbit starts RabbitMQ and returns once it takes connections. It is started with
-// Erlang's port mapper beside it, which it would else leave running, and as below systemd, where
-// its script becomes the server: one that waited for it would leave it running when it is killed.
+// startRabbit starts RabbitMQ and returns once it accepts connections. Erlang's port mapper is started
+// separately, as RabbitMQ would leave it running. RUNNING_UNDER_SYSTEMD makes the start script exec the
+// server: otherwise the script would wait for the server, and leave it running when the script is killed.
 func (c *programs) startRabbit(ctx context.Context) error {
 	if err := os.MkdirAll(c.in(rabbitDir, "mnesia"), 0o755); err != nil {
 		return err
@@ -95,9 +95,8 @@ const (
 	southboundPort = 6642
 )
 
-// startOVN starts OVN's databases and northd. Both databases get their first row before
-// anybody else could make it: northd and a controller that both do wait for each other for
-// ever.
+// startOVN starts OVN's databases and northd. It creates the first row of both databases before northd and
+// the controllers start: if both create it, they deadlock.
 func (c *programs) startOVN(ctx context.Context) error {
 	if err := os.MkdirAll(c.in(ovnDir), 0o755); err != nil {
 		return err
@@ -129,16 +128,16 @@ func (c *programs) startOVN(ctx context.Context) error {
 	return err
 }
 
-// waitDriver returns once Neutron has written to OVN what ports need: its API answers before
-// that.
+// waitDriver returns once Neutron has created the OVN objects that ports need, which is after its API
+// responds.
 func (c *programs) waitDriver(ctx context.Context, server *proc.Process) error {
-	const group = "neutron_pg_drop" // which drops what no rule allows
+	const group = "neutron_pg_drop" // drops packets that no rule allows
 	return server.Wait(ctx, func() error {
 		out, err := c.once(ctx, program{name: "ovn-nbctl", args: []string{
 			"--no-leader-only", "--db=unix:" + c.in(ovnDir, "nb"), "--bare", "--columns=name", "find", "Port_Group", "name=" + group,
 		}})
 		if err == nil && !strings.Contains(out, group) {
-			err = fmt.Errorf("OVN has no port group %s of it", group)
+			err = fmt.Errorf("Neutron has not created port group %s in OVN", group)
 		}
 		return err
 	})

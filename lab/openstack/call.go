@@ -20,14 +20,14 @@ type call struct {
 	token       string // empty: none
 }
 
-// Transport reaches the services from wherever the program runs.
+// Transport returns a transport that reaches the services from any network namespace.
 func (o Options) Transport() *http.Transport {
 	t := &http.Transport{DisableKeepAlives: true}
 	if o.Netns != "" {
 		t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			remote, err := netip.ParseAddrPort(addr)
 			if err != nil {
-				return nil, fmt.Errorf("%s: want a literal address: %w", addr, err)
+				return nil, fmt.Errorf("%s: expected a literal address: %w", addr, err)
 			}
 			return ns.Dial(ctx, o.Netns, network, remote, netip.Addr{})
 		}
@@ -35,8 +35,8 @@ func (o Options) Transport() *http.Transport {
 	return t
 }
 
-// do makes a request and decodes the answer into out, unless that is nil. The error of a
-// refusal has the service's own words.
+// do sends a request and decodes the response into out, unless that is nil. The error of a failed request
+// contains the service's response.
 func (o Options) do(ctx context.Context, r call, out any) (http.Header, error) {
 	var body io.Reader
 	if r.body != nil {
@@ -75,7 +75,7 @@ func (o Options) do(ctx context.Context, r call, out any) (http.Header, error) {
 	return resp.Header, nil
 }
 
-// network makes a request of Neutron's API below /v2.0, as its administrator.
+// network sends a request to Neutron's API below /v2.0, as its administrator.
 func (c *Cloud) network(ctx context.Context, method, path string, body, out any) error {
 	token := ""
 	if c.keystone != nil {

@@ -13,10 +13,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// Addresses between services and nodes are of the block for benchmarks of networks (RFC 2544),
-// which nothing else in a lab has. A node's are those of its number.
+// Addresses of services and nodes are in the block for network benchmarks (RFC 2544), which nothing else in
+// a lab uses. A node's number determines its addresses.
 var (
-	services    = netip.MustParsePrefix("198.18.0.1/24") // of the services, all of them
+	services    = netip.MustParsePrefix("198.18.0.1/24") // of all services
 	tunnelsNet  = netip.MustParsePrefix("198.18.1.0/24")
 	maxNodes    = 200
 	firstNumber = 10
@@ -29,7 +29,7 @@ const (
 	groundMTU  = 1500         // bytes
 )
 
-// at is the address with a number in the network of a prefix, with its length.
+// at returns the address with a number in the network of a prefix, with its length.
 func at(p netip.Prefix, number int) netip.Prefix {
 	a := p.Masked().Addr().As4()
 	a[3] = byte(number)
@@ -42,14 +42,14 @@ type ground struct{ netns string }
 func newGround(netns string) (*ground, error) {
 	g := &ground{netns: netns}
 	if g.netns == "" {
-		g.netns = "/proc/thread-self/ns/net" // the first thread may be in another, for good
+		g.netns = "/proc/thread-self/ns/net" // the first thread may be in another one
 	}
-	return g, g.raise()
+	return g, g.addBridge()
 }
 
-func (g *ground) raise() error {
+func (g *ground) addBridge() error {
 	return ns.Netlink(g.netns, func(h *netlink.Handle) error {
-		if err := remove(h, bridgeLink); err != nil { // of an instance that crashed
+		if err := remove(h, bridgeLink); err != nil { // left by an instance that crashed
 			return err
 		}
 		attrs := netlink.NewLinkAttrs()
@@ -64,7 +64,7 @@ func (g *ground) raise() error {
 	})
 }
 
-// remove removes a link; a missing link is no error.
+// remove removes a link. A missing link is not an error.
 func remove(h *netlink.Handle, name string) error {
 	l, err := h.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -79,12 +79,12 @@ func remove(h *netlink.Handle, name string) error {
 	return nil
 }
 
-// ends are the names of the bridge's ends of a node's links.
+// ends returns the names of the bridge's ends of a node's links.
 func ends(number int) map[string]string {
 	return map[string]string{nodeLink: fmt.Sprintf("vpc0-%d", number), tunnelLink: fmt.Sprintf("vpc1-%d", number)}
 }
 
-// join puts a node's namespace on the ground.
+// join connects a node's network namespace to the bridge.
 func (g *ground) join(netns string, number int) error {
 	err := ns.Netlink(g.netns, func(h *netlink.Handle) error {
 		bridge, err := h.LinkByName(bridgeLink)
@@ -103,7 +103,7 @@ func (g *ground) join(netns string, number int) error {
 				err = h.LinkSetMaster(l, bridge)
 			}
 			if err != nil {
-				return fmt.Errorf("put link %s on %s: %w", outside, bridgeLink, err)
+				return fmt.Errorf("connect link %s to %s: %w", outside, bridgeLink, err)
 			}
 			if err := ns.LinkUp(h, outside); err != nil {
 				return err
@@ -119,7 +119,7 @@ func (g *ground) join(netns string, number int) error {
 	})
 }
 
-// leave takes a node off the ground again. Its namespace may be gone.
+// leave disconnects a node. Its network namespace may be gone.
 func (g *ground) leave(number int) error {
 	return ns.Netlink(g.netns, func(h *netlink.Handle) error {
 		var errs []error
@@ -132,7 +132,7 @@ func (g *ground) leave(number int) error {
 
 func (g *ground) close() error {
 	if _, err := os.Stat(g.netns); errors.Is(err, os.ErrNotExist) && filepath.Dir(g.netns) == ns.Dir {
-		return nil // it went with its namespace
+		return nil // deleted together with its namespace
 	}
 	return ns.Netlink(g.netns, func(h *netlink.Handle) error { return remove(h, bridgeLink) })
 }

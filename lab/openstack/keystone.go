@@ -18,18 +18,18 @@ var keystoneScript []byte
 
 const keystonePort = 5000
 
-// Region is that of Neutron in Keystone's catalog.
+// Region is Neutron's region in Keystone's catalog.
 const Region = "lab"
 
-// keystone is what is known of a running one.
+// keystone is a running Keystone.
 type keystone struct {
 	programs *programs
 	password string // of the user admin
 	log      string // file
 
-	mu      sync.Mutex // guards all below; held while there is no token yet, so that one is asked for
+	mu      sync.Mutex // guards all below; held during requests for a token, so that only one is requested
 	token   string     // of the user admin, in the project admin
-	since   time.Time  // that token was asked for
+	since   time.Time  // when the token was requested
 	project string     // the ID of the project of all resources
 }
 
@@ -37,14 +37,14 @@ func keystoneURL() string {
 	return "http://" + netip.AddrPortFrom(services.Addr(), keystonePort).String() + "/v3"
 }
 
-// secret is a new password.
+// secret returns a new password.
 func secret() string {
 	b := make([]byte, 16)
 	_, _ = rand.Read(b) // never fails (crypto/rand)
 	return hex.EncodeToString(b)
 }
 
-// startKeystone starts Keystone with keys of its own and a user admin.
+// startKeystone starts Keystone with new keys and a user admin.
 func startKeystone(c *programs) (*keystone, error) {
 	k := &keystone{programs: c, password: secret()}
 	script, conf := c.in("keystone.py"), c.in("keystone.conf")
@@ -52,7 +52,7 @@ func startKeystone(c *programs) (*keystone, error) {
 		return nil, err
 	}
 	files := map[string]string{script: string(keystoneScript), conf: k.conf()}
-	for _, name := range []string{"0", "1"} { // the next key and the present one (Keystone, "Fernet tokens")
+	for _, name := range []string{"0", "1"} { // the staged and the primary key (Keystone, "Fernet tokens")
 		b := make([]byte, 32)
 		_, _ = rand.Read(b) // never fails (crypto/rand)
 		files[c.in(keysDir, name)] = base64.URLEncoding.EncodeToString(b)
@@ -73,19 +73,19 @@ func startKeystone(c *programs) (*keystone, error) {
 	return k, nil
 }
 
-// wait returns once Keystone gives tokens and has Neutron in its catalog.
+// wait returns once Keystone issues tokens and has Neutron in its catalog.
 func (k *keystone) wait(ctx context.Context) error {
 	err := k.programs.within(ctx, "Keystone, which logs to "+k.log, func(ctx context.Context) error {
 		_, err := k.programs.do(ctx, call{method: "GET", url: keystoneURL()}, nil)
 		return err
 	})
 	if err == nil {
-		err = k.enlist(ctx)
+		err = k.initialize(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	k.programs.Progress("Keystone answers at " + keystoneURL())
+	k.programs.Progress("Keystone responds at " + keystoneURL())
 	return nil
 }
 
@@ -107,7 +107,7 @@ enforce_scope = false
 `, k.programs.database("keystone"), k.programs.in(keysDir), k.programs.in(keysDir))
 }
 
-// tokensConf has Neutron ask Keystone about tokens.
+// tokensConf returns the section of Neutron's configuration that makes it validate tokens with Keystone.
 func (k *keystone) tokensConf() string {
 	return fmt.Sprintf(`[keystone_authtoken]
 www_authenticate_uri = %[1]s

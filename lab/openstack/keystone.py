@@ -1,4 +1,4 @@
-"""Makes the tables of Keystone in an empty database, its first user, and serves it.
+"""Creates the tables of Keystone in an empty database and its first user, then serves Keystone.
 
 Arguments: the configuration, the address and port to serve at, the URL and region in the
 catalog; the password of the user admin is in BERTH_LAB_PASSWORD.
@@ -19,7 +19,7 @@ from keystone.server import backends
 from keystone.server.flask import core
 import sqlalchemy
 
-application = core.initialize_application("public", config_files=[conf])  # which loads all models
+application = core.initialize_application("public", config_files=[conf])  # loads all models
 engine = sqlalchemy.create_engine(keystone.conf.CONF.database.connection)
 while True:
     try:
@@ -30,7 +30,7 @@ while True:
         time.sleep(0.1)
 tables = sql.ModelBase.metadata
 tables.create_all(engine)
-root = base.NULL_DOMAIN_ID  # which all domains are in
+root = base.NULL_DOMAIN_ID  # contains all domains
 with engine.begin() as connection:
     connection.execute(tables.tables["project"].insert().values(
         id=root, name=root, domain_id=root, enabled=False, description="", is_domain=True, extra="{}"))
@@ -38,7 +38,7 @@ engine.dispose()
 
 from keystone.cmd import bootstrap
 
-backends.load_backends = lambda: {}  # they are loaded
+backends.load_backends = lambda: {}  # already loaded
 first = bootstrap.Bootstrapper()
 first.admin_username, first.admin_password = "admin", os.environ.pop("BERTH_LAB_PASSWORD")
 first.project_name = first.admin_role_name = "admin"

@@ -1,11 +1,11 @@
-"""Makes the tables of Neutron in an empty database, then becomes neutron-server.
+"""Creates the tables of Neutron in an empty database, then becomes neutron-server.
 
-neutron-db-manage comes to the same by a hundred steps, of which each is a change of tables.
+neutron-db-manage does the same in a hundred migrations.
 """
 import sys
 import time
 
-from neutron.cmd.eventlet import server  # first: it replaces what blocks
+from neutron.cmd.eventlet import server  # must be first: it monkey-patches blocking calls
 from neutron.db.migration.models import head
 import sqlalchemy
 

@@ -15,12 +15,12 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// longestName is that of a node's name, in bytes: sockets lie in a folder of that name.
+// longestName is the maximum length of a node's name in bytes: it is part of the paths of sockets.
 const longestName = 42
 
 var validName = regexp.MustCompile(fmt.Sprintf(`^[a-z0-9]([a-z0-9-]{0,%d}[a-z0-9])?$`, longestName-2))
 
-// Node is a machine that has joined. Ports are bound to it by its name.
+// Node is a node of OpenStack. Ports are bound to it by its name.
 type Node struct {
 	Name   string
 	netns  string
@@ -38,25 +38,25 @@ func (n *Node) running() []*proc.Process {
 	return slices.Clone(n.programs)
 }
 
-// Join makes a network namespace a node: it gets links to the services and the other nodes,
-// Open vSwitch with br-int, and what programs it. Join returns once Neutron binds ports there.
-// The namespace is the caller's: Leave before it is removed, or after it is gone.
+// Join makes a network namespace a node, with links to the services and the other nodes, Open vSwitch with
+// br-int, and the agent that programs it. Join returns once Neutron binds ports to the node. The caller owns
+// the namespace, and calls Leave before or after its removal.
 func (c *Cloud) Join(ctx context.Context, name, netns string) (*Node, error) {
 	if !validName.MatchString(name) {
-		return nil, fmt.Errorf("node name %q: want lower-case letters, digits and dashes, at most %d", name, longestName)
+		return nil, fmt.Errorf("node name %q: expected at most %d lower-case letters, digits and dashes", name, longestName)
 	}
-	n, err := c.enter(name, netns)
+	n, err := c.register(name, netns)
 	if err != nil {
 		return nil, err
 	}
-	if err := n.raise(ctx); err != nil {
+	if err := n.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("join node %s to OpenStack: %w", name, err), n.Leave())
 	}
 	return n, nil
 }
 
-// enter gives a node a number of its own.
-func (c *Cloud) enter(name, netns string) (*Node, error) {
+// register assigns an unused number to a node.
+func (c *Cloud) register(name, netns string) (*Node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -72,7 +72,7 @@ func (c *Cloud) enter(name, netns string) (*Node, error) {
 			return n, nil
 		}
 	}
-	return nil, fmt.Errorf("join node %s: there is room for %d", name, maxNodes)
+	return nil, fmt.Errorf("join node %s: the maximum of %d nodes is reached", name, maxNodes)
 }
 
 // Nodes lists the nodes by name.
@@ -86,7 +86,7 @@ func (c *Cloud) Nodes() []*Node {
 	return out
 }
 
-func (n *Node) raise(ctx context.Context) error {
+func (n *Node) start(ctx context.Context) error {
 	if err := os.MkdirAll(n.dir, 0o755); err != nil {
 		return err
 	}
@@ -106,22 +106,22 @@ func (n *Node) raise(ctx context.Context) error {
 	if err := n.agent().Wait(ctx, func() error { return n.Alive(ctx) }); err != nil {
 		return err
 	}
-	n.cloud.Progress(fmt.Sprintf("node %s has joined, its tunnels end at %s", n.Name, n.tunnel().Addr()))
+	n.cloud.Progress(fmt.Sprintf("node %s has joined, tunnel address %s", n.Name, n.tunnel().Addr()))
 	return nil
 }
 
-// agent is what programs its Open vSwitch, the last program to start.
+// agent returns the process that programs Open vSwitch, which is the last one to start.
 func (n *Node) agent() *proc.Process {
 	programs := n.running()
 	return programs[len(programs)-1]
 }
 
-// KillAgent ends what programs the node's Open vSwitch: OVN's controller or Neutron's agent. The
-// ports that are plugged go on; Neutron binds none there once the agent was silent for
+// KillAgent kills the process that programs the node's Open vSwitch: OVN's controller or Neutron's agent.
+// Plugged ports keep working. Neutron binds no further ports to the node once the agent has been silent for
 // Options.AgentDown.
 func (n *Node) KillAgent() error { return end([]*proc.Process{n.agent()}) }
 
-// RestartAgent starts it again.
+// RestartAgent starts the agent again.
 func (n *Node) RestartAgent() error { return n.agent().Start() }
 
 // run starts a program on the node.
@@ -139,17 +139,17 @@ func (n *Node) run(p program) (*proc.Process, error) {
 
 func (n *Node) socket() string { return filepath.Join(n.dir, "db.sock") }
 
-// Netns is the file of its network namespace.
+// Netns is the path of the node's network namespace.
 func (n *Node) Netns() string { return n.netns }
 
 // OVSDB is the endpoint of the node's Open vSwitch database, unix:PATH.
 func (n *Node) OVSDB() string { return "unix:" + n.socket() }
 
-// tunnel is the address of its ends of tunnels.
+// tunnel returns the node's tunnel endpoint address.
 func (n *Node) tunnel() netip.Prefix { return at(tunnelsNet, n.number) }
 
-// Leave kills the node's programs, as a power failure does: Neutron is not notified. A node
-// of the name may join again.
+// Leave kills the node's programs, as a power failure does: Neutron is not notified. A node of the same
+// name may join again.
 func (n *Node) Leave() error {
 	err := n.remove()
 	n.cloud.mu.Lock()
@@ -161,7 +161,7 @@ func (n *Node) Leave() error {
 	return err
 }
 
-// remove ends what runs on the node and takes it off the ground.
+// remove kills the node's programs and disconnects the node.
 func (n *Node) remove() error {
 	return errors.Join(end(n.running()), n.cloud.ground.leave(n.number), os.RemoveAll(n.dir))
 }

@@ -1,25 +1,24 @@
-// Package openstack runs a real OpenStack Networking (Neutron) for the lab, the demo and
-// tests: its server with MariaDB, OVN's databases and northd or RabbitMQ, Keystone if asked
-// for, and Open vSwitch with OVN's controller or Neutron's agent on each node that joins. All
-// are Debian's programs, started as processes of their own that die with their starter; their
-// packages are the group neutron of hack/deps.sh.
+// Package openstack runs a real OpenStack Networking (Neutron) for the lab, the demo and tests: its server
+// with MariaDB, with OVN's databases and northd or with RabbitMQ, optionally Keystone, and Open vSwitch with
+// OVN's controller or Neutron's agent on each node. All are Debian's programs, started as child processes
+// that die with their parent. Their packages are the group neutron of hack/deps.sh.
 //
-// Services run in one network namespace, on a bridge of their own. Each node is a network
-// namespace, which gets two links to that bridge: one by which it reaches the services, one
-// below Open vSwitch for tunnels to the other nodes. Packets are switched in user space,
-// since Open vSwitch's kernel module is not everywhere.
+// Services run in one network namespace, on a separate bridge. Each node is a network namespace with two
+// links to that bridge: one by which it reaches the services, and one below Open vSwitch for tunnels to the
+// other nodes. Packets are switched in user space, since Open vSwitch's kernel module is not available
+// everywhere.
 //
-//	openstack.go  options, and the order of the start
-//	programs.go   where programs are, and how they run and end
+//	openstack.go  options and the start order
+//	programs.go   locations and lifecycle of the programs
 //	ground.go     the bridge and the links of nodes
 //	backends.go   the database, the message broker of the server and its agents, OVN's databases and northd
 //	server.go     Neutron's server
 //	keystone.go   Keystone
 //	node.go       nodes
-//	vswitch.go    Open vSwitch of a node, and what programs it
+//	vswitch.go    Open vSwitch of a node, and the agent that programs it
 //	call.go       requests
 //	resources.go  networks, subnets, groups, ports
-//	people.go     projects, users, application credentials
+//	identity.go   projects, users, application credentials
 package openstack
 
 import (
@@ -40,25 +39,24 @@ type Backend string
 
 // The backends.
 const (
-	OVN Backend = "ovn" // ML2's driver ovn: OVN's controller on each node, tunnels by Geneve
-	// Agent is ML2's driver openvswitch: Neutron's agent on each node, with the firewall
-	// iptables_hybrid, for which a port has a Linux bridge of its own; tunnels by VXLAN.
+	OVN Backend = "ovn" // ML2 driver ovn: OVN's controller on each node, Geneve tunnels
+	// Agent is the ML2 driver openvswitch: Neutron's agent on each node, with the firewall iptables_hybrid,
+	// which gives each port a Linux bridge, and VXLAN tunnels.
 	Agent Backend = "agent"
 )
 
-// Options describe an instance. Dir is needed.
+// Options describe an instance. Dir is required.
 type Options struct {
-	// Dir holds data, sockets and logs. Its content is removed first. Keep it short, and
-	// to letters, digits and -_./: it stands in paths of sockets and in configurations.
+	// Dir holds data, sockets and logs. Start removes its content first. It is part of socket paths and
+	// configurations, so it must be short and consist of letters, digits and -_./ only.
 	Dir string
-	// Netns is the file of the network namespace of the services; the starter's own when empty.
+	// Netns is the path of the network namespace of the services; empty: that of the caller.
 	Netns    string
 	Backend  Backend // OVN when empty
 	Keystone bool    // requests to Neutron need a token
-	// AgentDown is for how long Neutron believes in a node's agent that says nothing, in whole
-	// seconds; 30 s when zero.
+	// AgentDown is how long a silent agent counts as alive, in whole seconds; 30 s if zero.
 	AgentDown time.Duration
-	Progress  func(string) // called with one line a step, by several goroutines; may be nil
+	Progress  func(string) // called with one line per step, by several goroutines; may be nil
 }
 
 // Cloud is a running instance. Its methods may be called concurrently.
@@ -66,18 +64,17 @@ type Cloud struct {
 	Options
 	ground   *ground
 	programs *programs // of the services
-	keystone *keystone // nil without
+	keystone *keystone // nil: no Keystone
 	server   *server
 
 	mu      sync.Mutex // guards all below; never held across I/O
 	nodes   map[string]*Node
-	numbers map[int]bool // of nodes; what is true is used
+	numbers map[int]bool // of nodes; true: in use
 	closed  bool
 }
 
-// Start raises an instance without nodes and returns once Neutron answers, after about seven
-// seconds on a quiet machine. When ctx ends first, or a program fails, nothing is left but
-// logs.
+// Start starts an instance without nodes and returns once Neutron responds, after about seven seconds on an
+// idle machine. If ctx ends first or a program fails, only logs are left.
 func Start(ctx context.Context, o Options) (*Cloud, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -85,7 +82,7 @@ func Start(ctx context.Context, o Options) (*Cloud, error) {
 	}
 	p := &programs{Options: o}
 	c := &Cloud{Options: o, programs: p, server: &server{programs: p}, nodes: map[string]*Node{}, numbers: map[int]bool{}}
-	if err := c.raise(ctx); err != nil {
+	if err := c.startAll(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start OpenStack in %s: %w", o.Dir, err), c.Close())
 	}
 	return c, nil
@@ -93,7 +90,7 @@ func Start(ctx context.Context, o Options) (*Cloud, error) {
 
 func (o Options) complete() (Options, error) {
 	if os.Geteuid() != 0 {
-		return o, errors.New("OpenStack's nodes are network namespaces: run it as root")
+		return o, errors.New("OpenStack's nodes are network namespaces: root is required")
 	}
 	if o.Dir == "" {
 		return o, errors.New("directory of OpenStack: none given")
@@ -103,24 +100,24 @@ func (o Options) complete() (Options, error) {
 		return o, fmt.Errorf("directory of OpenStack: %w", err)
 	}
 	if strings.ContainsFunc(dir, unusual) {
-		return o, fmt.Errorf("directory of OpenStack: %s: want letters, digits and -_./ only, as it stands in configurations", dir)
+		return o, fmt.Errorf("directory of OpenStack: %s: expected letters, digits and -_./ only, as it is part of configurations", dir)
 	}
-	// The longest path of a socket below it; the kernel takes 107 bytes (unix(7)).
+	// The longest path of a socket in dir; the kernel accepts 107 bytes (unix(7)).
 	if longest := filepath.Join(dir, nodesDir, strings.Repeat("n", longestName), "br-int.mgmt"); len(longest) > 107 {
-		return o, fmt.Errorf("directory of OpenStack: %s: want at most %d bytes, since sockets lie in it", dir, 107-len(longest)+len(dir))
+		return o, fmt.Errorf("directory of OpenStack: %s: expected at most %d bytes, as it is part of socket paths", dir, 107-len(longest)+len(dir))
 	}
 	o.Dir = dir
 	if o.Backend == "" {
 		o.Backend = OVN
 	}
 	if o.Backend != OVN && o.Backend != Agent {
-		return o, fmt.Errorf("backend: %q: want %s or %s", o.Backend, OVN, Agent)
+		return o, fmt.Errorf("backend: %q: expected %s or %s", o.Backend, OVN, Agent)
 	}
 	if o.AgentDown == 0 {
 		o.AgentDown = 30 * time.Second
 	}
 	if o.AgentDown < 3*time.Second {
-		return o, fmt.Errorf("time in which an agent must say something: %v: want 3 s at least, as it does so each third of that", o.AgentDown)
+		return o, fmt.Errorf("AgentDown %v: expected at least 3 s; agents report every third of it", o.AgentDown)
 	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -133,9 +130,9 @@ func unusual(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./", r))
 }
 
-// raise starts all programs at once where one only waits for another: most of the time goes
-// by while Python loads.
-func (c *Cloud) raise(ctx context.Context) error {
+// startAll starts all programs concurrently, except where one needs another: loading Python takes most of
+// the time.
+func (c *Cloud) startAll(ctx context.Context) error {
 	if err := os.RemoveAll(c.Dir); err != nil {
 		return err
 	}
@@ -177,7 +174,7 @@ func (c *Cloud) raise(ctx context.Context) error {
 	return g.Wait()
 }
 
-// summary says what starts.
+// summary describes what is starting.
 func (o Options) summary() string {
 	parts := []string{"MariaDB", "OVN's databases", "neutron-server"}
 	if o.Backend == Agent {
@@ -189,7 +186,7 @@ func (o Options) summary() string {
 	return "starting " + strings.Join(parts, ", ")
 }
 
-// Close ends every program and removes all but the logs. A second Close does nothing.
+// Close kills every program and removes everything but the logs. A second Close does nothing.
 func (c *Cloud) Close() error {
 	c.mu.Lock()
 	closed := c.closed
@@ -223,7 +220,7 @@ const (
 	lockDir     = "lock"
 )
 
-// in is a path in the instance's directory.
+// in returns a path in the instance's directory.
 func (o Options) in(parts ...string) string {
 	return filepath.Join(append([]string{o.Dir}, parts...)...)
 }

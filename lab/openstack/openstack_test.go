@@ -13,9 +13,9 @@ func TestOptionsAreChecked(t *testing.T) {
 		want string
 	}{
 		{"no directory", Options{}, "directory of OpenStack: none given"},
-		{"a directory that would have to be quoted", Options{Dir: "/tmp/a b"}, "want letters, digits and -_./ only"},
-		{"a directory too long for sockets", Options{Dir: "/" + strings.Repeat("d", 60)}, "want at most 50 bytes"},
-		{"an unknown backend", Options{Dir: "/tmp/os", Backend: "linuxbridge"}, `backend: "linuxbridge": want ovn or agent`},
+		{"a directory that would have to be quoted", Options{Dir: "/tmp/a b"}, "expected letters, digits and -_./ only"},
+		{"a directory too long for sockets", Options{Dir: "/" + strings.Repeat("d", 60)}, "expected at most 50 bytes"},
+		{"an unknown backend", Options{Dir: "/tmp/os", Backend: "linuxbridge"}, `backend: "linuxbridge": expected ovn or agent`},
 	} {
 		_, err := tc.o.complete()
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -32,16 +32,17 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 				continue
 			}
 			if err := o.installed(); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "hack/deps.sh neutron") {
-				t.Errorf("%s is not there: %v", name, err)
+				t.Errorf("%s is not installed: got error %v, want one that names it", name, err)
 			}
 		}
 	}
 	if err := (Options{Backend: OVN}).installed(); path("mariadbd") == "" && err == nil {
-		t.Error("MariaDB is not there, and no error")
+		t.Error("MariaDB is not installed: no error")
 	}
 }
 
-// The configurations of Neutron's server, its agents and Keystone have what Berth relies on.
+// The configurations of Neutron's server, its agents and Keystone contain the settings that Berth relies
+// on.
 func TestConfigurations(t *testing.T) {
 	t.Parallel()
 	c := Options{Dir: "/tmp/os", Backend: Agent, Keystone: true}
@@ -62,6 +63,6 @@ func TestConfigurations(t *testing.T) {
 		}
 	}
 	if strings.Contains(c.neutronConf(""), "keystone_authtoken") {
-		t.Error("Neutron would ask Keystone, which there is not")
+		t.Error("neutron.conf refers to Keystone, but the instance has none")
 	}
 }

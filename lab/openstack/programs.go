@@ -18,11 +18,12 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// folders are where Debian has the programs; some are not in everybody's PATH. RabbitMQ's come
-// first: those of the same names in /usr/sbin become another user, who may not read what is here.
+// folders are where Debian installs the programs; not every PATH contains all of them. RabbitMQ's folder
+// comes first: the programs of the same names in /usr/sbin switch to a user who cannot read the instance's
+// files.
 var folders = []string{"/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// programs are those that an instance needs.
+// programs returns the programs that an instance needs.
 func (o Options) programs() []string {
 	needed := []string{"mariadbd", "neutron-server", "ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl"}
 	switch o.Backend {
@@ -37,7 +38,7 @@ func (o Options) programs() []string {
 	return needed
 }
 
-// installed is an error where a program is missing.
+// installed returns an error if a program is missing.
 func (o Options) installed() error {
 	missing := slices.DeleteFunc(o.programs(), func(name string) bool { return path(name) != "" })
 	if len(missing) > 0 {
@@ -46,7 +47,7 @@ func (o Options) installed() error {
 	return nil
 }
 
-// path is where a program is; empty: nowhere.
+// path returns the path of a program, or "" if it is not installed.
 func path(name string) string {
 	for _, dir := range folders {
 		file := filepath.Join(dir, name)
@@ -57,17 +58,17 @@ func path(name string) string {
 	return ""
 }
 
-// searched is PATH of the programs, which start others.
+// searched is the PATH of the programs, which start others.
 var searched = "PATH=" + strings.Join(folders, ":")
 
-// program is one that the instance runs. What is what people know it by.
+// program is one that the instance runs. What is its common name.
 type program struct {
 	what, name string
 	args, env  []string
 	netns, dir string
 }
 
-// programs are those of the services of an instance.
+// programs are the processes of an instance's services.
 type programs struct {
 	Options
 
@@ -104,7 +105,7 @@ func (o Options) start(p program) (*proc.Process, error) {
 	return started, started.Start()
 }
 
-// once runs a program until it has ended and returns what it prints.
+// once runs a program to completion and returns its output.
 func (o Options) once(ctx context.Context, p program) (string, error) {
 	var out, errOut bytes.Buffer
 	if err := proc.Run(ctx, o.command(p), nil, &out, &errOut); err != nil {
@@ -113,7 +114,7 @@ func (o Options) once(ctx context.Context, p program) (string, error) {
 	return out.String(), nil
 }
 
-// end kills programs and their children, the last one first. None has state to keep.
+// end kills programs and their children, the last one first. None has state that must be saved.
 func end(programs []*proc.Process) error {
 	var errs []error
 	for _, p := range slices.Backward(programs) {
@@ -122,16 +123,16 @@ func end(programs []*proc.Process) error {
 		if pid == 0 {
 			continue
 		}
-		// A program leads a group of processes (package proc), in which its children stay.
+		// A program is the leader of a process group (package proc), in which its children stay.
 		if err := unix.Kill(-pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("end what %s started: %w", p, err))
+			errs = append(errs, fmt.Errorf("kill the children of %s: %w", p, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Alive is the error of a program that ended by itself, of the services or of a node, with the
-// end of its log.
+// Alive returns an error if a program of the services or of a node has exited. The error contains the end
+// of its log.
 func (c *Cloud) Alive() error {
 	if err := c.programs.failed(); err != nil {
 		return err
@@ -146,7 +147,7 @@ func (c *Cloud) Alive() error {
 	return nil
 }
 
-// failed is the error of a service that ended by itself.
+// failed returns an error if a service has exited.
 func (c *programs) failed() error {
 	for _, p := range c.running() {
 		if err := p.Failed(); err != nil {
@@ -156,16 +157,16 @@ func (c *programs) failed() error {
 	return nil
 }
 
-// within calls is until it returns nil, a service fails, or ctx ends, and says what it waits
-// for when that takes long.
+// within calls is until it returns nil, a service fails, or ctx ends. It reports progress if that takes
+// longer than patience.
 func (c *programs) within(ctx context.Context, what string, is func(ctx context.Context) error) error {
 	slow := time.AfterFunc(patience, func() { c.Progress("waiting for " + what) })
 	defer slow.Stop()
 	err := poll.Retry(ctx, func() error {
-		// Whoever else has the port may take a connection and never answer.
-		look, cancel := context.WithTimeout(ctx, patience)
+		// Another program on the port may accept a connection and never respond.
+		attempt, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
-		return is(look)
+		return is(attempt)
 	}, func(error) bool { return c.failed() == nil })
 	if failed := c.failed(); err != nil && failed != nil {
 		return failed
@@ -176,5 +177,5 @@ func (c *programs) within(ctx context.Context, what string, is func(ctx context.
 	return nil
 }
 
-// patience is how long nothing needs to be said.
+// patience is the time after which within reports progress, and the timeout of each attempt.
 const patience = 5 * time.Second

@@ -15,7 +15,7 @@ type Network struct {
 	Project string `json:"project_id"`
 }
 
-// Subnet is one of a network. Zero fields are Neutron's to choose.
+// Subnet is a subnet of a network. Neutron chooses the values of zero fields.
 type Subnet struct {
 	ID      string       `json:"id,omitempty"`
 	Name    string       `json:"name"`
@@ -24,13 +24,13 @@ type Subnet struct {
 	// Version is set from CIDR.
 	Version int        `json:"ip_version"`
 	Gateway netip.Addr `json:"gateway_ip,omitzero"`
-	// Pools are the addresses that Neutron chooses from, at random; a port may ask for others.
+	// Pools are the addresses from which Neutron allocates at random. A port may request others.
 	Pools []Pool `json:"allocation_pools,omitempty"`
 
 	Project string `json:"project_id"`
 }
 
-// Pool is a range of addresses, with both ends.
+// Pool is an inclusive range of addresses.
 type Pool struct {
 	Start netip.Addr `json:"start"`
 	End   netip.Addr `json:"end"`
@@ -44,7 +44,7 @@ type Group struct {
 	Project string `json:"project_id"`
 }
 
-// Rule lets packets to the ports of a group. Zero fields let all.
+// Rule allows packets of the ports of a group. Zero fields match everything.
 type Rule struct {
 	ID        string `json:"id,omitempty"`
 	Group     string `json:"security_group_id"`
@@ -57,7 +57,7 @@ type Rule struct {
 	Project string `json:"project_id"`
 }
 
-// Port is one as its owner sees it.
+// Port is a port as its owner sees it.
 type Port struct {
 	ID      string   `json:"id,omitempty"`
 	Name    string   `json:"name"`
@@ -79,16 +79,16 @@ type Fixed struct {
 	IP     netip.Addr `json:"ip_address,omitzero"`
 }
 
-// create creates a resource in the project and returns it as Neutron has it.
+// create creates a resource in the project and returns Neutron's representation.
 func create[T any](ctx context.Context, c *Cloud, kind string, want T) (T, error) {
 	out := map[string]T{}
 	if err := c.network(ctx, "POST", kind+"s", map[string]T{kindName(kind): want}, &out); err != nil {
-		return want, fmt.Errorf("make a %s: %w", kind, err)
+		return want, fmt.Errorf("create a %s: %w", kind, err)
 	}
 	return out[kindName(kind)], nil
 }
 
-// kindName is a kind in bodies, where its paths have dashes.
+// kindName returns the name of a kind in bodies, with underscores for the dashes of paths.
 func kindName(kind string) string {
 	b := []byte(kind)
 	for i := range b {
@@ -99,13 +99,13 @@ func kindName(kind string) string {
 	return string(b)
 }
 
-// AddNetwork makes a network.
+// AddNetwork creates a network.
 func (c *Cloud) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	n.Project = c.Project()
 	return create(ctx, c, "network", n)
 }
 
-// AddSubnet makes a subnet.
+// AddSubnet creates a subnet.
 func (c *Cloud) AddSubnet(ctx context.Context, s Subnet) (Subnet, error) {
 	s.Project, s.Version = c.Project(), 4
 	if s.CIDR.Addr().Is6() {
@@ -114,7 +114,7 @@ func (c *Cloud) AddSubnet(ctx context.Context, s Subnet) (Subnet, error) {
 	return create(ctx, c, "subnet", s)
 }
 
-// AddGroup makes a security group.
+// AddGroup creates a security group.
 func (c *Cloud) AddGroup(ctx context.Context, name string) (Group, error) {
 	return create(ctx, c, "security-group", Group{Name: name, Project: c.Project()})
 }
@@ -125,13 +125,13 @@ func (c *Cloud) AddRule(ctx context.Context, r Rule) (Rule, error) {
 	return create(ctx, c, "security-group-rule", r)
 }
 
-// AddPort makes a port.
+// AddPort creates a port.
 func (c *Cloud) AddPort(ctx context.Context, p Port) (Port, error) {
 	p.Project = c.Project()
 	return create(ctx, c, "port", p)
 }
 
-// Tag gives a port tags, in place of those that it has.
+// Tag replaces the tags of a port.
 func (c *Cloud) Tag(ctx context.Context, port string, tags []string) error {
 	return c.network(ctx, "PUT", "ports/"+port+"/tags", map[string]any{"tags": tags}, nil)
 }
@@ -150,7 +150,7 @@ func (c *Cloud) Delete(ctx context.Context, kind, id string) error {
 	return c.network(ctx, "DELETE", kind+"s/"+id, nil, nil)
 }
 
-// SetQuota limits how many ports the project may have; -1: no limit.
+// SetQuota sets the maximum number of ports of the project; -1: no limit.
 func (c *Cloud) SetQuota(ctx context.Context, ports int) error {
 	return c.network(ctx, "PUT", "quotas/"+c.Project(), map[string]any{"quota": map[string]any{"port": ports}}, nil)
 }
@@ -161,7 +161,7 @@ type agent struct {
 	Alive bool   `json:"alive"`
 }
 
-// agents lists those of a host.
+// agents lists the agents of a host.
 func (c *Cloud) agents(ctx context.Context, host string) ([]agent, error) {
 	var out struct {
 		Agents []agent `json:"agents"`

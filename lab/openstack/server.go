@@ -17,12 +17,12 @@ var neutronScript []byte
 
 const (
 	neutronPort = 9696
-	// apiPaste is Debian's own, before anybody has edited it.
+	// apiPaste is Debian's unmodified file.
 	apiPaste = "/usr/share/neutron-common/api-paste.ini"
 )
 
-// Endpoint is the URL that is known to who uses the cloud, in the services' namespace and on
-// nodes: Keystone's, or Neutron's where there is no Keystone.
+// Endpoint returns the URL for clients in the services' namespace and on nodes: Keystone's, or Neutron's if
+// there is no Keystone.
 func (c *Cloud) Endpoint() string {
 	if c.Keystone {
 		return keystoneURL()
@@ -34,13 +34,13 @@ func neutronURL() string {
 	return "http://" + netip.AddrPortFrom(services.Addr(), neutronPort).String()
 }
 
-// server is Neutron's.
+// server is Neutron's server.
 type server struct {
 	programs *programs
 	process  *proc.Process // nil before start
 }
 
-// start starts the server and returns once it accepts ports. Its configuration has tokens at its end.
+// start starts the server and returns once it accepts ports. Tokens is appended to its configuration.
 func (c *server) start(ctx context.Context, tokens string) error {
 	began := time.Now()
 	if err := os.MkdirAll(c.programs.in(lockDir), 0o755); err != nil {
@@ -74,17 +74,16 @@ func (c *server) wait(ctx context.Context, began time.Time) error {
 		err = c.programs.waitDriver(ctx, c.process)
 	}
 	if err == nil {
-		c.programs.Progress(fmt.Sprintf("Neutron answers at %s, %.1f s after its start", neutronURL(), time.Since(began).Seconds()))
+		c.programs.Progress(fmt.Sprintf("Neutron responds at %s, %.1f s after its start", neutronURL(), time.Since(began).Seconds()))
 	}
 	return err
 }
 
-// KillServer kills Neutron's server, with its workers: its API does not answer until
-// RestartServer.
+// KillServer kills Neutron's server with its workers. Its API does not respond until RestartServer.
 func (c *Cloud) KillServer() error { return end([]*proc.Process{c.server.process}) }
 
-// RestartServer starts Neutron's server again, over the databases that it had, and returns once
-// it takes ports.
+// RestartServer starts Neutron's server again, with its existing databases, and returns once it accepts
+// ports.
 func (c *Cloud) RestartServer(ctx context.Context) error {
 	began := time.Now()
 	if err := c.server.process.Start(); err != nil {
@@ -93,11 +92,11 @@ func (c *Cloud) RestartServer(ctx context.Context) error {
 	return c.server.wait(ctx, began)
 }
 
-// neutronConf is the configuration of server and agents, with tokens at its end.
+// neutronConf returns the configuration of server and agents, with tokens appended.
 func (o Options) neutronConf(tokens string) string {
 	auth, transport, workers, plugins := "noauth", "fake://", "api_workers = 1\nrpc_workers = 0", "ovn-router"
 	if o.Backend == Agent {
-		// One process is all: with the agent's driver the server has no work of its own.
+		// One process is enough: with the agent's driver the server has no background work.
 		transport, workers, plugins = "rabbit://guest:guest@"+services.Addr().String()+":5672/", "api_workers = 0\nrpc_workers = 1", ""
 	}
 	if o.Keystone {
@@ -133,7 +132,7 @@ policy_file = %s
 		int(o.AgentDown.Seconds()), apiPaste, int(o.AgentDown.Seconds())/3, o.database("neutron"), o.in(lockDir), o.in("policy.yaml"), tokens)
 }
 
-// ml2Conf is the configuration of Neutron's plugin.
+// ml2Conf returns the configuration of Neutron's plugin.
 func (o Options) ml2Conf() string {
 	types, driver, more := "geneve", "ovn", fmt.Sprintf("[ml2_type_geneve]\nvni_ranges = 1:1000\nmax_header_size = 38\n[ovn]\novn_nb_connection = tcp:%[1]s:%[2]d\novn_sb_connection = tcp:%[1]s:%[3]d\n",
 		services.Addr(), northboundPort, southboundPort)
@@ -146,8 +145,8 @@ func (o Options) ml2Conf() string {
 	}, "\n")
 }
 
-// policy allows the role Role what Berth needs in addition to what a member of a project may do
-// (package internal/vpcport/neutron has the rules).
+// policy grants the role Role the permissions that Berth needs in addition to those of a project member
+// (see package internal/vpcport/neutron).
 var policy = func() string {
 	var b strings.Builder
 	for _, rule := range []string{
@@ -158,5 +157,5 @@ var policy = func() string {
 	return b.String()
 }()
 
-// Role is that of users who may bind ports and choose their MAC addresses.
+// Role is the role of users who may bind ports and choose their MAC addresses.
 const Role = "berth"

@@ -16,13 +16,12 @@ import (
 
 // Names in Open vSwitch.
 const (
-	IntegrationBridge = "br-int" // that ports are plugged into
-	tunnelBridge      = "br-phy" // with the node's end of tunnels
+	IntegrationBridge = "br-int" // into which ports are plugged
+	tunnelBridge      = "br-phy" // with the node's tunnel endpoint
 )
 
-// startSwitch starts Open vSwitch on a node, with the bridge of its tunnels, and returns once
-// both bridges are there. Tunnels in user space go by an address of a bridge, not of a link
-// (Open vSwitch, "Userspace datapath - tunneling").
+// startSwitch starts Open vSwitch on a node, and returns once both bridges exist. Tunnels in user space need
+// an address on a bridge, not on a link (Open vSwitch, "Userspace datapath - tunneling").
 func (n *Node) startSwitch(ctx context.Context) error {
 	file := filepath.Join(n.dir, "conf.db")
 	if _, err := n.cloud.once(ctx, program{name: "ovsdb-tool", args: []string{"create", file, "/usr/share/openvswitch/vswitch.ovsschema"}}); err != nil {
@@ -48,7 +47,7 @@ func (n *Node) startSwitch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The bridges' links are made by ovs-vswitchd.
+	// ovs-vswitchd creates the links of the bridges.
 	return switchd.Wait(ctx, func() error {
 		return ns.Netlink(n.netns, func(h *netlink.Handle) error {
 			if _, err := h.LinkByName(IntegrationBridge); err != nil {
@@ -59,8 +58,8 @@ func (n *Node) startSwitch(ctx context.Context) error {
 	})
 }
 
-// configuration are the rows of OVSDB, as arguments of ovs-vsctl. Bridges are switched in user
-// space, by one thread.
+// configuration returns arguments of ovs-vsctl for the rows of OVSDB. Bridges are switched in user space, by
+// one thread.
 func (n *Node) configuration() []string {
 	args := []string{
 		"init", "--", "set", "Open_vSwitch", ".", "external_ids:system-id=" + n.Name, "external_ids:hostname=" + n.Name,
@@ -88,9 +87,8 @@ func (n *Node) startController() error {
 	return err
 }
 
-// Alive is an error where Neutron would not bind a port to the node. With OVN Neutron asks its
-// controller for a sign of life on each request for agents, at most twice in
-// Options.AgentDown.
+// Alive returns an error if Neutron would not bind a port to the node. With OVN, each request for agents
+// makes Neutron check the controller, but at most twice per Options.AgentDown.
 func (n *Node) Alive(ctx context.Context) error {
 	agents, err := n.cloud.agents(ctx, n.Name)
 	if err != nil {
@@ -101,10 +99,10 @@ func (n *Node) Alive(ctx context.Context) error {
 			return nil
 		}
 	}
-	return errors.New("Neutron knows of no agent there that is alive")
+	return errors.New("Neutron has no live agent on the node")
 }
 
-// startAgent starts Neutron's agent, which asks for Linux bridges between ports and br-int.
+// startAgent starts Neutron's agent, which requires Linux bridges between ports and br-int.
 func (n *Node) startAgent() error {
 	file := filepath.Join(n.dir, "agent.ini")
 	text := fmt.Sprintf(`[DEFAULT]

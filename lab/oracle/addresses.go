@@ -14,11 +14,10 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Addresses compares the addresses of a whole cluster's pods with each other, with
-// what berthd of their nodes says, and with what EC2 has for the nodes, in port mode with
-// PodNICs, the cloud's ports and the nodes' OVSDBs, and counts the
-// pods. Nodes in without are left out, such as one that is off. It is meant for a
-// cluster at rest: pods that start or end at the moment are an error.
+// Addresses verifies the addresses of a whole cluster's pods, and returns the number of pods. It compares
+// the addresses with each other, with berthd's report on each node, and with EC2's state of the nodes, or in
+// port mode with PodNICs, the cloud's ports and the nodes' OVSDBs. It ignores the nodes in without, such as
+// one that is powered off. The cluster must be at rest: pods that are starting or terminating are an error.
 func Addresses(ctx context.Context, l *lab.Lab, without ...string) (pods int, err error) {
 	if l.Mode == lab.PortMode {
 		return portsAgree(ctx, l, without)
@@ -43,8 +42,8 @@ func Addresses(ctx context.Context, l *lab.Lab, without ...string) (pods int, er
 	return pods, nil
 }
 
-// agree compares a node's pods with its daemon and with EC2. Holder has the pods of
-// other nodes by their addresses, and gets these.
+// agree compares a node's pods with its daemon and with EC2. Holder maps addresses of other nodes' pods to
+// the pods; agree adds those of this node.
 func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, holder map[netip.Addr]string) error {
 	doc, err := lab.Document(ctx, n)
 	if err != nil {
@@ -83,7 +82,7 @@ func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, hol
 			}
 			holder[address] = name
 			if reported[address] != name {
-				return fmt.Errorf("berthd of %s says that %s has the address of %s: %q", n.Name, address, name, reported[address])
+				return fmt.Errorf("berthd of %s reports %s, the address of %s, for %q", n.Name, address, name, reported[address])
 			}
 			if l.Cloud != nil && !onENI(l, n.InstanceID, address) {
 				return fmt.Errorf("no ENI of %s has %s, the address of %s", n.Name, address, name)
@@ -92,7 +91,7 @@ func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, hol
 		}
 	}
 	if len(reported) > 0 {
-		return fmt.Errorf("berthd of %s holds addresses for pods that are gone: %v", n.Name, reported)
+		return fmt.Errorf("berthd of %s reports addresses of pods that do not exist: %v", n.Name, reported)
 	}
 	return nil
 }

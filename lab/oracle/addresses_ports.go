@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// portsAgree compares the pods of a whole cluster in port mode with what PodNICs, the cloud,
-// the nodes' OVSDBs and berthd have for them, and counts them. Nodes in without are left out.
+// portsAgree compares the pods of a whole cluster in port mode with PodNICs, the cloud's ports, the nodes'
+// OVSDBs and berthd's reports, and returns their number. It ignores the nodes in without.
 func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, err error) {
 	v := &portView{ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
 	if err := viewPorts(ctx, l, v); err != nil {
@@ -50,10 +50,10 @@ func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, er
 			pods++
 		}
 		for port := range o.rows {
-			v.wrong("port %s is in the OVSDB of %s, and in no pod there", port, n.Name)
+			v.wrong("port %s is in the OVSDB of %s, but in no pod there", port, n.Name)
 		}
 		for port, pod := range o.reported {
-			v.wrong("berthd of %s says that pod %s has port %s", n.Name, pod, port)
+			v.wrong("berthd of %s reports that pod %s has port %s, which it does not have", n.Name, pod, port)
 		}
 	}
 	v.checkObjects()
@@ -61,12 +61,12 @@ func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, er
 	return pods, errors.Join(append(v.errs, l.Ports.Alive())...)
 }
 
-// onNode is the state of one node.
+// onNode is the observed state of one node.
 type onNode struct {
 	*portView
 	node     string
-	rows     map[string]bool   // ports that are in its OVSDB
-	reported map[string]string // pods by port, as berthd has them
+	rows     map[string]bool   // ports in its OVSDB
+	reported map[string]string // pods by port, as berthd reports them
 }
 
 func (o onNode) observe(ctx context.Context, l *lab.Lab, n *node.Node) error {
@@ -84,7 +84,7 @@ func (o onNode) observe(ctx context.Context, l *lab.Lab, n *node.Node) error {
 	return err
 }
 
-// check compares a pod with its PodNICs, and takes what is found off the node's lists.
+// check compares a pod with its PodNICs, and removes what it finds from the node's state.
 func (o onNode) check(p *corev1.Pod) error {
 	var addresses []string // of eth0
 	for i := range o.nics {
@@ -95,7 +95,7 @@ func (o onNode) check(p *corev1.Pod) error {
 		id := n.Status.PortID
 		port, pod := o.ports[id], p.Namespace+"/"+p.Name
 		o.used[id] = o.node + "/" + pod
-		switch says := n.Status.Node; {
+		switch report := n.Status.Node; {
 		case n.Status.Phase != v1alpha1.PhaseActive || n.Status.NodeName != o.node:
 			return fmt.Errorf("PodNIC %s is on %q: %s", n.Name, n.Status.NodeName, phase(n))
 		case port.Host != o.node || port.Status != "ACTIVE":
@@ -103,9 +103,9 @@ func (o onNode) check(p *corev1.Pod) error {
 		case !o.rows[id]:
 			return fmt.Errorf("port %s is not in the OVSDB of %s", id, o.node)
 		case o.reported[id] != pod:
-			return fmt.Errorf("berthd says that %q has port %s", o.reported[id], id)
-		case says == nil || says.State != v1alpha1.NodePlugged || says.PortID != id:
-			return fmt.Errorf("PodNIC %s: its status.node is %+v", n.Name, says)
+			return fmt.Errorf("berthd reports %q as the owner of port %s", o.reported[id], id)
+		case report == nil || report.State != v1alpha1.NodePlugged || report.PortID != id:
+			return fmt.Errorf("PodNIC %s: its status.node is %+v", n.Name, report)
 		}
 		delete(o.rows, id)
 		delete(o.reported, id)
@@ -117,7 +117,7 @@ func (o onNode) check(p *corev1.Pod) error {
 		}
 	}
 	if !slices.Contains(addresses, p.Status.PodIP) {
-		return fmt.Errorf("the kubelet knows it by %q, its port eth0 has %v", p.Status.PodIP, addresses)
+		return fmt.Errorf("the kubelet reports the address %q, the port of eth0 has %v", p.Status.PodIP, addresses)
 	}
 	return nil
 }

@@ -22,10 +22,10 @@ import (
 )
 
 // In operator mode a pod's first interface may be a branch interface, to which its node routes
-// (docs/ports.md, "Branch interfaces of EC2"). Such a pod has no address of the node's ENIs. What there is
-// of it on the node is two links, and rules, routes and nftables chains of their names.
+// (docs/ports.md, "Branch interfaces of EC2"). Such a pod has no address of the node's ENIs. Its state on the
+// node consists of two links, and of rules, routes and nftables chains named after them.
 
-// routedPods are the UIDs of the pods whose first interface is a branch that their nodes route to.
+// routedPods returns the UIDs of pods whose first interface is a branch to which the node routes.
 func routedPods(ctx context.Context, l *lab.Lab) (map[string]bool, error) {
 	if l.Mode != lab.OperatorMode || !hasBranches(l) {
 		return nil, nil
@@ -43,7 +43,7 @@ func routedPods(ctx context.Context, l *lab.Lab) (map[string]bool, error) {
 	return pods, nil
 }
 
-// hasBranches reports whether pods' ports are branches of their nodes' trunks.
+// hasBranches reports whether pods' ports are branches of trunk ENIs.
 func hasBranches(l *lab.Lab) bool {
 	return l.Ports != nil && l.Ports.Access().Provider == v1alpha1.ProviderEC2
 }
@@ -53,12 +53,11 @@ func isRouted(n *v1alpha1.PodNIC) bool {
 	return n.Status.Interface == firstInterface && n.Status.Plug != nil && n.Status.Plug.Type == v1alpha1.PlugVLAN
 }
 
-// checkRoutedPod wants a pod whose first interface is a branch to have nothing of the node's own
-// addresses. That nothing else of the node's says so follows, as the addresses are of no other pod.
+// checkRoutedPod verifies that a pod whose first interface is a branch uses none of the node's own addresses.
 func (f *findings) checkRoutedPod(k kernelState, p *node.Pod, s podState) {
 	for _, a := range s.addrs {
 		if slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) }) {
-			f.wrong("pod %s has %s, which is of an ENI of this node, and its first interface should be a branch", p.Name, a)
+			f.wrong("pod %s has %s, an address of an ENI of this node, but its first interface should be a branch", p.Name, a)
 		}
 		if link, ok := k.addrs[a]; ok {
 			f.wrong("pod %s has %s, which the node has on %s too", p.Name, a, link)
@@ -70,14 +69,14 @@ func (f *findings) checkRoutedPod(k kernelState, p *node.Pod, s podState) {
 	delete(k.links, s.peer)
 }
 
-// branchKernel is the state of a node's kernel for pods whose first interface is a branch.
+// branchKernel is the kernel state of a node for pods whose first interface is a branch.
 type branchKernel struct {
-	rules  []netlink.Rule  // of branches, and those that look up the node's own addresses
+	rules  []netlink.Rule  // of branches, and of the node's local table
 	routes []netlink.Route // in the tables of branches
 	chains []string        // of nftables
 }
 
-// branchRules are the priorities of the rules of branches; RuleLocal is of another protocol.
+// branchRules are the priorities of the branches' rules; RuleLocal has another protocol.
 var branchRules = []int{
 	datapath.RuleBranchPast, datapath.RuleBranchOut, datapath.RuleBranchIn, datapath.RuleBranchSource, datapath.RuleBranchNone,
 	datapath.RuleBranchPod, datapath.RuleBranchStandard,
@@ -111,7 +110,7 @@ func (k *branchKernel) observe(h *netlink.Handle) error {
 	return nil
 }
 
-// families are those of rules and routes.
+// families are the address families of rules and routes.
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
 func (k *branchKernel) observeFamily(h *netlink.Handle, family int) error {
@@ -141,18 +140,17 @@ func (k *branchKernel) observeFamily(h *netlink.Handle, family int) error {
 	return nil
 }
 
-// maxVLAN is the highest number of a VLAN (IEEE 802.1Q).
+// maxVLAN is the highest VLAN ID (IEEE 802.1Q).
 const maxVLAN = 4094
 
-// takeRules takes those rules off the list that are like one, and returns their number.
+// takeRules removes the rules that match one from the list, and returns their number.
 func (k *branchKernel) takeRules(like func(netlink.Rule) bool) int {
 	before := len(k.rules)
 	k.rules = slices.DeleteFunc(k.rules, like)
 	return before - len(k.rules)
 }
 
-// takeRoutes takes the routes of a table off the list that lead to an address or by a link there, and
-// returns their number.
+// takeRoutes removes the matching routes of a table from the list, and returns their number.
 func (k *branchKernel) takeRoutes(table int, to netip.Prefix, link int) int {
 	before := len(k.routes)
 	k.routes = slices.DeleteFunc(k.routes, func(r netlink.Route) bool {
@@ -164,8 +162,8 @@ func (k *branchKernel) takeRoutes(table int, to netip.Prefix, link int) int {
 // routes reports whether the node routes to a PodNIC of a pod.
 func (c *portNode) routes(n *v1alpha1.PodNIC) bool { return !c.first && isRouted(n) }
 
-// checkRouted compares a pod's first interface, if it is a branch, with the state of the node,
-// which is taken off the node's lists. Link is that of its VLAN.
+// checkRouted compares a pod's first interface, if it is a branch, with the node's state, and removes what it
+// finds from that state. Link is the VLAN link.
 func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) error {
 	if !c.routes(n) {
 		return nil
@@ -173,7 +171,7 @@ func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) erro
 	end := strings.TrimPrefix(link, plug.VLANPrefix)
 	veth, mode := datapath.LinkPrefix+end, c.modes[n.Status.PortID]
 	if in.peer != c.indexes[veth] {
-		return fmt.Errorf("its interface leads to link %d of the node, and %s is link %d", in.peer, veth, c.indexes[veth])
+		return fmt.Errorf("the peer of its interface is link %d of the node, but %s is link %d", in.peer, veth, c.indexes[veth])
 	}
 	shared := datapath.StrictTable
 	switch mode {
@@ -194,8 +192,7 @@ func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) erro
 	return c.checkTables(n, datapath.BranchTableBase+int(n.Status.Plug.VLAN), shared, c.indexes[veth], c.indexes[link])
 }
 
-// checkRules looks for the rules by a branch's links that are for one of its addresses. Of IPv6 there is none by
-// the VLAN.
+// checkRules verifies the rules of a branch's links for one of its addresses. The VLAN link has no IPv6 rule.
 func (c *portNode) checkRules(a v1alpha1.PortAddress, veth, link string, mode plug.Enforcing) error {
 	cidr, err := netip.ParsePrefix(a.CIDR)
 	if err != nil {
@@ -218,23 +215,23 @@ func (c *portNode) checkRules(a v1alpha1.PortAddress, veth, link string, mode pl
 	return nil
 }
 
-// sharedRules are those that all branches of a mode share, of a family.
+// sharedRules identifies the rules that all branches of a mode share in a family.
 type sharedRules struct {
 	mode   plug.Enforcing
 	family int
 }
 
-// takeChains takes a branch's nftables chains off the list, whose names have an end.
+// takeChains removes a branch's nftables chains, identified by a name suffix, from the list.
 func (c *portNode) takeChains(end string) error {
 	before := len(c.branches.chains)
 	c.branches.chains = slices.DeleteFunc(c.branches.chains, func(name string) bool { return strings.HasSuffix(name, "_"+end) })
 	if got := before - len(c.branches.chains); got != 3 {
-		return fmt.Errorf("nftables has %d chains of it, want 3", got)
+		return fmt.Errorf("nftables has %d chains of the branch, want 3", got)
 	}
 	return nil
 }
 
-// checkTables looks for a branch's routes in its own table and in that of its mode, by the indexes of its
+// checkTables verifies a branch's routes in its own table and in the table of its mode, given the indexes of its
 // two links.
 func (c *portNode) checkTables(n *v1alpha1.PodNIC, own, shared, veth, out int) error {
 	for _, a := range n.Status.Addresses {
@@ -261,7 +258,7 @@ func (c *portNode) checkTables(n *v1alpha1.PodNIC, own, shared, veth, out int) e
 	return nil
 }
 
-// checkSharedBranches looks for the rules that all branches of a mode share, and for what is of none.
+// checkSharedBranches verifies the rules that all branches of a mode share, and looks for leaked state.
 func (c *portNode) checkSharedBranches() {
 	for _, family := range families {
 		strict, standard := c.shared[sharedRules{plug.Strict, family}], c.shared[sharedRules{plug.Standard, family}]

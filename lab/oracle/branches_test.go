@@ -20,8 +20,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// routedNode is a node with one pod, whose first interface is a branch with VLAN 7, all of which is as it
-// should be.
+// routedNode returns a consistent node with one pod, whose first interface is a branch with VLAN 7.
 func routedNode(mode plug.Enforcing, dual bool) (c *portNode, p *node.Pod, n *v1alpha1.PodNIC, in podLink) {
 	const id, container, mac = "eni-1", "c1", "0a:00:00:00:00:01"
 	families := ipfamily.OnlyIPv4
@@ -86,8 +85,7 @@ func routedNode(mode plug.Enforcing, dual bool) (c *portNode, p *node.Pod, n *v1
 	return c, &node.Pod{Node: "a", Name: "web", ContainerID: container}, n, in
 }
 
-// Each thing that a node has of a pod whose first interface is a branch is missed, and each that it has of
-// no such pod is found.
+// The oracle reports missing state of a pod whose first interface is a branch, and leaked state.
 func TestRoutedPodsOnTheNode(t *testing.T) {
 	takeRuleOf := func(family, priority int, iif string) func(*portNode, *podLink) {
 		return func(c *portNode, _ *podLink) {
@@ -107,7 +105,7 @@ func TestRoutedPodsOnTheNode(t *testing.T) {
 			"the subnet's prefix":  {"", func(_ *portNode, in *podLink) { in.addrs[0] = "10.0.1.9/24" }, "interface eth0 has"},
 			"another address":      {"", func(_ *portNode, in *podLink) { in.addrs[0] = "10.0.1.8/32" }, "interface eth0 has"},
 			"another MAC address":  {"", func(_ *portNode, in *podLink) { in.mac = "0a:00:00:00:00:02" }, "interface eth0 has"},
-			"another link's end":   {"", func(_ *portNode, in *podLink) { in.peer = 8 }, "leads to link 8"},
+			"another link's end":   {"", func(_ *portNode, in *podLink) { in.peer = 8 }, "is link 8 of the node"},
 			"no veth on the node":  {"", func(c *portNode, _ *podLink) { delete(c.links, "bthabc") }, "in the kernel: false"},
 			"no VLAN on the node":  {"", func(c *portNode, _ *podLink) { delete(c.links, "vlabc") }, "in the kernel: false"},
 			"a link of no pod":     {"", func(c *portNode, _ *podLink) { c.links["vlother"] = true }, "link vlother is leaked"},
@@ -171,7 +169,7 @@ func TestRoutedPodsOnTheNode(t *testing.T) {
 	}
 }
 
-// A branch of IPv4 alone has nothing of IPv6, whatever addresses its ENI has.
+// An IPv4-only branch has no IPv6 state, regardless of the addresses of its ENI.
 func TestRoutedPodsOfOneFamily(t *testing.T) {
 	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
 		c, p, n, in := routedNode(mode, false)
@@ -183,7 +181,7 @@ func TestRoutedPodsOfOneFamily(t *testing.T) {
 	}
 }
 
-// A pod whose first interface is a branch has none of its node's addresses, nor a route as those do.
+// A pod whose first interface is a branch has neither addresses of its node's ENIs nor routes in the pod table.
 func TestRoutedPodsHaveNothingOfTheNodes(t *testing.T) {
 	own, branch := netip.MustParseAddr("10.0.0.20"), netip.MustParseAddr("10.0.1.9")
 	for what, tc := range map[string]struct {
@@ -192,7 +190,7 @@ func TestRoutedPodsHaveNothingOfTheNodes(t *testing.T) {
 		want string
 	}{
 		"as it should be":   {kernelState{}, branch, ""},
-		"an ENI's address":  {kernelState{}, own, "of an ENI of this node"},
+		"an ENI's address":  {kernelState{}, own, "an address of an ENI of this node"},
 		"a route to it":     {kernelState{routes: map[netip.Addr]int{branch: 5}}, branch, "a route to 10.0.1.9"},
 		"the node has it":   {kernelState{addrs: map[netip.Addr]string{branch: "lo"}}, branch, "the node has on lo"},
 		"its link is known": {kernelState{links: map[int]string{5: "bthabc"}}, branch, ""},

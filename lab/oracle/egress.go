@@ -22,8 +22,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// egressView is what the API says of Egresses, pods and namespaces at one moment, what follows from
-// that (by docs/egress.md, and not by the product's planners), and what contradicts.
+// egressView is a snapshot of Egresses, pods and namespaces in the API, the desired state derived from it
+// (by docs/egress.md, not by the product's planners), and the inconsistencies found.
 type egressView struct {
 	egresses   map[string]*v1alpha1.Egress // by namespace/name
 	namespaces map[string]*corev1.Namespace
@@ -31,7 +31,7 @@ type egressView struct {
 	clients    map[string]*v1alpha1.EgressClient  // by namespace/name
 	slices     []v1alpha1.EgressClientSlice       // all
 	gateways   map[string][]*corev1.Pod           // of each Egress, by name
-	pods       map[string]*node.Pod               // that run, by UID
+	pods       map[string]*node.Pod               // running, by UID
 	uses       map[string][]*v1alpha1.Egress      // by pods' UIDs
 	refused    map[string]map[string]string       // by pods' UIDs: reasons by namespace/name
 	served     map[string]map[string][]netip.Addr // by Egress: addresses of pods by UID
@@ -46,10 +46,10 @@ func (v *egressView) wrong(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-// Egress compares what Egresses, pods and namespaces ask for with EgressClients, slices, the
-// Egresses' statuses and objects, berthd's records, and what is in the network namespace of each pod
-// and gateway: tunnels, ports, routes, rules and nftables are those that follow, and nothing else. It is
-// part of Check, and like it meant for a lab at rest.
+// Egress compares the desired state of Egresses, pods and namespaces with EgressClients, slices, the Egresses'
+// statuses and objects, berthd's records, and the network namespaces of pods and gateways. These must contain
+// exactly the desired tunnels, ports, routes, rules and nftables. It is part of Check, and like Check expects a
+// lab at rest.
 func Egress(ctx context.Context, l *lab.Lab) []error {
 	v, err := viewEgress(ctx, l.Kube.Client, running(l))
 	if err != nil {
@@ -67,7 +67,7 @@ func Egress(ctx context.Context, l *lab.Lab) []error {
 	return v.errs
 }
 
-// running are the pods of a lab, by UID.
+// running returns the pods of a lab, by UID.
 func running(l *lab.Lab) map[string]*node.Pod {
 	all := map[string]*node.Pod{}
 	for _, n := range l.Nodes() {
@@ -78,9 +78,9 @@ func running(l *lab.Lab) map[string]*node.Pod {
 	return all
 }
 
-// EgressObjects is the part of Egress that needs no lab: Egresses' statuses, EgressClients and
-// slices. Running are the pods that run, by UID; of each its ContainerID and Addrs count.
-// Gateways counts the gateways of an Egress that run.
+// EgressObjects is the part of Egress that needs no lab: it verifies Egresses' statuses, EgressClients and
+// slices. Running has the running pods by UID, with ContainerID and Addrs. Gateways returns the number of
+// running gateways of an Egress.
 func EgressObjects(ctx context.Context, api client.Reader, running map[string]*node.Pod, gateways func(types.NamespacedName) int) []error {
 	v, err := viewEgress(ctx, api, running)
 	if err != nil {
@@ -134,7 +134,7 @@ func viewEgress(ctx context.Context, api client.Reader, running map[string]*node
 	return v, nil
 }
 
-// checkStatus compares an Egress's status, its pods and those that run.
+// checkStatus compares an Egress's status with its pods and its running gateways.
 func (v *egressView) checkStatus(ref string, running int) {
 	e := v.egresses[ref]
 	wrong := func(format string, args ...any) { v.wrong("Egress "+ref+": "+format, args...) }
@@ -142,10 +142,10 @@ func (v *egressView) checkStatus(ref string, running int) {
 		wrong("it is being deleted")
 	}
 	if e.Status.ObservedGeneration != e.Generation {
-		wrong("its status is of generation %d, it has %d", e.Status.ObservedGeneration, e.Generation)
+		wrong("status.observedGeneration is %d, the generation is %d", e.Status.ObservedGeneration, e.Generation)
 	}
 	if want := int(*e.Spec.Replicas); len(v.gateways[ref]) != want || running != want {
-		wrong("%d pods of it are there and %d gateways run, it wants %d", len(v.gateways[ref]), running, want)
+		wrong("it has %d pods and %d running gateways, want %d", len(v.gateways[ref]), running, want)
 	}
 	var want, have []string
 	for _, p := range v.gateways[ref] {
@@ -156,7 +156,7 @@ func (v *egressView) checkStatus(ref string, running int) {
 		want = append(want, fmt.Sprint(p.Name, p.UID, ips, false))
 		ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
 		if !ready || p.DeletionTimestamp != nil {
-			wrong("gateway %s is ready: %t, ends: %t", p.Name, ready, p.DeletionTimestamp != nil)
+			wrong("gateway %s: ready is %t, terminating is %t", p.Name, ready, p.DeletionTimestamp != nil)
 		}
 	}
 	for _, g := range e.Status.Gateways {
@@ -174,7 +174,7 @@ func (v *egressView) checkStatus(ref string, running int) {
 		}
 	}
 	if got := [3]int32{e.Status.ReadyGateways, e.Status.Clients, e.Status.RefusedClients}; got != [3]int32{*e.Spec.Replicas, int32(len(v.served[ref])), int32(refused)} {
-		wrong("its status counts %d gateways, %d clients and %d refused, there are %d, %d and %d", got[0], got[1], got[2], *e.Spec.Replicas, len(v.served[ref]), refused)
+		wrong("its status counts %d gateways, %d clients and %d refused, want %d, %d and %d", got[0], got[1], got[2], *e.Spec.Replicas, len(v.served[ref]), refused)
 	}
 	is := func(condition string, want bool) {
 		if meta.IsStatusConditionTrue(e.Status.Conditions, condition) != want {
@@ -187,7 +187,7 @@ func (v *egressView) checkStatus(ref string, running int) {
 	is(v1alpha1.ConditionClientsReady, refused == 0 && !v.missesConsent(e))
 }
 
-// missesConsent reports whether an Egress selects a namespace that could consent, and does not.
+// missesConsent reports whether an Egress selects a namespace that could consent but does not.
 func (v *egressView) missesConsent(e *v1alpha1.Egress) bool {
 	for _, n := range v.namespaces {
 		some, _ := selects(e, n.Name, n.Labels, nil)
@@ -202,7 +202,7 @@ func (v *egressView) missesConsent(e *v1alpha1.Egress) bool {
 func (v *egressView) checkClients() {
 	for name, c := range v.clients {
 		if _, wanted := v.refused[c.Spec.PodUID]; !wanted {
-			v.wrong("EgressClient %s is leaked: pod %s needs none", name, c.Spec.PodUID)
+			v.wrong("EgressClient %s is leaked: pod %s uses no Egress", name, c.Spec.PodUID)
 		}
 	}
 	for uid, refused := range v.refused {
@@ -214,22 +214,22 @@ func (v *egressView) checkClients() {
 			continue
 		}
 		if have := refusals(c); !maps.Equal(have, refused) {
-			v.wrong("EgressClient %s says that %v are refused, want %v", name, have, refused)
+			v.wrong("EgressClient %s lists %v as refused, want %v", name, have, refused)
 		}
 		want := references(v.uses[uid])
 		if have := refs(c.Spec.Egresses); !slices.Equal(have, want) {
-			v.wrong("EgressClient %s says that the pod uses %v, want %v", name, have, want)
+			v.wrong("EgressClient %s lists the Egresses %v, want %v", name, have, want)
 		}
 		if len(want) == 0 {
 			continue
 		}
-		says := c.Status.Node
-		if says == nil || says.State != v1alpha1.EgressClientSetUp || !slices.Equal(refs(says.Egresses), want) {
-			v.wrong("EgressClient %s: its node says %+v, want %v set up", name, says, want)
+		report := c.Status.Node
+		if report == nil || report.State != v1alpha1.EgressClientSetUp || !slices.Equal(refs(report.Egresses), want) {
+			v.wrong("EgressClient %s: status.node is %+v, want %v set up", name, report, want)
 			continue
 		}
-		if runs := v.pods[uid]; runs == nil || says.ContainerID != runs.ContainerID || !sameAddrs(says.Addresses, runs.Addrs) {
-			v.wrong("EgressClient %s: its node says that container %.12s has %v, there is %+v", name, says.ContainerID, says.Addresses, runs)
+		if runs := v.pods[uid]; runs == nil || report.ContainerID != runs.ContainerID || !sameAddrs(report.Addresses, runs.Addrs) {
+			v.wrong("EgressClient %s: status.node reports container %.12s with %v, the running pod is %+v", name, report.ContainerID, report.Addresses, runs)
 		}
 		reach := !slices.ContainsFunc(v.uses[uid], func(e *v1alpha1.Egress) bool { return *e.Spec.Replicas == 0 })
 		if ready := meta.IsStatusConditionTrue(c.Status.Conditions, "Ready"); ready != (reach && len(refused) == 0) {
@@ -278,7 +278,7 @@ func (v *egressView) checkSlices() {
 		s := &v.slices[i]
 		ref := s.Namespace + "/" + s.Labels[v1alpha1.LabelEgress]
 		if e := v.egresses[ref]; e == nil || !ownedBy(s, e) {
-			v.wrong("EgressClientSlice %s is leaked: there is no Egress %s that it was made for", key(s), ref)
+			v.wrong("EgressClientSlice %s is leaked: its Egress %s does not exist", key(s), ref)
 			continue
 		}
 		if have[ref] == nil {
@@ -287,7 +287,7 @@ func (v *egressView) checkSlices() {
 		for _, c := range s.Clients {
 			addrs, wanted := v.served[ref][c.UID]
 			if !wanted || have[ref][c.UID] || !sameAddrs(c.Addresses, addrs) {
-				v.wrong("EgressClientSlice %s: pod %s is served at %v; it should be: %t, at %v; it is in another slice: %t", key(s), c.Pod, c.Addresses, wanted, addrs, have[ref][c.UID])
+				v.wrong("EgressClientSlice %s: pod %s has addresses %v; should be listed: %t, with %v; listed in another slice: %t", key(s), c.Pod, c.Addresses, wanted, addrs, have[ref][c.UID])
 			}
 			have[ref][c.UID] = true
 		}
@@ -305,7 +305,7 @@ func ownedBy(o client.Object, e *v1alpha1.Egress) bool {
 	return slices.ContainsFunc(o.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return r.Kind == "Egress" && r.UID == e.UID })
 }
 
-// checkOwned looks at what the operator makes of each Egress.
+// checkOwned verifies the objects that the operator creates for each Egress.
 func checkOwned(ctx context.Context, l *lab.Lab, v *egressView) error {
 	kinds := map[string]client.ObjectList{
 		"Deployment": &appsv1.DeploymentList{}, "Service": &corev1.ServiceList{}, "ServiceAccount": &corev1.ServiceAccountList{},
@@ -328,14 +328,14 @@ func checkOwned(ctx context.Context, l *lab.Lab, v *egressView) error {
 			ref := key(o).String()
 			e := v.egresses[ref]
 			if e == nil || !ownedBy(o, e) || o.GetDeletionTimestamp() != nil {
-				v.wrong("%s %s is leaked: it is no Egress's that there is", kind, ref)
+				v.wrong("%s %s is leaked: its Egress does not exist", kind, ref)
 				continue
 			}
 			if have[ref] = true; kind == "PodDisruptionBudget" && e.Spec.PodDisruptionBudget == nil {
-				v.wrong("%s %s is leaked: its Egress asks for none", kind, ref)
+				v.wrong("%s %s is leaked: its Egress does not need it", kind, ref)
 			}
 			if s, ok := o.(*corev1.Service); ok && !slices.Equal(e.Status.ServiceIPs, s.Spec.ClusterIPs) {
-				v.wrong("Egress %s says that its Service has %v, it has %v", ref, e.Status.ServiceIPs, s.Spec.ClusterIPs)
+				v.wrong("Egress %s: status.serviceIPs is %v, the Service has %v", ref, e.Status.ServiceIPs, s.Spec.ClusterIPs)
 			}
 		}
 		for ref, e := range v.egresses {

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// gatewayOf is the Egress of which a pod is a gateway, by label and owner.
+// gatewayOf returns the Egress of a gateway pod, by label and owner.
 func gatewayOf(p *corev1.Pod) string {
 	name := p.Labels[v1alpha1.LabelEgress]
 	owner := metav1.GetControllerOf(p)
@@ -24,7 +24,7 @@ func gatewayOf(p *corev1.Pod) string {
 	return p.Namespace + "/" + name
 }
 
-// named are the Egresses that a pod's annotations name; of one that is not valid only its namespace.
+// named returns the Egresses that a pod's annotations name; for an invalid name, only the namespace.
 func named(p *corev1.Pod) (refs, invalid []string) {
 	for _, k := range slices.Sorted(maps.Keys(p.Annotations)) {
 		namespace, ok := strings.CutPrefix(k, v1alpha1.AnnotationEgressPrefix)
@@ -65,10 +65,10 @@ func selects(e *v1alpha1.Egress, namespace string, has labels.Set, pod labels.Se
 	return some, some && matches(of.PodSelector, pod, true)
 }
 
-// systemNamespaces are those whose pods no Egress of another namespace selects.
+// systemNamespaces are the namespaces whose pods an Egress of another namespace cannot select.
 var systemNamespaces = []string{"kube-system", "kube-public", "kube-node-lease"}
 
-// consents reports whether Egresses of a namespace may select pods of another one, by what both say.
+// consents reports whether a namespace consents to the selection of its pods by Egresses of another namespace.
 func consents(of, to *corev1.Namespace) bool {
 	if of.Name == to.Name {
 		return true
@@ -94,7 +94,7 @@ func allows(e *v1alpha1.Egress, namespace string, has labels.Set) bool {
 	return slices.Contains(a.Names, "*") || slices.Contains(a.Names, namespace) || a.Selector != nil && err == nil && s.Matches(has)
 }
 
-// decide finds the Egresses that a pod uses and those that it may not use.
+// decide determines the Egresses that a pod uses and those that are refused.
 func (v *egressView) decide(p *corev1.Pod) {
 	if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return
@@ -125,8 +125,8 @@ func (v *egressView) decide(p *corev1.Pod) {
 	v.use(uid, ranks)
 }
 
-// ranked are the Egresses that a pod may use: those that it names, those of its own namespace that select it, and
-// those of others. It reports whether any may select pods of the namespace, and adds those that refuse the pod.
+// ranked returns the Egresses that a pod may use: those that it names, then those of its own namespace that select
+// it, then those of other namespaces. It reports whether any may select pods of the namespace, and records refusals.
 func (v *egressView) ranked(p *corev1.Pod, refs []string, refused map[string]string) (ranks [3][]*v1alpha1.Egress, selected bool) {
 	of := v.namespaces[p.Namespace]
 	for _, ref := range slices.Sorted(maps.Keys(v.egresses)) {
@@ -148,8 +148,8 @@ func (v *egressView) ranked(p *corev1.Pod, refs []string, refused map[string]str
 	return ranks, selected
 }
 
-// use has a pod use those of its Egresses that do not overlap: the ones that it names before those of its own
-// namespace, and these before others, of each the older ones first. None takes a part of one before.
+// use selects the Egresses of a pod that do not overlap, by rank and then by age. An Egress never takes over a part of
+// the destinations of one selected before it.
 func (v *egressView) use(uid string, ranks [3][]*v1alpha1.Egress) {
 	older := func(a, b *v1alpha1.Egress) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -181,13 +181,13 @@ func (v *egressView) use(uid string, ranks [3][]*v1alpha1.Egress) {
 
 func destinations(e *v1alpha1.Egress) (out []netip.Prefix) {
 	for _, d := range e.Spec.Destinations {
-		out = append(out, netip.MustParsePrefix(d)) // the definition has checked it
+		out = append(out, netip.MustParsePrefix(d)) // validated by the CRD
 	}
 	return out
 }
 
-// overlap reports whether a pod that uses one Egress cannot use another too; with weaker it may take
-// no part of the used one's destinations.
+// overlap reports whether a pod that uses one Egress cannot also use another. With weaker, the other one may not
+// contain any part of the first one's destinations.
 func overlap(e, used *v1alpha1.Egress, weaker bool) bool {
 	for _, p := range destinations(e) {
 		for _, q := range destinations(used) {

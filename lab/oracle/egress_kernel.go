@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// What of docs/egress.md, "What goes by a gateway", is numbers, and how a gateway's part of a mark
-// and its table follow from its number.
+// Numbers of docs/egress.md, "What goes by a gateway", including how a gateway's mark and table derive from its
+// number.
 const (
 	fouPort             = 5555
 	specificTable       = 117
@@ -33,12 +33,12 @@ const (
 	viaMetric, noMetric = 1024, 4096
 )
 
-// clusterNetworks keep their way: berthd's default.
+// clusterNetworks are excluded from egress, as by berthd's default.
 var clusterNetworks = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
 }
 
-// checkNode compares the pods of a node, and berthd's records of them, with the desired state.
+// checkNode compares the pods of a node and berthd's records with the desired state.
 func (v *egressView) checkNode(n *node.Node) {
 	r, err := readRecords(n.StateDir())
 	if err != nil {
@@ -52,7 +52,7 @@ func (v *egressView) checkNode(n *node.Node) {
 	for _, p := range n.Pods() {
 		o := v.objects[p.UID]
 		if o == nil {
-			v.wrong("pod %s/%s runs and has no object", n.Name, p.Name)
+			v.wrong("pod %s/%s runs but has no object", n.Name, p.Name)
 			continue
 		}
 		c := podCheck{egressView: v, name: fmt.Sprintf("pod %s on %s", key(o), n.Name), pod: p, uses: v.uses[p.UID]}
@@ -69,7 +69,7 @@ func (v *egressView) checkNode(n *node.Node) {
 	}
 }
 
-// podCheck compares one pod.
+// podCheck verifies one pod.
 type podCheck struct {
 	*egressView
 	name  string
@@ -80,7 +80,7 @@ type podCheck struct {
 
 func (c *podCheck) wrong(format string, args ...any) { c.egressView.wrong(c.name+": "+format, args...) }
 
-// same compares two lists whose order is of no matter.
+// same compares two lists regardless of order.
 func (c *podCheck) same(what string, have, want []string) {
 	left := map[string]int{}
 	for _, h := range have {
@@ -99,12 +99,12 @@ func (c *podCheck) same(what string, have, want []string) {
 	}
 }
 
-// record compares berthd's record.
+// record verifies berthd's record.
 func (c *podCheck) record(r attachment.Record) {
 	var have, want []string
 	if r.Egress != nil {
 		if r.Egress.State != attachment.EgressSetUp {
-			c.wrong("its record says that egress is %s", r.Egress.State)
+			c.wrong("the state of egress in its record is %s", r.Egress.State)
 		}
 		for _, e := range r.Egress.Egresses {
 			var gateways []string
@@ -151,7 +151,7 @@ func ofFamily(addrs []netip.Addr, six bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// ends are where tunnels of a family to an Egress lead, to gateways or to its Service.
+// ends returns the remote addresses of the tunnels of a family to an Egress: its gateways or its Service.
 func ends(e *v1alpha1.Egress, six bool) (out []netip.Addr) {
 	if toService(e) {
 		if a := ofFamily(parsed(e.Status.ServiceIPs), six); a.IsValid() {
@@ -171,7 +171,7 @@ func gatewayAddrs(e *v1alpha1.Egress, six bool) (out []netip.Addr) {
 	return out
 }
 
-// client compares a pod that is no gateway.
+// client verifies a pod that is not a gateway.
 func (c *podCheck) client() {
 	if len(c.uses) == 0 {
 		c.same("tunnel", values(c.state.links), nil)
@@ -204,7 +204,7 @@ func (c *podCheck) client() {
 	c.same("rule", c.state.rules, rules)
 }
 
-// tunnels compares devices and ports.
+// tunnels verifies tunnel devices and FoU ports.
 func (c *podCheck) tunnels(source uint16) {
 	var links, ports []string
 	for _, a := range c.pod.Addrs {
@@ -229,10 +229,10 @@ func texts(routes []egressRoute) (out []string) {
 	return out
 }
 
-// numbered is a gateway by the number that the pod gave it.
+// numbered is a gateway with the number that the pod assigned to it.
 type numbered map[int]netip.Addr
 
-// routes compares the routes of a family and returns the numbers of gateways.
+// routes verifies the routes of a family and returns the numbers of gateways.
 func (c *podCheck) routes(own netip.Addr, six bool) numbered {
 	link := tunnel.Link4
 	if six {
@@ -278,8 +278,8 @@ func (c *podCheck) routes(own netip.Addr, six bool) numbered {
 	return ids
 }
 
-// destination compares the routes to a destination of an Egress, which lead to any of the ends of its
-// tunnels; by reports whether a route is one of the tunnel's, take takes a route that exists.
+// destination verifies the routes to a destination of an Egress, which lead to any of its tunnels' ends. By reports
+// whether a route uses the tunnel; take removes an existing route.
 func (c *podCheck) destination(e *v1alpha1.Egress, d netip.Prefix, to []netip.Addr, by func(egressRoute) bool, take func(func(egressRoute) bool) bool) {
 	table := specificTable
 	if d.Bits() == 0 {
@@ -287,7 +287,7 @@ func (c *podCheck) destination(e *v1alpha1.Egress, d netip.Prefix, to []netip.Ad
 	}
 	there := func(r egressRoute) bool { return r.dst == d && r.table == table }
 	if !take(func(r egressRoute) bool { return r.unreachable && there(r) && r.metric == noMetric }) {
-		c.wrong("nothing keeps %s unreachable without a gateway of Egress %s (table %d)", d, key(e), table)
+		c.wrong("no unreachable route for %s of Egress %s, which has no gateway (table %d)", d, key(e), table)
 	}
 	leads := func(r egressRoute) bool {
 		in := slices.Contains(to, r.via) || len(to) == 0 && e.Spec.OriginatingOnly && isDummy(r.via)
@@ -303,7 +303,7 @@ func isDummy(a netip.Addr) bool {
 	return a == netip.MustParseAddr("192.0.0.8") || a == netip.MustParseAddr("100::1")
 }
 
-// rules are those of policy routing of a family that are asked for.
+// rules returns the desired policy routing rules of a family.
 func (c *podCheck) rules(ids numbered, six bool) (want []string) {
 	word, near := "IPv4", []string{"169.254.0.0/16", "224.0.0.0/4"}
 	if six {
@@ -344,7 +344,7 @@ func (c *podCheck) rules(ids numbered, six bool) (want []string) {
 	return want
 }
 
-// way is the destination and the Egress by which a pod reaches an address; none: its own way.
+// way returns the destination and the Egress through which a pod reaches an address, or none if it reaches it directly.
 func (c *podCheck) way(a netip.Addr) (netip.Prefix, *v1alpha1.Egress) { return wayOf(c.uses, a) }
 
 func wayOf(uses []*v1alpha1.Egress, a netip.Addr) (netip.Prefix, *v1alpha1.Egress) {
@@ -361,7 +361,7 @@ func wayOf(uses []*v1alpha1.Egress, a netip.Addr) (netip.Prefix, *v1alpha1.Egres
 	return best, by
 }
 
-// filter compares who may send to the pod's tunnels, and which gateways new connections may take.
+// filter verifies who may send to the pod's tunnels, and which gateways new connections may use.
 func (c *podCheck) filter(ids numbered, six bool) {
 	digit := "4"
 	if six {
@@ -377,10 +377,10 @@ func (c *podCheck) filter(ids numbered, six bool) {
 		answers = answers || e.Spec.OriginatingOnly && some
 	}
 	if have, want := c.state.addresses("gateways"+digit), slices.SortedFunc(maps.Keys(senders), netip.Addr.Compare); !slices.Equal(have, want) {
-		c.wrong("tunnels of IPv%s are taken from %v, want %v", digit, have, want)
+		c.wrong("tunneled IPv%s packets are accepted from %v, want %v", digit, have, want)
 	}
 	if _, has := c.state.sets["answering"+digit]; has != answers {
-		c.wrong("answers of IPv%s keep their own way: %t, want %t", digit, has, answers)
+		c.wrong("IPv%s replies are excluded from egress: %t, want %t", digit, has, answers)
 	}
 	for _, e := range c.uses {
 		all := ends(e, six)
@@ -395,13 +395,13 @@ func (c *podCheck) filter(ids numbered, six bool) {
 			}
 			want = slices.SortedFunc(slices.Values(want), netip.Addr.Compare)
 			if !slices.Equal(chosen, want) {
-				c.wrong("new connections by Egress %s (affinity %s) from %s take gateways %v of %v", key(e), e.Spec.SessionAffinity, a, chosen, all)
+				c.wrong("new connections through Egress %s (affinity %s) from %s use gateways %v of %v", key(e), e.Spec.SessionAffinity, a, chosen, all)
 			}
 		}
 	}
 }
 
-// chosen are the gateways that a new connection may take whose route leads to a.
+// chosen returns the gateways that a new connection whose route leads to a may use.
 func (c *podCheck) chosen(a netip.Addr, ids numbered, choices string) (out []netip.Addr) {
 	i := slices.IndexFunc(c.state.sets[choices], func(e nftables.SetElement) bool {
 		to, _ := netip.AddrFromSlice(e.Key)
@@ -420,7 +420,7 @@ func (c *podCheck) chosen(a netip.Addr, ids numbered, choices string) (out []net
 	return out
 }
 
-// gateway compares a gateway of an Egress.
+// gateway verifies a gateway of an Egress.
 func (c *podCheck) gateway(of string) {
 	e := c.egresses[of]
 	if len(c.uses) > 0 {
@@ -464,7 +464,7 @@ func (c *podCheck) gateway(of string) {
 	}
 }
 
-// destinations compares where a gateway lets clients go.
+// destinations verifies the destinations that a gateway allows.
 func (c *podCheck) destinations(e *v1alpha1.Egress, six bool, set string) {
 	var want, have []string
 	all := destinations(e)
@@ -477,8 +477,9 @@ func (c *podCheck) destinations(e *v1alpha1.Egress, six bool, set string) {
 	for _, a := range c.state.addresses(set) {
 		have = append(have, a.String())
 	}
-	// Where networks end is for the gateway's own tests: the kernel joins those that touch.
+	// The kernel merges adjacent networks, so only their first addresses are compared; the gateway's own tests cover
+	// the last ones.
 	if len(have) > len(want) || len(want) > 0 && len(have) == 0 || slices.ContainsFunc(have, func(h string) bool { return !slices.Contains(want, h) }) {
-		c.wrong("clients may go to networks that begin with %v, want %v", have, want)
+		c.wrong("first addresses of the allowed destinations are %v, want %v", have, want)
 	}
 }

@@ -30,7 +30,7 @@ func viewOf(egresses ...*v1alpha1.Egress) *egressView {
 	return v
 }
 
-// egressAt is one of namespace gate, younger by some seconds than others.
+// egressAt returns an Egress of namespace gate that is created at the given number of seconds.
 func egressAt(name string, younger int, change func(*v1alpha1.EgressSpec), to ...string) *v1alpha1.Egress {
 	e := &v1alpha1.Egress{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "gate", Name: name, CreationTimestamp: metav1.Unix(int64(younger), 0)},
@@ -42,7 +42,7 @@ func egressAt(name string, younger int, change func(*v1alpha1.EgressSpec), to ..
 	return e
 }
 
-// Who uses what, by docs/egress.md, "Who may use it" and "What is refused".
+// The Egresses that pods use, by docs/egress.md, "Who may use it" and "What is refused".
 func TestWhoUsesWhichEgress(t *testing.T) {
 	open := func(s *v1alpha1.EgressSpec) { s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{"*"}} }
 	red := func(s *v1alpha1.EgressSpec) {

@@ -16,16 +16,16 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Time limits of a question to the outside: with an answer, and without.
+// Time limits of requests to the outside: if a reply is expected, and if none is.
 const (
 	askWithin    = 15 * time.Second
 	refuseWithin = 2 * time.Second
 )
 
-// EgressTraffic has each pod of a lab at rest that is no gateway talk to the outside, over both
-// families, and each client several times: it is seen as a gateway's address where an Egress of it leads there, as
-// its own where none does, and gets no answer where the Egress has no gateway. An Egress whose
-// tunnels lead to a Service is left out: a lab without kubelets has no kube-proxy.
+// EgressTraffic verifies connections to the outside from each pod that is not a gateway, over both families, and
+// several from each client. The outside must see a gateway's address if an Egress of the pod covers the destination,
+// and the pod's own address otherwise. If the Egress has no gateway, there must be no reply. The lab must be at rest.
+// An Egress whose tunnels lead to a Service is skipped: a lab without kubelets has no kube-proxy.
 func EgressTraffic(ctx context.Context, l *lab.Lab) error {
 	v, err := viewEgress(ctx, l.Kube.Client, running(l))
 	if err != nil {
@@ -50,7 +50,7 @@ func EgressTraffic(ctx context.Context, l *lab.Lab) error {
 	return errors.Join(v.errs...)
 }
 
-// talks is an error when a pod is not seen as it should be.
+// talks returns an error unless a pod is seen by the expected address.
 func (v *egressView) talks(ctx context.Context, p *node.Pod, to netip.Addr) error {
 	six := to.Is6()
 	if !ofFamily(p.Addrs, six).IsValid() {
@@ -70,7 +70,7 @@ func (v *egressView) talks(ctx context.Context, p *node.Pod, to netip.Addr) erro
 		return nil
 	case len(gatewayAddrs(by, six)) == 0:
 		if as, err := ask("tcp", refuseWithin); err == nil {
-			return fmt.Errorf("Egress %s has no gateway, and the pod is seen as %s", key(by), as)
+			return fmt.Errorf("Egress %s has no gateway, but the pod is seen as %s", key(by), as)
 		}
 		return nil
 	default:
@@ -78,7 +78,7 @@ func (v *egressView) talks(ctx context.Context, p *node.Pod, to netip.Addr) erro
 	}
 	times := map[string]int{"tcp": 1, "udp": 1}
 	if by != nil {
-		times["tcp"] = 2 * len(want) // so that most gateways have a turn
+		times["tcp"] = 2 * len(want) // so that most gateways are used
 	}
 	for network, n := range times {
 		for range n {

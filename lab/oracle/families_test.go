@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Addresses of each family in pods are compared with those of the node's ENIs.
+// The oracle compares the pods' addresses of each family with those of the node's ENIs.
 func TestCheckFamilies(t *testing.T) {
 	addr := netip.MustParseAddr
 	own := []netip.Addr{addr("10.0.0.5"), addr("2001:db8:1::5")}
@@ -35,18 +35,18 @@ func TestCheckFamilies(t *testing.T) {
 			said = append(said, err.Error())
 		}
 		if text := strings.Join(said, "\n"); tc.want == "" && text != "" || !strings.Contains(text, tc.want) {
-			t.Errorf("%s: said %q, want %q", name, text, tc.want)
+			t.Errorf("%s: reported %q, want %q", name, text, tc.want)
 		}
 	}
 	f := findings{node: &node.Node{}, mode: lab.NodeMode, families: ipfamily.Dual, enis: enis}
 	for _, a := range own {
 		if f.owns(a) {
-			t.Errorf("a pod may have the node's own %s", a)
+			t.Errorf("%s, the node's own address, counts as a pod address", a)
 		}
 	}
 }
 
-// An ENI that is attached to nothing is leaked, unless it is a branch.
+// A detached ENI is leaked unless it is a branch.
 func TestCheckENIs(t *testing.T) {
 	books := vpc.Snapshot{ENIs: []vpc.ENI{{ID: "eni-branch", Trunk: &vpc.Association{TrunkID: "eni-trunk"}}, {ID: "eni-loose"}}}
 	errs := checkENIs(books)
@@ -55,7 +55,7 @@ func TestCheckENIs(t *testing.T) {
 	}
 }
 
-// Contradictions between NodeNetworks, and of one with its node, are found.
+// The oracle reports inconsistencies between NodeNetworks, and between one and its node.
 func TestCheckNetworks(t *testing.T) {
 	var objects []v1alpha1.NodeNetwork
 	var nodes []*node.Node
@@ -76,12 +76,12 @@ func TestCheckNetworks(t *testing.T) {
 	for _, want := range []string{
 		"10.0.0.77 is available in two NodeNetworks: node-1 and node-2",
 		"NodeNetwork gone is left over",
-		"10.0.0.77 is available, and EC2 has not assigned it",
-		"10.0.0.78 is releasing and not available",
-		"10.0.0.5 is in use or cools, and is not in status.ipam.used",
+		"10.0.0.77 is available, but EC2 has not assigned it",
+		"10.0.0.78 is releasing but not available",
+		"10.0.0.5 is in use or cooling, but not in status.ipam.used",
 	} {
 		if !strings.Contains(all, want) {
-			t.Errorf("nothing is said about %q:\n%s", want, all)
+			t.Errorf("no report contains %q:\n%s", want, all)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// viewNetworks reads all NodeNetworks, and returns what is wrong between them.
+// viewNetworks reads all NodeNetworks, and returns inconsistencies between them.
 func viewNetworks(ctx context.Context, l *lab.Lab, nodes []*node.Node) (map[string]*v1alpha1.NodeNetwork, []error) {
 	objects, err := l.Kube.NodeNetworks(ctx)
 	if err != nil {
@@ -24,8 +24,8 @@ func viewNetworks(ctx context.Context, l *lab.Lab, nodes []*node.Node) (map[stri
 	return compareNetworks(objects, nodes, func(instanceID string) bool { return exists(l, instanceID) })
 }
 
-// compareNetworks returns NodeNetworks by name, and what is wrong between them: one of a node that
-// does not run and whose instance does not exist, and an address that is in two.
+// compareNetworks returns NodeNetworks by name, and inconsistencies: a NodeNetwork without a running node and
+// instance, and an address in two NodeNetworks.
 func compareNetworks(objects []v1alpha1.NodeNetwork, nodes []*node.Node, exists func(instanceID string) bool) (map[string]*v1alpha1.NodeNetwork, []error) {
 	var errs []error
 	byName := map[string]*v1alpha1.NodeNetwork{}
@@ -46,14 +46,13 @@ func compareNetworks(objects []v1alpha1.NodeNetwork, nodes []*node.Node, exists 
 	return byName, errs
 }
 
-// exists reports whether there is an instance that was not terminated.
+// exists reports whether an instance exists and is not terminated.
 func exists(l *lab.Lab, instanceID string) bool {
 	i, ok := l.Snapshot().Instance(instanceID)
 	return ok && i.State != vpc.ShuttingDown && i.State != vpc.Terminated
 }
 
-// checkNetwork compares the node's object with EC2, the pods and
-// introspection.
+// checkNetwork compares the NodeNetwork with EC2, the pods and introspection.
 func (f *findings) checkNetwork(doc introspect.Document, held map[netip.Addr]*node.Pod) {
 	o := f.network
 	if o == nil {
@@ -67,12 +66,12 @@ func (f *findings) checkNetwork(doc introspect.Document, held map[netip.Addr]*no
 	f.checkUsed(o, doc, held)
 	for _, a := range o.Spec.IPAM.Releasing {
 		if _, ok := o.Spec.IPAM.Available[a]; !ok {
-			f.wrong("NodeNetwork: %s is releasing and not available", a)
+			f.wrong("NodeNetwork: %s is releasing but not available", a)
 		}
 	}
 	for _, a := range o.Status.IPAM.Released {
 		if !slices.Contains(o.Spec.IPAM.Releasing, a) {
-			f.wrong("NodeNetwork: %s is released and not releasing", a)
+			f.wrong("NodeNetwork: %s is released but not releasing", a)
 		}
 	}
 }
@@ -86,7 +85,7 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 		if !ok {
 			f.wrong("NodeNetwork: ENI %s, which EC2 has attached, is not in status.eni", e.ID)
 		} else if int(known.DeviceIndex) != e.Attachment.DeviceIndex || known.MAC != e.MAC.String() {
-			f.wrong("NodeNetwork: ENI %s is %+v, EC2 says index %d and MAC %s", e.ID, known, e.Attachment.DeviceIndex, e.MAC)
+			f.wrong("NodeNetwork: ENI %s is %+v, EC2 has index %d and MAC %s", e.ID, known, e.Attachment.DeviceIndex, e.MAC)
 		}
 		things, count := f.availableOf(e, o)
 		for _, a := range things {
@@ -98,27 +97,26 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 		if got, ok := o.Spec.IPAM.Available[a]; !ok {
 			f.wrong("NodeNetwork: %s, which EC2 has assigned to %s, is not available", a, eni)
 		} else if got.Resource != eni {
-			f.wrong("NodeNetwork: %s is on %s, EC2 says %s", a, got.Resource, eni)
+			f.wrong("NodeNetwork: %s is on %s, in EC2 on %s", a, got.Resource, eni)
 		}
 	}
 	for a, got := range o.Spec.IPAM.Available {
 		if _, ok := available[a]; !ok {
-			f.wrong("NodeNetwork: %s is available, and EC2 has not assigned it to %s of this node", a, got.Resource)
+			f.wrong("NodeNetwork: %s is available, but EC2 has not assigned it to %s of this node", a, got.Resource)
 		}
 	}
 	for id := range o.Status.ENI.ENIs {
 		if !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.ID == id }) {
-			f.wrong("NodeNetwork: ENI %s is in status.eni and not attached", id)
+			f.wrong("NodeNetwork: ENI %s is in status.eni but not attached", id)
 		}
 	}
-	if int(o.Status.ENI.Available) != total && !f.families.Has(ipfamily.IPv6) { // as with the totals of introspection
+	if int(o.Status.ENI.Available) != total && !f.families.Has(ipfamily.IPv6) { // see checkTotals
 		f.wrong("NodeNetwork: status.eni.available is %d, EC2 has assigned %d", o.Status.ENI.Available, total)
 	}
 }
 
-// availableOf is what an ENI has for pods as a NodeNetwork names it, single addresses and
-// prefixes, and how many IPv4 addresses that are. The primary ENI's single IPv6 addresses are
-// the instance's.
+// availableOf returns an ENI's addresses and prefixes for pods in the notation of a NodeNetwork, and their number of
+// IPv4 addresses. The primary ENI's single IPv6 addresses belong to the instance.
 func (f *findings) availableOf(e vpc.ENI, o *v1alpha1.NodeNetwork) (things []string, ipv4 int) {
 	addrs, prefixes := e.Secondary, e.Prefixes
 	if o.EffectiveENI().PrimaryAddresses() && e.Attachment.DeviceIndex > 0 {
@@ -140,7 +138,7 @@ func (f *findings) availableOf(e vpc.ENI, o *v1alpha1.NodeNetwork) (things []str
 	return things, ipv4
 }
 
-// serving are the attached ENIs that pods get addresses of.
+// serving returns the attached ENIs whose addresses are for pods.
 func (f *findings) serving(o *v1alpha1.NodeNetwork) []vpc.ENI {
 	first := 1
 	if o.EffectiveENI().FirstInterfaceIndex != nil {
@@ -149,7 +147,7 @@ func (f *findings) serving(o *v1alpha1.NodeNetwork) []vpc.ENI {
 	return slices.DeleteFunc(slices.Clone(f.enis), func(e vpc.ENI) bool { return e.Attachment.DeviceIndex < first || e.Type == "trunk" })
 }
 
-// checkUsed compares status.ipam with the pods and what cools.
+// checkUsed compares status.ipam with the pods and the cooling addresses.
 func (f *findings) checkUsed(o *v1alpha1.NodeNetwork, doc introspect.Document, held map[netip.Addr]*node.Pod) {
 	s := o.Status.IPAM
 	if s.InstanceID != f.node.InstanceID {
@@ -167,14 +165,14 @@ func (f *findings) checkUsed(o *v1alpha1.NodeNetwork, doc introspect.Document, h
 		}
 		switch p := held[a]; {
 		case u.Cooling && !cooling[a]:
-			f.wrong("NodeNetwork: %s is reported as cooling and does not cool", a)
+			f.wrong("NodeNetwork: %s is reported as cooling but is not cooling", a)
 		case !u.Cooling && (p == nil || p.UID != u.UID):
 			f.wrong("NodeNetwork: %s is reported as used by %s (%s), which does not have it", a, u.Owner, u.UID)
 		}
 	}
 	for _, a := range slices.Concat(addrs(held), addrs(cooling)) {
 		if _, ok := s.Used[a.String()]; !ok && (a.Is4() || f.families.Has(ipfamily.IPv6)) {
-			f.wrong("NodeNetwork: %s is in use or cools, and is not in status.ipam.used", a)
+			f.wrong("NodeNetwork: %s is in use or cooling, but not in status.ipam.used", a)
 		}
 	}
 	if want := podsUsing(s.Used); int(s.UsedCount) != want {
@@ -182,8 +180,8 @@ func (f *findings) checkUsed(o *v1alpha1.NodeNetwork, doc introspect.Document, h
 	}
 }
 
-// podsUsing is how many pods some addresses are of: of each ENI, the number of the family
-// that more of it are of.
+// podsUsing returns the number of pods that use some addresses: the sum over the ENIs of the larger number among the
+// families.
 func podsUsing(used map[string]v1alpha1.UsedAddress) (pods int) {
 	byENI := map[string]*[ipfamily.Number]int{}
 	for text, u := range used {
@@ -207,9 +205,8 @@ func addrs[V any](m map[netip.Addr]V) (out []netip.Addr) {
 	return out
 }
 
-// checkFamilies wants a pod whose addresses are of ENIs to have one of each family that the
-// lab's pods have, all on one ENI: the node sends what comes from a pod by one uplink.
-// Which families a pod of a pool has is the pool's affair.
+// checkFamilies verifies that a pod with ENI addresses has one of each family of the lab's pods, all on one ENI, since
+// the node sends a pod's packets through one uplink. The families of a pool's pods depend on the pool.
 func (f *findings) checkFamilies(p *node.Pod, addrs []netip.Addr) {
 	if !f.mode.HasEC2() {
 		return
@@ -235,8 +232,8 @@ func (f *findings) checkFamilies(p *node.Pod, addrs []netip.Addr) {
 	}
 }
 
-// takeNodeLocal takes note of a pod's node-local address, and returns its others. No two pods
-// of a node have the same one; those of other nodes may.
+// takeNodeLocal records a pod's node-local address, and returns its other addresses. Node-local addresses are unique on
+// a node, but not across nodes.
 func (f *findings) takeNodeLocal(k kernelState, p *node.Pod, s podState) (own []netip.Addr) {
 	var local []netip.Addr
 	for _, a := range s.addrs {
@@ -253,7 +250,7 @@ func (f *findings) takeNodeLocal(k kernelState, p *node.Pod, s podState) (own []
 			f.wrong("pod %s: the route to %s leads to link %d, want %d", p.Name, a, i, s.peer)
 		}
 	}
-	has := f.hasLocal && !f.routed[p.UID] // a branch is all that such a pod has
+	has := f.hasLocal && !f.routed[p.UID] // such a pod has only its branch
 	switch {
 	case has && (len(local) != 1 || ipfamily.Of(local[0]) != f.localFamily):
 		f.wrong("pod %s has node-local addresses %v, want one of %s", p.Name, local, f.localFamily)

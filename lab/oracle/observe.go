@@ -18,17 +18,17 @@ import (
 	"github.com/berthnet/berth/lab/network/site"
 )
 
-// kernelState is Berth's state in a node's kernel, read without its code.
+// kernelState is Berth's state in a node's kernel, read without Berth's code.
 type kernelState struct {
 	links       map[int]string        // pod links by index
-	addrs       map[netip.Addr]string // the node's own addresses: to the link's name
-	routes      map[netip.Addr]int    // the pod table: address to link index
-	oddRoutes   []string              // of the pod table, but not of one address
+	addrs       map[netip.Addr]string // link names by the node's own addresses
+	routes      map[netip.Addr]int    // link indexes by address, in the pod table
+	oddRoutes   []string              // of the pod table, but not host routes
 	tables      map[int]bool          // device indexes of ENI tables that hold routes
 	exported    map[netip.Prefix]bool // of the export table
 	unreachable map[netip.Prefix]bool // routes of that type, in any table
-	rules       map[string]int        // how often each rule of Berth's exists
-	ruleIndex   map[string]int        // device index that a rule leads to, for ENI rules
+	rules       map[string]int        // number of copies of each of Berth's rules
+	ruleIndex   map[string]int        // device index of the table of an ENI rule
 }
 
 // observeKernel reads the namespace at path.
@@ -121,7 +121,7 @@ func (k *kernelState) observeRoutes(h *netlink.Handle, family int) error {
 	return nil
 }
 
-// again repeats a listing that changes of the kernel's tables interrupted.
+// again repeats a listing that was interrupted by changes of the kernel's tables.
 func again[T any](list func() ([]T, error)) ([]T, error) {
 	for {
 		out, err := list()
@@ -131,7 +131,7 @@ func again[T any](list func() ([]T, error)) ([]T, error) {
 	}
 }
 
-// podState is a pod's interface as its namespace has it.
+// podState is a pod's interface in its network namespace.
 type podState struct {
 	peer  int // index of the host end
 	addrs []netip.Addr
@@ -158,17 +158,17 @@ func observePod(path string) (p podState, err error) {
 	return p, err
 }
 
-// records are what berthd keeps on disk.
+// records are berthd's records on disk.
 type records struct {
 	attachments []attachment.Record
 	cooling     []attachment.Cooling
-	odd         []string // files that are neither, such as damaged ones
+	odd         []string // unexpected files, such as damaged ones
 }
 
 func readRecords(stateDir string) (r records, err error) {
 	err = filepath.WalkDir(stateDir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // gone while we walked
+			return nil // removed during the walk
 		}
 		if err != nil || !d.Type().IsRegular() {
 			return err

@@ -22,21 +22,21 @@ import (
 // egressState is the state of egress in a pod's network namespace, read without the product's code.
 type egressState struct {
 	mtu    int               // of the pod's own link
-	links  map[string]string // tunnels by name, as tunnelText has them
-	ports  []string          // where FoU is received: "udp 5555 of IPv4 has protocol 4"
-	routes []egressRoute     // of tables but the kernel's own
-	rules  []string          // of policy routing but the kernel's own, as ruleText has them
-	loose  bool              // reverse path filtering of the IPv4 tunnel is
+	links  map[string]string // tunnels by name, formatted by tunnelText
+	ports  []string          // FoU ports: "udp 5555 of IPv4 has protocol 4"
+	routes []egressRoute     // of all tables except the kernel's own
+	rules  []string          // policy routing rules except the kernel's own, formatted by ruleText
+	loose  bool              // whether reverse path filtering of the IPv4 tunnel is loose
 	tables []string          // of nftables
 	sets   map[string][]nftables.SetElement
-	leads  map[string][]string // chains of nftables: to which others each rule may lead
+	leads  map[string][]string // nftables chains: the chains to which each rule may lead
 }
 
-// egressRoute is a route in a table of its own.
+// egressRoute is a route of a separate table.
 type egressRoute struct {
 	table, metric int
 	dst           netip.Prefix
-	via, src      netip.Addr // not valid: none
+	via, src      netip.Addr // zero: none
 	link          string
 	unreachable   bool
 }
@@ -48,12 +48,12 @@ func (r egressRoute) String() string {
 	return fmt.Sprintf("route %s via %s dev %s table %d", r.dst, r.via, r.link, r.table)
 }
 
-// tunnelText is a tunnel's device in words.
+// tunnelText formats a tunnel device.
 func tunnelText(kind string, local netip.Addr, source uint16, port uint16, mtu int, up bool) string {
 	return fmt.Sprintf("%s local %s remote any FoU from port %d to %d mtu %d up %t", kind, local, source, port, mtu, up)
 }
 
-// ruleText is a rule of policy routing in words.
+// ruleText formats a policy routing rule.
 func ruleText(priority int, what string, table int) string {
 	return fmt.Sprintf("%d %s table %d", priority, what, table)
 }
@@ -188,7 +188,7 @@ func (s *egressState) observeFamily(nl *netlink.Handle, family int) error {
 	return nil
 }
 
-// kernelRules is where the kernel's own rules for the tables main and default are.
+// kernelRules is the first priority of the kernel's own rules for the tables main and default.
 const kernelRules = 32766
 
 func portText(port int, six bool, protocol int) string {
@@ -199,7 +199,7 @@ func portText(port int, six bool, protocol int) string {
 	return fmt.Sprintf("udp %d of IPv%d has protocol %d", port, family, protocol)
 }
 
-// selection is what a rule selects, in words.
+// selection formats the selector of a rule.
 func selection(r netlink.Rule, family int) string {
 	words := []string{"IPv4"}
 	if family == unix.AF_INET6 {
@@ -272,7 +272,7 @@ func (s *egressState) observeFilter(h netns.NsHandle) error {
 	return nil
 }
 
-// leads are the chains to which rules lead.
+// leads returns the chains to which rules lead.
 func leads(rules []*nftables.Rule) (to []string) {
 	for _, r := range rules {
 		for _, e := range r.Exprs {
@@ -284,7 +284,7 @@ func leads(rules []*nftables.Rule) (to []string) {
 	return to
 }
 
-// addresses are the keys of a set of nftables.
+// addresses returns the keys of an nftables set.
 func (s egressState) addresses(set string) (out []netip.Addr) {
 	for _, e := range s.sets[set] {
 		if a, ok := netip.AddrFromSlice(e.Key); ok && !e.IntervalEnd {
@@ -295,9 +295,8 @@ func (s egressState) addresses(set string) (out []netip.Addr) {
 	return out
 }
 
-// verdictChain is the chain to which an element of a verdict map leads, of the value that the
-// nftables library leaves as the kernel sent it (NFTA_VERDICT_CHAIN, linux/netfilter/nf_tables.h);
-// empty: it is no such value.
+// verdictChain returns the chain to which an element of a verdict map leads. It decodes the raw value, which the
+// nftables library does not (NFTA_VERDICT_CHAIN, linux/netfilter/nf_tables.h). It returns "" for other values.
 func verdictChain(value []byte) (chain string) {
 	ad, err := mdnetlink.NewAttributeDecoder(value)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package oracle compares the views of a lab with each other: kernels, berthd's records and
-// introspection, objects of the API, and the clouds. It derives the desired state from the
-// documents, not from the product's planners.
+// Package oracle verifies that the views of a lab agree: kernels, berthd's records and introspection, API objects, and
+// the clouds. It derives the desired state from the documentation, not from the product's planners.
 package oracle
 
 import (
@@ -23,32 +22,28 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// Check compares four views of the lab with each other: the kernel
-// of every node and pod, berthd's records on disk, its introspection document,
-// and the state of the cloud. It returns each way in which they contradict
-// docs/architecture.md, "Rules that no crash may break"; none when all is well:
+// Check compares four views of the lab with each other: the kernel of every node and pod, berthd's records on
+// disk, its introspection document, and the state of the cloud. It returns all violations of
+// docs/architecture.md, "Rules that no crash may break":
 //
-//   - no address is in two places, nor both in use and cooling;
-//   - every address of a pod, of either family, belongs to an ENI that EC2 has
-//     attached to the pod's node, all those of a pod to one, and a pod has one of
-//     each family that it should have;
-//   - every pod link, route, rule, ENI table and record belongs to a pod or
-//     ENI that exists, and the other way round;
-//   - no ENI of Berth's is detached, or attached to an instance that is gone;
+//   - no address is used twice, or both in use and cooling;
+//   - every address of a pod belongs to an ENI that EC2 has attached to the pod's node, all addresses of a pod
+//     belong to the same ENI, and a pod has one address of each family that it should have;
+//   - every pod link, route, rule, ENI table and record belongs to an existing pod or ENI, and vice versa;
+//   - no ENI of Berth is detached, or attached to an instance that does not exist;
 //   - the counts of the four views agree;
-//   - in pool mode, every block is its pool's piece of that index, of one node,
-//     announced by that node and by no other, and reported so;
-//   - in operator mode, a node's NodeNetwork object makes available what EC2 has
-//     assigned to it and reports as used what pods have or what cools, and no
-//     address is available in two;
-//   - where pods have ports, pods, PodNICs, the cloud's ports, rows of OVSDB, links and
-//     records are the same NICs, and there is no other port of Berth;
-//   - a pod whose first interface is a branch interface has its address and none of the node's, and
-//     the node has the two links, the rules, routes and nftables chains of it, and of no other;
-//   - with egress, what Egress says.
+//   - in pool mode, every block matches its pool and index, belongs to one node, is announced only by that
+//     node, and is reported accordingly;
+//   - in operator mode, a node's NodeNetwork lists the addresses that EC2 has assigned as available, and those
+//     of pods and cooling ones as used, and no address is available in two NodeNetworks;
+//   - if pods have ports, the pods, PodNICs, cloud ports, OVSDB rows, links and records describe the same NICs,
+//     and Berth has no other port;
+//   - a pod whose first interface is a branch interface has its addresses and none of the node's, and the node
+//     has exactly the links, rules, routes and nftables chains of such pods;
+//   - with egress, the conditions of Egress.
 //
-// It is meant for a lab at rest: what is being made or removed at the moment
-// shows up as a contradiction. Wait waits for rest.
+// The lab must be at rest: objects that are being created or removed are reported as violations. Wait waits until
+// the lab is at rest.
 func Check(ctx context.Context, l *lab.Lab) []error {
 	if l.Mode == lab.PortMode {
 		return checkPorts(ctx, l)
@@ -109,8 +104,7 @@ func Check(ctx context.Context, l *lab.Lab) []error {
 	return append(errs, checkENIs(books)...)
 }
 
-// Wait checks until nothing is wrong, or ctx ends; then the error is
-// what the last check found.
+// Wait repeats Check until it finds nothing. If ctx ends before, it returns the findings of the last check.
 func Wait(ctx context.Context, l *lab.Lab) error {
 	for began := time.Now(); ; {
 		err := errors.Join(Check(ctx, l)...)
@@ -120,8 +114,8 @@ func Wait(ctx context.Context, l *lab.Lab) error {
 	}
 }
 
-// checkENIs looks for leaked ENIs. A branch is released with its trunk; a port may be
-// attached to nothing as long as a PodNIC has it, which checkCloud checks.
+// checkENIs looks for leaked ENIs. A branch is released with its trunk. A port may be detached as long as a PodNIC
+// has it, which checkCloud verifies.
 func checkENIs(books vpc.Snapshot) (errs []error) {
 	for _, e := range books.ENIs {
 		switch {
@@ -139,7 +133,7 @@ func checkENIs(books vpc.Snapshot) (errs []error) {
 	return errs
 }
 
-// findings of one node.
+// findings is the check of one node.
 type findings struct {
 	node     *node.Node
 	mode     lab.Mode
@@ -147,10 +141,10 @@ type findings struct {
 	network  *v1alpha1.NodeNetwork   // in operator mode; nil when there is none
 	blocks   []v1alpha1.AddressBlock // in pool mode
 	pods     []*node.Pod
-	routed   map[string]bool          // UIDs of those whose first interface is a branch
-	local    map[netip.Addr]*node.Pod // that have node-local addresses
+	routed   map[string]bool          // UIDs of pods whose first interface is a branch
+	local    map[netip.Addr]*node.Pod // pods by node-local address
 
-	// localFamily is that of which each pod is to have a node-local address, if hasLocal.
+	// localFamily is the family of the node-local address that each pod has if hasLocal.
 	localFamily ipfamily.Family
 	hasLocal    bool
 	enis        []vpc.ENI // that EC2 has attached
@@ -180,8 +174,7 @@ func (f *findings) check(ctx context.Context, books vpc.Snapshot) {
 	f.checkDocument(ctx, held)
 }
 
-// checkPods compares every pod with the host's side of it, and returns the
-// addresses in pods.
+// checkPods compares every pod with the host's side, and returns the pods' addresses.
 func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 	held := map[netip.Addr]*node.Pod{}
 	for _, p := range f.pods {
@@ -193,10 +186,10 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 		slices.SortFunc(s.addrs, netip.Addr.Compare)
 		s.addrs = f.takeNodeLocal(k, p, s)
 		if want := slices.SortedFunc(slices.Values(p.Addrs), netip.Addr.Compare); !slices.Equal(s.addrs, want) {
-			f.wrong("pod %s has %v on eth0, ADD answered %v", p.Name, s.addrs, want)
+			f.wrong("pod %s has %v on eth0, ADD returned %v", p.Name, s.addrs, want)
 		}
 		if k.links[s.peer] == "" {
-			f.wrong("pod %s has no link of Berth's on the node", p.Name)
+			f.wrong("pod %s has no link on the node", p.Name)
 		}
 		if f.routed[p.UID] {
 			f.checkRoutedPod(k, p, s)
@@ -211,7 +204,7 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 				f.wrong("pod %s has %s, which the node has on %s too", p.Name, a, link)
 			}
 			if !f.owns(a) {
-				f.wrong("pod %s has %s, which is of no ENI and no block of this node", p.Name, a)
+				f.wrong("pod %s has %s, which belongs to no ENI and no block of this node", p.Name, a)
 			}
 		}
 		delete(k.links, s.peer)
@@ -220,13 +213,13 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 	return held
 }
 
-// owns reports whether an address is one that the node may give to pods.
+// owns reports whether the node may assign an address to pods.
 func (f *findings) owns(a netip.Addr) bool {
 	return f.inBlock(a) || slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return f.forPods(e, a) })
 }
 
-// forPods reports whether an address is of an ENI, and neither its own nor the instance's:
-// that are the single IPv6 addresses of the primary ENI too.
+// forPods reports whether an address of an ENI is for pods: neither the ENI's own nor the instance's, which includes
+// the single IPv6 addresses of the primary ENI.
 func (f *findings) forPods(e vpc.ENI, a netip.Addr) bool {
 	switch {
 	case !e.Owns(a):
@@ -237,13 +230,12 @@ func (f *findings) forPods(e vpc.ENI, a netip.Addr) bool {
 	return !e.Attachment.Primary() || !slices.Contains(e.IPv6, a)
 }
 
-// usesPrimaryOf reports whether pods may have an ENI's own address.
+// usesPrimaryOf reports whether pods may use an ENI's own address.
 func (f *findings) usesPrimaryOf(e vpc.ENI) bool {
 	return f.network != nil && f.network.EffectiveENI().PrimaryAddresses() && e.Attachment.DeviceIndex > 0
 }
 
-// checkKernel looks for what belongs to no pod and no ENI. Links that pods
-// have are no longer in k.
+// checkKernel looks for leaked state. Links of pods are no longer in k.
 func (f *findings) checkKernel(k kernelState, held map[netip.Addr]*node.Pod) {
 	for _, name := range k.links {
 		f.wrong("link %s is leaked: no pod is behind it", name)
@@ -282,7 +274,7 @@ func (f *findings) checkRecords(held map[netip.Addr]*node.Pod) {
 		return
 	}
 	for _, name := range r.odd {
-		f.wrong("odd record file %s", name)
+		f.wrong("unexpected record file %s", name)
 	}
 	recorded := map[string]bool{}
 	for _, rec := range r.attachments {
@@ -300,7 +292,7 @@ func (f *findings) checkRecords(held map[netip.Addr]*node.Pod) {
 	}
 	for _, c := range r.cooling {
 		if p := cmp.Or(held[c.Addr], f.local[c.Addr]); p != nil {
-			f.wrong("%s has a record as cooling and is in pod %s", c.Addr, p.Name)
+			f.wrong("%s is recorded as cooling but is in pod %s", c.Addr, p.Name)
 		}
 	}
 }
@@ -346,15 +338,15 @@ func (f *findings) checkDocument(ctx context.Context, held map[netip.Addr]*node.
 
 func (f *findings) checkSpare(a netip.Addr, state string, held map[netip.Addr]*node.Pod) {
 	if p := held[a]; p != nil {
-		f.wrong("introspection: %s is %s and in pod %s", a, state, p.Name)
+		f.wrong("introspection: %s is %s but in pod %s", a, state, p.Name)
 	}
 	if !f.inBlock(a) && !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) }) {
-		f.wrong("introspection: %s is %s, and of no ENI and no block of this node", a, state)
+		f.wrong("introspection: %s is %s, but belongs to no ENI and no block of this node", a, state)
 	}
 }
 
-// busyOf counts the addresses of an ENI that carries no new pods: those that it has of
-// when it did are not counted, unless a pod has them, or they cool.
+// busyOf returns the number of an ENI's used and cooling addresses. It is for ENIs that serve no new pods, whose other
+// addresses do not count.
 func busyOf(doc introspect.Document, e vpc.ENI) (n int) {
 	for _, a := range doc.Allocated {
 		if e.Owns(a.Address) {
@@ -369,8 +361,8 @@ func busyOf(doc introspect.Document, e vpc.ENI) (n int) {
 	return n
 }
 
-// checkTotals compares the numbers of addresses on the ENIs that Berth counts, where they are
-// of IPv4 only: how many addresses a /80 is counts nowhere.
+// checkTotals compares the numbers of addresses that Berth reports with EC2, for IPv4 only: the addresses of a /80
+// are not counted.
 func (f *findings) checkTotals(doc introspect.Document) {
 	t := doc.Totals
 	known := t.Allocated + t.Available + t.Cooling + t.NotReady + t.Withdrawn

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// What leaks and what is damaged is found.
+// The oracle reports leaked state and damaged records.
 func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 	l := harness.Raise(t, lab.Options{Nodes: 1, NoDaemons: true})
 	n := l.Nodes()[0]
@@ -31,12 +31,12 @@ func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 		"link bthleaked is leaked", "route to 10.0.3.99 is leaked", "table of ENI 5 is leaked", "no ENI 6 is attached",
 	} {
 		if errs == nil || !strings.Contains(errs.Error(), want) {
-			t.Errorf("nothing about %q in: %v", want, errs)
+			t.Errorf("%q is not in: %v", want, errs)
 		}
 	}
 }
 
-// litter leaves in the calling thread's namespace what a leak would.
+// litter creates leaked state in the calling thread's network namespace.
 func litter() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = datapath.LinkPrefix + "leaked"

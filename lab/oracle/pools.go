@@ -18,12 +18,12 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// poolView is what the API says about pools at one moment.
+// poolView is a snapshot of pools, blocks and requests in the API, and the inconsistencies found.
 type poolView struct {
 	pools    map[string]*v1alpha1.AddressPool
 	blocks   []v1alpha1.AddressBlock
 	requests []v1alpha1.BlockRequest
-	nodes    map[string]bool // that have a Node
+	nodes    map[string]bool // with a Node
 	errs     []error
 }
 
@@ -31,7 +31,7 @@ func (c *poolView) wrong(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf(format, args...))
 }
 
-// ofNode are the blocks of a node.
+// ofNode returns the blocks of a node.
 func (c *poolView) ofNode(name string) (blocks []v1alpha1.AddressBlock) {
 	for _, b := range c.blocks {
 		if b.NodeName == name {
@@ -41,9 +41,8 @@ func (c *poolView) ofNode(name string) (blocks []v1alpha1.AddressBlock) {
 	return blocks
 }
 
-// viewPools reads pools, blocks and requests and says what contradicts itself in
-// them: a block that is not its pool's piece of that index, that overlaps
-// another, or that is leaked; wrong counts; a finished request.
+// viewPools reads pools, blocks and requests, and records inconsistencies: a block that does not match its pool and
+// index, that overlaps another, or that is leaked; wrong counts; a finished request.
 func viewPools(ctx context.Context, l *lab.Lab) (*poolView, error) {
 	pools, nodes := &v1alpha1.AddressPoolList{}, &corev1.NodeList{}
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
@@ -77,7 +76,7 @@ func viewPools(ctx context.Context, l *lab.Lab) (*poolView, error) {
 	for name, p := range c.pools {
 		s := p.Status.Blocks
 		if s.Allocated != held[name] || s.Free != s.Total-s.Allocated {
-			c.wrong("AddressPool %s counts %+v, there are %d blocks", name, s, held[name])
+			c.wrong("AddressPool %s: status counts %+v, but %d blocks exist", name, s, held[name])
 		}
 	}
 	return c, nil
@@ -120,7 +119,7 @@ func (c *poolView) sound(b *v1alpha1.AddressBlock) error {
 	return errors.Join(errs...)
 }
 
-// layoutOf is how the accepted subnets of a pool are cut.
+// layoutOf returns the layout of the accepted subnets of a pool.
 func layoutOf(p *v1alpha1.AddressPool) (block.Layout, error) {
 	bits := int32(v1alpha1.DefaultBlockSizeBits)
 	if p.Spec.BlockSizeBits != nil {
@@ -145,7 +144,7 @@ func text(p netip.Prefix) string {
 	return p.String()
 }
 
-// disjoint looks for addresses that two blocks have.
+// disjoint looks for overlapping blocks.
 func (c *poolView) disjoint() {
 	type piece struct {
 		netip.Prefix
@@ -165,8 +164,7 @@ func (c *poolView) disjoint() {
 	}
 }
 
-// announced compares what the router has learned by BGP with the blocks of the
-// nodes that run.
+// announced compares the routes that the router has learned by BGP with the blocks of the running nodes.
 func announced(ctx context.Context, l *lab.Lab, c *poolView) []error {
 	got, err := l.Site.Routes(ctx)
 	if err != nil {
@@ -188,7 +186,7 @@ func announced(ctx context.Context, l *lab.Lab, c *poolView) []error {
 	if maps.Equal(got, want) {
 		return nil
 	}
-	return []error{fmt.Errorf("the router forwards %v, nodes have %v", got, want)}
+	return []error{fmt.Errorf("the router has routes %v, nodes have blocks %v", got, want)}
 }
 
 // checkExport compares the node's export table with its blocks.
@@ -207,7 +205,7 @@ func (f *findings) checkExport(k kernelState) {
 	}
 }
 
-// inBlock reports whether one of the node's blocks has an address.
+// inBlock reports whether one of the node's blocks contains an address.
 func (f *findings) inBlock(a netip.Addr) bool {
 	return slices.ContainsFunc(f.blocks, func(b v1alpha1.AddressBlock) bool { return lab.InBlock(&b, a) })
 }

@@ -24,22 +24,22 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// firstInterface is what runtimes call the interface of a pod that they ask for.
+// firstInterface is the name of the interface that runtimes request.
 const firstInterface = "eth0"
 
-// berthOwner is the device owner of the ports that Berth has, in the cloud.
+// berthOwner is the device owner of Berth's ports in the cloud.
 const berthOwner = "compute:berth"
 
-// portView is what the API and the cloud say of ports at one moment, and what contradicts.
+// portView is a snapshot of ports in the API and the cloud, and the inconsistencies found.
 type portView struct {
 	nics  []v1alpha1.PodNIC
 	ports map[string]portcloud.Port // by ID
-	first bool                      // pods' first interface is a port too
-	pods  map[string]bool           // UIDs of those that there are
+	first bool                      // whether pods' first interface is a port
+	pods  map[string]bool           // UIDs of existing pods
 	vpcs  map[string]bool           // UIDs of the VPC objects
-	// families are those of which a port of EC2 has an address, by the name of the VPC object; all of others.
+	// families are the families of an EC2 port's addresses, by name of the VPC object. Other ports have all families.
 	families map[string]ipfamily.Set
-	used     map[string]string // ports that pods of the lab have: to whom
+	used     map[string]string // ports in pods of the lab: by whom
 	errs     []error
 }
 
@@ -47,9 +47,8 @@ func (v *portView) wrong(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-// checkPorts compares six views of the NICs of a lab with ports with each other: pods and
-// what is in them, PodNICs, the cloud's ports, what the nodes' OVSDBs or agents have plugged,
-// their kernels, and berthd's records.
+// checkPorts compares six views of the NICs of a lab with ports: pods with their interfaces, PodNICs, the cloud's
+// ports, the ports plugged by the nodes' OVSDBs or agents, kernels, and berthd's records.
 func checkPorts(ctx context.Context, l *lab.Lab) []error {
 	v := &portView{first: l.Mode == lab.PortMode, ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
 	if err := viewPorts(ctx, l, v); err != nil {
@@ -103,7 +102,7 @@ func viewPorts(ctx context.Context, l *lab.Lab, v *portView) (err error) {
 	return nil
 }
 
-// checkObjects looks for leaked PodNICs, and for ones with a wrong status.
+// checkObjects looks for leaked PodNICs, and for PodNICs with a wrong status.
 func (v *portView) checkObjects() {
 	holder := map[string]string{}
 	for i := range v.nics {
@@ -116,11 +115,11 @@ func (v *portView) checkObjects() {
 			v.wrong("PodNIC %s is leaked: pod %s (%s) is gone", name, n.Spec.Pod.Name, n.Spec.Pod.UID)
 		}
 		if n.Status.Pod != nil && !v.pods[n.Status.Pod.UID] {
-			v.wrong("PodNIC %s says that pod %s (%s) has it, which is gone", name, n.Status.Pod.Name, n.Status.Pod.UID)
+			v.wrong("PodNIC %s: status.pod is %s (%s), which does not exist", name, n.Status.Pod.Name, n.Status.Pod.UID)
 		}
 		id := n.Status.PortID
 		if _, ofEC2 := v.families[n.Spec.VPC]; ofEC2 && id == "" && n.Spec.Pod == nil && n.Status.Pod == nil {
-			continue // a branch is made on the node of the first pod that has it
+			continue // a branch is created on the node of its first pod
 		}
 		if id == "" {
 			v.wrong("PodNIC %s has no port: %s", name, phase(n))
@@ -134,12 +133,12 @@ func (v *portView) checkObjects() {
 			v.wrong("PodNIC %s: port %s is gone", name, id)
 		}
 		if n.Status.Node != nil && n.Status.Node.State == v1alpha1.NodePlugged && v.used[id] == "" {
-			v.wrong("PodNIC %s is plugged, as %s says, and in no pod", name, n.Status.NodeName)
+			v.wrong("PodNIC %s is plugged according to node %s, but in no pod", name, n.Status.NodeName)
 		}
 	}
 }
 
-// checkCloud looks for ports of Berth's that no PodNIC has.
+// checkCloud looks for Berth's ports that no PodNIC has.
 func (v *portView) checkCloud() {
 	for _, id := range slices.Sorted(maps.Keys(v.ports)) {
 		p := v.ports[id]
@@ -150,7 +149,7 @@ func (v *portView) checkCloud() {
 		case warm && v.vpcs[vpc] && p.Host != "":
 			continue // it waits for a pod of its node
 		case warm:
-			v.wrong("port %s of the warm pool of VPC %s, at host %q, is leaked: no pod can have it", id, vpc, p.Host)
+			v.wrong("port %s of the warm pool of VPC %s, at host %q, is leaked: no pod can use it", id, vpc, p.Host)
 		case p.Owner == berthOwner:
 			v.wrong("port %s (%s, device %s) is leaked: no PodNIC has it", id, p.Name, p.Device)
 		}
@@ -161,12 +160,12 @@ func (v *portView) checkCloud() {
 			v.wrong("port %s has the device %q, PodNIC %s/%s has it", id, p.Device, n.Namespace, n.Name)
 		}
 		if p.Host != "" && v.used[id] == "" {
-			v.wrong("port %s is bound to %s and in no pod", id, p.Host)
+			v.wrong("port %s is bound to %s but in no pod", id, p.Host)
 		}
 	}
 }
 
-// phase is where a PodNIC is, and why.
+// phase formats the phase of a PodNIC and its reason.
 func phase(n *v1alpha1.PodNIC) string {
 	return strings.TrimSpace(string(n.Status.Phase) + " " + lab.Untrue(n.Status.Conditions))
 }
@@ -176,13 +175,13 @@ type portNode struct {
 	*portView
 	node    *node.Node
 	rows    map[string]ovn.Interface // by port
-	links   map[string]bool          // of Berth's, by name
+	links   map[string]bool          // Berth's links, by name
 	records map[string]string        // containers by port
 
 	indexes  map[string]int            // of those links, by name
-	modes    map[string]plug.Enforcing // of first interfaces that are branches, by port, as recorded
+	modes    map[string]plug.Enforcing // recorded modes by port, of first interfaces that are branches
 	branches branchKernel
-	shared   map[sharedRules]bool // of branches that were found
+	shared   map[sharedRules]bool // of the branches found
 }
 
 func (c *portNode) wrong(format string, args ...any) {
@@ -202,10 +201,10 @@ func (c *portNode) check(ctx context.Context, cloud portcloud.Cloud) {
 	c.checkLeaks()
 }
 
-// checkLeaks looks for what is of no pod.
+// checkLeaks looks for state without a pod.
 func (c *portNode) checkLeaks() {
 	for id, row := range c.rows {
-		c.wrong("%s is plugged, as OVSDB or the agent says, for port %s, which no pod has", row.Link, id)
+		c.wrong("%s is plugged in OVSDB or by the agent for port %s, which no pod has", row.Link, id)
 	}
 	for name := range c.links {
 		c.wrong("link %s is leaked: no pod is behind it", name)
@@ -225,7 +224,7 @@ func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 	}
 	for _, r := range rows {
 		if other, twice := c.rows[r.Port]; twice {
-			c.wrong("%s and %s are plugged, as OVSDB or the agent says, for port %s", other.Link, r.Link, r.Port)
+			c.wrong("%s and %s are both plugged in OVSDB or by the agent for port %s", other.Link, r.Link, r.Port)
 		}
 		c.rows[r.Port] = r
 	}
@@ -242,23 +241,23 @@ func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 		return fmt.Errorf("list links: %w", err)
 	}
 	if c.branches, err = observeBranches(c.node.Netns); err != nil {
-		return fmt.Errorf("look for branches: %w", err)
+		return fmt.Errorf("read the branches' state: %w", err)
 	}
 	return c.readRecords()
 }
 
-// readRecords takes note of the ports in berthd's records.
+// readRecords reads the ports in berthd's records.
 func (c *portNode) readRecords() error {
 	r, err := readRecords(c.node.StateDir())
 	if err != nil {
 		return fmt.Errorf("read its records: %w", err)
 	}
 	for _, name := range r.odd {
-		c.wrong("odd record file %s", name)
+		c.wrong("unexpected record file %s", name)
 	}
 	for _, rec := range r.attachments {
 		if !slices.ContainsFunc(c.node.Pods(), func(p *node.Pod) bool { return p.ContainerID == rec.Key.ContainerID }) {
-			c.wrong("the record of %s (%s) is of no pod", rec.Key, rec.State)
+			c.wrong("the record of %s (%s) belongs to no pod", rec.Key, rec.State)
 		}
 		for _, nic := range rec.NICs {
 			c.records[nic.Port], c.modes[nic.Port] = rec.Key.ContainerID, plug.Enforcing(nic.Plug.Enforcing)
@@ -267,14 +266,14 @@ func (c *portNode) readRecords() error {
 	return nil
 }
 
-// checkPod compares a pod with its PodNICs and their ports and links. What is found is taken
-// off the node's lists.
+// checkPod compares a pod with its PodNICs and their ports and links, and removes what it finds from the node's
+// state.
 func (c *portNode) checkPod(p *node.Pod) error {
 	inside, err := podLinks(p.Inside())
 	if err != nil {
 		return err
 	}
-	given := !c.first // the mode gives the first interface
+	given := !c.first // the mode provides the first interface
 	for i := range c.nics {
 		n := &c.nics[i]
 		if n.Status.Pod == nil || n.Status.Pod.UID != p.UID {
@@ -290,7 +289,7 @@ func (c *portNode) checkPod(p *node.Pod) error {
 		delete(inside, firstInterface)
 	}
 	for name := range inside {
-		return fmt.Errorf("it has an interface %s and no PodNIC for it", name)
+		return fmt.Errorf("its interface %s has no PodNIC", name)
 	}
 	return nil
 }
@@ -307,7 +306,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 		}
 	}
 	slices.Sort(at)
-	says := n.Status.Node
+	report := n.Status.Node
 	container := c.records[id]
 	link := row.Link
 	hasLink := c.takeLinks(n, link)
@@ -326,14 +325,14 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 		return fmt.Errorf("port %s has the link %q in OVSDB or with the agent, in the kernel: %v", id, link, hasLink)
 	case container != p.ContainerID:
 		return fmt.Errorf("port %s is in the record of %q, want %s", id, container, p.ContainerID)
-	case says == nil || says.State != v1alpha1.NodePlugged || says.PortID != id || says.ContainerID != p.ContainerID:
-		return fmt.Errorf("its status.node is %+v", says)
+	case report == nil || report.State != v1alpha1.NodePlugged || report.PortID != id || report.ContainerID != p.ContainerID:
+		return fmt.Errorf("its status.node is %+v", report)
 	}
 	return c.checkRouted(n, in, link)
 }
 
-// addressesInPod are the addresses of a PodNIC with prefix lengths, as its pod has them, and without, in
-// order. A pod to which its node routes sees no subnet.
+// addressesInPod returns the addresses of a PodNIC as its pod has them, sorted, with and without prefix lengths. A pod
+// to which its node routes has host prefixes.
 func (c *portNode) addressesInPod(n *v1alpha1.PodNIC) (cidrs, bare []string) {
 	cidrs, bare = addressesOf(n)
 	for i := range cidrs {
@@ -344,11 +343,11 @@ func (c *portNode) addressesInPod(n *v1alpha1.PodNIC) (cidrs, bare []string) {
 	return cidrs, bare
 }
 
-// offNode are the ways to plug by which Berth leaves no link on the node: an agent's is not its
-// own, and a VLAN's is in the pod, unless it is of the pod's first interface and the node routes to it.
+// offNode are the kinds of plugs without a link of Berth on the node: an agent's link is not Berth's, and a VLAN link
+// is in the pod, unless the node routes to it as the pod's first interface.
 var offNode = []v1alpha1.PlugType{v1alpha1.PlugNetns, v1alpha1.PlugVLAN}
 
-// addressesOf are the addresses of a PodNIC with prefix lengths, and without, in order.
+// addressesOf returns the addresses of a PodNIC, sorted, with and without prefix lengths.
 func addressesOf(n *v1alpha1.PodNIC) (cidrs, bare []string) {
 	for _, a := range n.Status.Addresses {
 		ip, _, _ := strings.Cut(a.CIDR, "/")
@@ -359,8 +358,7 @@ func addressesOf(n *v1alpha1.PodNIC) (cidrs, bare []string) {
 	return cidrs, bare
 }
 
-// takeLinks takes the links of a port that is plugged by one off the list, and reports whether all
-// are there.
+// takeLinks removes the links of a plugged port from the list, and reports whether all of them existed.
 func (c *portNode) takeLinks(n *v1alpha1.PodNIC, link string) bool {
 	if n.Status.Plug != nil && slices.Contains(offNode, n.Status.Plug.Type) && !c.routes(n) {
 		return true
@@ -380,15 +378,15 @@ func (c *portNode) takeLinks(n *v1alpha1.PodNIC, link string) bool {
 	return there
 }
 
-// podLink is an interface in a pod.
+// podLink is an interface of a pod.
 type podLink struct {
 	mac   string
-	peer  int      // index of the link that it leads to
-	addrs []string // with prefix lengths, in order; none that are link-local
+	peer  int      // index of its peer
+	addrs []string // with prefix lengths, sorted, without link-local ones
 }
 
-// podLinks are the interfaces of a pod that are up, besides lo, by name. Those that the kernel puts
-// into every namespace, such as tunl0, are down.
+// podLinks returns the interfaces of a pod that are up, except lo, by name. Those that the kernel creates in every
+// namespace, such as tunl0, are down.
 func podLinks(path string) (map[string]podLink, error) {
 	all := map[string]podLink{}
 	err := ns.Netlink(path, func(h *netlink.Handle) error {

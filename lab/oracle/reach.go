@@ -16,8 +16,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// OutsideHosts are the addresses of the host on the internet, or outside the site: IPv4
-// first, and IPv6 where the lab has it.
+// OutsideHosts returns the addresses of the host on the internet, or outside the site: IPv4 first, then IPv6 if the lab
+// has it.
 func OutsideHosts(l *lab.Lab) []netip.Addr {
 	hosts := []netip.Addr{fabric.InternetHost, fabric.InternetHost6}
 	if l.Site != nil {
@@ -29,9 +29,8 @@ func OutsideHosts(l *lab.Lab) []netip.Addr {
 	return hosts
 }
 
-// SeenOutside is the source that the host outside sees for a pod's address: that address where
-// there is a route back to it, else the node's own. In a VPC only primary IPv4 addresses are
-// public, and all IPv6 addresses.
+// SeenOutside returns the source that the host outside sees for a pod's address: the pod's address if a route back to
+// it exists, otherwise the node's address. In a VPC, primary IPv4 addresses and all IPv6 addresses are public.
 func SeenOutside(l *lab.Lab, n *node.Node, own netip.Addr) netip.Addr {
 	if l.Cloud == nil || own.Is6() {
 		return own
@@ -39,13 +38,11 @@ func SeenOutside(l *lab.Lab, n *node.Node, own netip.Addr) netip.Addr {
 	return l.Snapshot().InstanceENIs(n.InstanceID)[0].Primary
 }
 
-// Reach asks by TCP and UDP from each pod, in each family that it has: the next pod of
-// its node, one of the next node, its own node, and the host outside; and wants the pod's own
-// address to be seen, or outside the address of SeenOutside. In the family of which it has a
-// node-local address it asks the next node and the host outside, and wants its own node's to
-// be seen. It returns how many questions were
-// answered. The errors are those that were not, or not so. It is for labs with pods whose
-// first interface is routed, with the daemon's default settings.
+// Reach sends requests by TCP and UDP from each pod, in each of its families, to the next pod of its node, a pod of the
+// next node, its own node, and the host outside. The destination must see the pod's own address, or outside the
+// address of SeenOutside. In the family of a node-local address, the pod sends requests to the next node and the host
+// outside, which must see the address of the pod's node. Reach returns the number of replies, and an error for each
+// request without the expected reply. It is for labs with routed first interfaces and the daemon's default settings.
 func Reach(ctx context.Context, l *lab.Lab) (answers int, err error) {
 	var errs []error
 	nodes := l.Nodes()
@@ -53,7 +50,7 @@ func Reach(ctx context.Context, l *lab.Lab) (answers int, err error) {
 		here, there := n.Pods(), nodes[(i+1)%len(nodes)].Pods()
 		for k, p := range here {
 			for _, own := range p.Addrs {
-				to := map[netip.Addr]netip.Addr{} // the pod's destination: the source that it must see
+				to := map[netip.Addr]netip.Addr{} // expected sources by destination
 				for _, pods := range [][]*node.Pod{here, there} {
 					if len(pods) == 0 {
 						continue
@@ -80,8 +77,8 @@ func Reach(ctx context.Context, l *lab.Lab) (answers int, err error) {
 	return answers, errors.Join(errs...)
 }
 
-// byNodeLocal returns the destinations that a pod of a node asks from its node-local address, with
-// the source that each must see.
+// byNodeLocal returns the destinations for requests from a pod's node-local address, with the source that each must
+// see.
 func byNodeLocal(l *lab.Lab, n, next *node.Node) map[netip.Addr]netip.Addr {
 	family, has := nodeLocalOn(l, n)
 	if !has {
@@ -99,7 +96,7 @@ func byNodeLocal(l *lab.Lab, n, next *node.Node) map[netip.Addr]netip.Addr {
 	return to
 }
 
-// inFamily is the first of addresses that is of the family of like; zero when none is.
+// inFamily returns the first of addresses in the family of like, or the zero address.
 func inFamily(addrs []netip.Addr, like netip.Addr) netip.Addr {
 	i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return a.Is4() == like.Is4() })
 	if i < 0 {
@@ -108,9 +105,9 @@ func inFamily(addrs []netip.Addr, like netip.Addr) netip.Addr {
 	return addrs[i]
 }
 
-// seenBy asks each of to, and wants to be seen as it says.
+// seenBy sends a request to each destination, and verifies the source that it sees.
 func seenBy(ctx context.Context, p *node.Pod, to map[netip.Addr]netip.Addr) (answers int, err error) {
-	const within = 20 * time.Second // longer than a busy machine stands still
+	const within = 20 * time.Second // longer than stalls of a busy machine
 	var errs []error
 	for a, as := range to {
 		for _, network := range []string{"tcp", "udp"} {
@@ -130,7 +127,7 @@ func seenBy(ctx context.Context, p *node.Pod, to map[netip.Addr]netip.Addr) (ans
 	return answers, errors.Join(errs...)
 }
 
-// nodeLocal is the family of which pods have node-local addresses, if they have any.
+// nodeLocal returns the family of pods' node-local addresses, if they have any.
 func nodeLocal(o lab.Options) (f ipfamily.Family, has bool) {
 	switch {
 	case !o.Mode.HasEC2() || o.IPFamilies == ipfamily.Dual:
@@ -142,8 +139,8 @@ func nodeLocal(o lab.Options) (f ipfamily.Family, has bool) {
 	}
 }
 
-// nodeLocalOn is nodeLocal for the pods of a node: they have none of IPv4 where it has no such
-// address itself.
+// nodeLocalOn is nodeLocal for the pods of a node: without an IPv4 address of the node, they have no IPv4 node-local
+// address.
 func nodeLocalOn(l *lab.Lab, n *node.Node) (f ipfamily.Family, has bool) {
 	f, has = nodeLocal(l.Options)
 	return f, has && (f != ipfamily.IPv4 || !lab.IPv6Only(l.Snapshot(), n.InstanceID))

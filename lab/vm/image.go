@@ -32,11 +32,10 @@ func (i Image) kernel() string  { return filepath.Join(string(i), "vmlinux") }
 func (i Image) initrd() string  { return filepath.Join(string(i), "initrd.img") }
 func (i Image) modules() string { return filepath.Join(string(i), "lib", "modules") }
 
-// Prepare returns the image with Debian's stock kernel, of the version that the
-// machine's package lists have. It is made once, from a Debian package that is
-// downloaded and unpacked but not installed, and kept in berth/vm below the user's cache
-// folder. Concurrent callers, also of other processes, make it once. If
-// BERTH_VM_IMAGE is set, its folder is the image. say is called with what takes long.
+// Prepare returns the image with Debian's stock kernel, of the version in the machine's package lists. It is made
+// once, from a Debian package that is downloaded and unpacked but not installed, and kept in berth/vm below the user's
+// cache folder; concurrent callers wait. If BERTH_VM_IMAGE is set, its folder is the image. say is called with slow
+// steps.
 func Prepare(ctx context.Context, say func(string)) (Image, error) {
 	if err := supported(); err != nil {
 		return "", err
@@ -90,8 +89,7 @@ func (k kernel) key() string {
 // halfMade is the name of a folder in which an image is being made, or was.
 const halfMade = "half-made"
 
-// prepareIn returns the image of a kernel below dir, which has build make it where it is not
-// there yet.
+// prepareIn returns the image of a kernel below dir, which build makes if it is missing.
 func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context.Context, dir string) error) (Image, error) {
 	final := filepath.Join(dir, k.key())
 	if _, err := os.Stat(final); err == nil {
@@ -279,8 +277,8 @@ func unpackFile(h *tar.Header, data io.Reader, dir string, image *[]byte, versio
 	return errors.Join(err, f.Close())
 }
 
-// wanted selects the files of a kernel's package that an image has: its modules, but of the
-// drivers only those of what QEMU shows and of networks in software. That is an eighth.
+// wanted selects an eighth of the files of a kernel's package: modules, but of drivers only those of QEMU's devices
+// and of virtual networks.
 func wanted(name string) bool {
 	_, rest, ok := strings.Cut(name, "lib/modules/")
 	if !ok {

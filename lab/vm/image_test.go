@@ -30,8 +30,7 @@ func TestParseKernel(t *testing.T) {
 	}
 }
 
-// TestPrepareOnce has several callers at once make an image once, where one that was
-// killed has left half an image.
+// TestPrepareOnce has concurrent callers prepare an image once, where a killed one has left half an image.
 func TestPrepareOnce(t *testing.T) {
 	dir := t.TempDir()
 	k := kernel{"linux-image-x", "1:2"}
@@ -119,7 +118,7 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// TestWhatIsMissing has errors name it.
+// TestWhatIsMissing checks that errors name what is missing.
 func TestWhatIsMissing(t *testing.T) {
 	if err := rightArchitecture("arm64"); err == nil || !strings.Contains(err.Error(), "arm64") {
 		t.Errorf("on arm64: %v", err)

@@ -84,12 +84,10 @@ func (e *ExitError) Error() string {
 	return "the command in the virtual machine ended with exit code " + strconv.Itoa(e.Code)
 }
 
-// Run starts the machine, runs a command there, and returns when the machine is gone. The
-// output of the command is written as it comes. A command that fails is an *ExitError.
-// A machine that locks up is ended, and is a *StoodStillError (see Again).
-// Any other error says that the machine could not be started, or that it ended before
-// the command did, and has the end of its console. When ctx ends so does the machine,
-// and the cause of ctx is returned. The machine does not outlive the caller.
+// Run starts the machine, runs a command there, and waits until the machine has ended. A command that fails is an
+// *ExitError, a machine that locks up a *StoodStillError (see Again). Other errors, with the end of the console, say
+// that the machine did not start or ended before the command. When ctx ends so does the machine, and the cause of ctx
+// is returned. The machine does not outlive the caller.
 func (m Machine) Run(ctx context.Context, c Command) (err error) {
 	if err := supported(); err != nil {
 		return err
@@ -264,7 +262,7 @@ func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 		case "exit":
 			code, err := strconv.Atoi(rest)
 			if err != nil {
-				return words{trouble: "it does not tell the exit code: " + lines.Text()}
+				return words{trouble: "it sent no exit code: " + lines.Text()}
 			}
 			return words{exited: true, code: code}
 		case "trouble":

@@ -78,7 +78,7 @@ func freeAddr(t *testing.T) netip.AddrPort {
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// TestMachine has one machine show all that a command has there.
+// TestMachine runs one command that uses all features of a machine.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	m := machine(t)
@@ -153,7 +153,7 @@ func ask(at netip.AddrPort) string {
 	return string(answer)
 }
 
-// TestPanic has the error of a guest that dies show why.
+// TestPanic checks the error of a guest whose kernel panics.
 func TestPanic(t *testing.T) {
 	t.Parallel()
 	err := machine(t).Run(t.Context(), shell("echo c >/proc/sysrq-trigger", io.Discard, nil))
@@ -164,7 +164,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestEndsByContext has nothing left of a machine whose context has ended.
+// TestEndsByContext checks that a canceled machine leaves nothing behind.
 func TestEndsByContext(t *testing.T) {
 	m := machine(t)
 	t.Setenv("TMPDIR", t.TempDir())
@@ -206,7 +206,7 @@ func TestEndsWithCaller(t *testing.T) {
 	untilProcesses(t, 0)
 }
 
-// untilProcesses waits until so many of QEMU have files below this test's TMPDIR.
+// untilProcesses waits until n processes of QEMU have files below this test's TMPDIR.
 func untilProcesses(t *testing.T, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

@@ -48,29 +48,30 @@ type ways struct {
 	netns   *os.File // QEMU's
 }
 
-// enterNetwork takes the calling thread, which must be locked and end as such, to a new
-// network namespace, from and to which the ways lead until they are closed.
+// enterNetwork moves the calling, locked thread to a new network namespace, from and to which the ways lead until they
+// are closed.
 func (m Machine) enterNetwork() (_ *ways, err error) {
-	w := &ways{}
+	w, offered := &ways{}, map[uint16]net.Listener{}
 	defer func() {
-		if err != nil {
-			w.close()
+		if err == nil {
+			return
+		}
+		w.close()
+		for _, l := range offered {
+			_ = l.Close()
 		}
 	}()
-	offered := map[uint16]net.Listener{}
 	for port, at := range m.Offer { // before the thread leaves the host's namespace
-		if offered[port], err = net.Listen("tcp", at.String()); err != nil {
-			delete(offered, port)
-			closeListeners(offered)
+		l, err := net.Listen("tcp", at.String())
+		if err != nil {
 			return nil, fmt.Errorf("listen for port %d of the guest: %w", port, err)
 		}
+		offered[port] = l
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		closeListeners(offered)
 		return nil, fmt.Errorf("make a network namespace for the way to the host (this takes root): %w", err)
 	}
 	if w.netns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
-		closeListeners(offered)
 		return nil, err
 	}
 	for port, l := range offered {
@@ -95,12 +96,6 @@ func (m Machine) enterNetwork() (_ *ways, err error) {
 		}))
 	}
 	return w, nil
-}
-
-func closeListeners(listeners map[uint16]net.Listener) {
-	for _, l := range listeners {
-		_ = l.Close()
-	}
 }
 
 func (w *ways) close() {

@@ -62,9 +62,8 @@ func (p *process) wait() error {
 // priority is QEMU's (nice(2)).
 const priority = -10
 
-// start starts QEMU, where the machine has ways to and from the host in a network
-// namespace of its own. The thread that starts it stays until it ends: the kernel ends
-// the process with it (prctl(2), PR_SET_PDEATHSIG), and so when the caller dies.
+// start starts QEMU, in a network namespace of its own if the machine has ways to and from the host. The thread that
+// starts it stays, since the kernel ends the process with it (prctl(2), PR_SET_PDEATHSIG).
 func (m Machine) start(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // an interrupt of the terminal's is for the caller

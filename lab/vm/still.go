@@ -30,9 +30,8 @@ func (e *StoodStillError) Error() string {
 	return fmt.Sprintf("the virtual machine stood still (%s)\n%s%s", e.Why, consoleTitle, e.Console)
 }
 
-// Again calls run, and a second time when the machine that it started stood still, which it reports by
-// say. What the command has printed until then stays, and so does what it wrote to Shared folders and
-// to a Kubernetes API; so run starts a new control plane as well, if the machine reaches one.
+// Again calls run, and a second time if its machine stood still, which it reports by say. Output, Shared folders and a
+// Kubernetes API keep what the first run wrote, so run starts a new control plane if it uses one.
 func Again(say func(string), run func() error) error {
 	err := run()
 	var still *StoodStillError

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestWatch ends a guest whose heartbeats cease, and no other.
+// TestWatch ends a guest without heartbeats, and no other.
 func TestWatch(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, beats int           // the first heartbeat comes after so many seconds, the others five after each other
@@ -103,8 +103,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestLocksUp has a machine whose processes make no progress, and when it is started once more, one whose kernel does
-// not.
+// TestLocksUp has a machine whose processes make no progress and, once it is restarted, one whose kernel makes none.
 func TestLocksUp(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 4, 9)

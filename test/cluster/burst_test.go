@@ -25,11 +25,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestBurstWhileBerthdIsKilled has pods come to all nodes at once while berthd is killed
-// twice on each. All become Ready by the sandboxes that they got first, since an ADD
+// TestBurstWhileBerthdIsKilled creates pods on all nodes at once while berthd is killed
+// twice on each. All become Ready with their first sandboxes, since an ADD
 // outlives its daemon. The times are for the log: a kubelet starts a container that
-// ended a second time only after 10 s, and pods wait for that; one that is told to
-// waits less (crashLoopBackOff.maxContainerRestartPeriod, docs/operate.md).
+// ended a second time only after 10 s, and pods wait for that, or for as long as
+// crashLoopBackOff.maxContainerRestartPeriod says (docs/operate.md).
 func TestBurstWhileBerthdIsKilled(t *testing.T) {
 	// With addresses for all pods, and as many that cool, from the start.
 	w := raise(t, lab.Options{Mode: lab.NodeMode, Nodes: 3, InstanceType: "m5.4xlarge", Kubelets: &lab.Kubelets{Proxy: host.NFTables}})
@@ -46,8 +46,8 @@ func TestBurstWhileBerthdIsKilled(t *testing.T) {
 	t.Logf("slowest pod with two kills, where the kubelet's back-off is a second at most: %v", w.burst(t, "soon", 2))
 }
 
-// burst makes pods on all nodes at once, kills berthd so often on each meanwhile, and
-// tells how long the slowest took from its creation until it was Ready.
+// burst creates pods on all nodes at once, kills berthd that many times on each meanwhile, and
+// returns how long the slowest took from its creation until it was Ready.
 func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Duration) {
 	t.Helper()
 	const pods = 30
@@ -102,9 +102,9 @@ func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Dura
 	return slowest.Round(time.Millisecond)
 }
 
-// killTimes kills berthd on a node so often, as soon as more of its pods whose names
-// begin with prefix have sandboxes than at the kill before, or all: some ADDs have been
-// answered by each berthd, and others wait for the next. It tells when that was.
+// killTimes kills berthd on a node that many times, each time as soon as more of its pods whose names
+// begin with prefix have sandboxes than before, or all. So each berthd has answered some ADDs,
+// and others wait for the next. It returns the times of the kills.
 func (w *world) killTimes(ctx context.Context, node, prefix string, pods, kills int) (at []time.Time, err error) {
 	h, err := w.Machine(node)
 	if err != nil {
@@ -137,7 +137,7 @@ func (w *world) killTimes(ctx context.Context, node, prefix string, pods, kills 
 	return at, nil
 }
 
-// attached is how many pods of a machine whose names begin with prefix have sandboxes.
+// attached counts the sandboxes of a machine whose pods' names begin with prefix.
 func attached(ctx context.Context, r cri.RuntimeServiceClient, prefix string) (count int, err error) {
 	list, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	for _, s := range list.GetItems() {
@@ -148,7 +148,7 @@ func attached(ctx context.Context, r cri.RuntimeServiceClient, prefix string) (c
 	return count, err
 }
 
-// daemonPID is the process of the berthd that runs on a machine.
+// daemonPID returns the process ID of berthd on a machine.
 func daemonPID(ctx context.Context, r cri.RuntimeServiceClient) (int, error) {
 	list, err := r.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{
 		State:         &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING},
@@ -168,8 +168,7 @@ func daemonPID(ctx context.Context, r cri.RuntimeServiceClient) (int, error) {
 	return of.PID, nil
 }
 
-// shorterBackOff has a machine's kubelet start containers that ended again within a
-// second, as an administrator sets it.
+// shorterBackOff limits the back-off of a machine's kubelet to a second.
 func shorterBackOff(t *testing.T, h *host.Host) {
 	t.Helper()
 	const file = "/var/lib/vpclab/kubelet.json"

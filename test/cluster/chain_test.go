@@ -19,8 +19,8 @@ const (
 	rate     = 8_000_000 // bits a second
 )
 
-// chainedPlugins has a pod with a host port and limits of its bandwidth. Where machines
-// have no plugins, it is those of Berth's image that see to both.
+// chainedPlugins creates a pod with a host port and bandwidth limits. Where machines have no reference plugins, those
+// of Berth's image serve both.
 func chainedPlugins(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
@@ -61,7 +61,7 @@ func chainedPlugins(t *testing.T, w *world) {
 	})
 	n, err := w.Node(brokenNode)
 	harness.OK(t, err)
-	if found := harness.RateLimits(t, n.Netns, rate/8); found["veth"] != 1 || found["ifb"] != 1 {
+	if found := harness.RateLimits(t, n.Netns, rate/8); len(found["veth"]) != 1 || len(found["ifb"]) != 1 {
 		t.Errorf("the pod's bandwidth is limited on %v, want a veth for what it gets and an ifb for what it sends", found)
 	}
 	w.removePods(t, p.Name)

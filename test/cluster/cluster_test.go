@@ -35,7 +35,7 @@ const (
 	containerdVariable = "BERTH_CONTAINERD2"
 )
 
-// needs are the variables without which nothing is run.
+// needs are the variables without which no test runs.
 var needs = []string{imagesVariable, nextVariable, foreignVariable, helmVariable, containerdVariable}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -63,12 +63,11 @@ func run(m *testing.M) int {
 	return harness.Main(m, "berthctl")
 }
 
-// disks is where labs with kubelets have their machines' disks.
+// disks is the folder of the machines' disks.
 const disks = "/var/lib/vpclab"
 
-// sweepDead removes the cgroups and disks of runs that were interrupted, which no
-// sandbox takes along. A lab in whose groups something runs, in
-// whichever sandbox, is alive.
+// sweepDead removes the cgroups and disks of interrupted runs, which outlive their sandbox. A lab with a running
+// process in one of its groups is alive.
 func sweepDead() error {
 	labs, err := filepath.Glob(disks + "/*")
 	errs := []error{err}
@@ -92,9 +91,9 @@ func sweepDead() error {
 	return errors.Join(errs...)
 }
 
-// TestCluster tells the story of `make demo MODE=cluster` with each kind of address, IP family,
-// runtime and proxy; the clusters of other tests have IPv4 alone. One cluster a case has all of its proofs: they take turns, since
-// each wants the whole machine.
+// TestCluster tries the proofs of `make demo MODE=cluster` with each mode, IP family,
+// runtime and proxy; the clusters of other tests are IPv4-only. Cases do not run in parallel, since each needs the
+// whole machine.
 func TestCluster(t *testing.T) {
 	images := filepath.SplitList(os.Getenv(imagesVariable))
 	for _, tc := range []struct {
@@ -119,8 +118,11 @@ func TestCluster(t *testing.T) {
 					Kubelets: &lab.Kubelets{Images: images, Proxy: tc.proxy, Containerd: tc.containerd, Helm: os.Getenv(helmVariable)},
 				},
 				Program: "vpclab", Out: &out,
+				Subtest: func(name string, proof func() error) {
+					t.Run(name, func(t *testing.T) { harness.OK(t, proof()) })
+				},
 			})
-			if err != nil || strings.Contains(out.String(), "✗") {
+			if err != nil {
 				t.Errorf("%v\n%s", err, &out)
 			}
 			t.Log(out.String())
@@ -132,7 +134,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// checkNothingLeft looks for what a lab leaves besides what the sandbox sees.
+// checkNothingLeft looks for leftovers that the sandbox does not notice.
 func checkNothingLeft(t *testing.T, dir string) {
 	t.Helper()
 	id := lab.IDOf(dir)
@@ -155,7 +157,7 @@ func checkNothingLeft(t *testing.T, dir string) {
 	}
 }
 
-// kernelSettings are those that a kubelet sets for the whole machine.
+// kernelSettings are the settings that a kubelet changes for the whole machine.
 func kernelSettings(t *testing.T) string {
 	t.Helper()
 	var all []string

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// sh runs a shell's script on a machine, with its mounts and its network.
+// sh runs a shell script on a machine, with its mounts and its network.
 func sh(t *testing.T, h *host.Host, script string) string {
 	t.Helper()
 	out, err := h.Run(t.Context(), "sh", "-ec", script)
@@ -34,8 +34,7 @@ func (w *world) restartDaemon(t *testing.T, node string) {
 	})
 }
 
-// fullState has no room for records on a node: pods that are there go, new ones wait and
-// come up once there is room.
+// fullState fills the folder of records on a node: pods can be deleted, and new ones wait until there is space.
 func fullState(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
@@ -66,7 +65,7 @@ func fullState(t *testing.T, w *world) {
 	w.removePods(t, waits...)
 }
 
-// fullPlugins has no room for the plugin: pods wait until there is.
+// fullPlugins leaves no space for the plugin: pods wait until there is some.
 func fullPlugins(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)

@@ -34,9 +34,9 @@ const shop = "shop"
 // internet is the Egress that they use.
 var internet = types.NamespacedName{Namespace: "egress", Name: "internet"}
 
-// TestEgress has gateways and clients as users have them: installed by the chart with what its berthd and
-// gateways are allowed, run by containerd and kubelets, with Services by kube-proxy. It wants a kernel with
-// Foo-over-UDP, and is run in the virtual machine (hack/egress-cluster.sh).
+// TestEgress has gateways and clients as users have them: installed by the chart, with the privileges that it grants,
+// run by containerd and kubelets, with Services by kube-proxy. It needs a kernel with Foo-over-UDP, and runs in the
+// virtual machine (hack/egress-cluster.sh).
 func TestEgress(t *testing.T) {
 	w := raiseEmpty(t, lab.Options{Mode: lab.PoolMode, Egress: true, Pools: lab.EgressPools(), Kubelets: &lab.Kubelets{}, Progress: func(line string) { t.Log(line) }})
 	t.Cleanup(func() {
@@ -66,7 +66,7 @@ func TestEgress(t *testing.T) {
 		harness.OK(t, w.Kube.Client.Create(ctx, p))
 	}
 	for _, name := range []string{"named", "plain"} {
-		harness.Eventually(t, soon, "pod "+name+" is Ready", func() error { return w.readyIn(ctx, shop, name) })
+		harness.Eventually(t, soon, "pod "+name+" is Ready", func() error { return w.isReady(ctx, shop, name) })
 	}
 
 	t.Run("a client is seen as a gateway, another pod as itself", func(t *testing.T) {
@@ -101,7 +101,7 @@ func TestEgress(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return w.readyIn(ctx, now.Namespace, now.Name)
+			return w.isReady(ctx, now.Namespace, now.Name)
 		})
 		w.seenBy(t, "named", gateways)
 	})
@@ -145,7 +145,7 @@ func TestEgress(t *testing.T) {
 	}
 }
 
-// tellGateways shows what gateways say, also those that ended.
+// tellGateways logs the output of gateways, terminated ones included.
 func (w *world) tellGateways(t *testing.T) {
 	for _, more := range []string{"--previous=true", "--previous=false"} {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -160,7 +160,7 @@ func (w *world) editEgress(t *testing.T, change func(*v1alpha1.EgressSpec)) {
 	harness.OK(t, w.Kube.EditEgress(t.Context(), internet, func(e *v1alpha1.Egress) { change(&e.Spec) }))
 }
 
-// gateways waits until the Egress has so many, and returns their addresses.
+// gateways waits until the Egress has n gateways, and returns their addresses.
 func (w *world) gateways(t *testing.T, n int) map[netip.Addr]string {
 	t.Helper()
 	addrs, err := w.Kube.WaitGateways(harness.Deadline(t, soon), internet, n)
@@ -168,7 +168,7 @@ func (w *world) gateways(t *testing.T, n int) map[netip.Addr]string {
 	return addrs
 }
 
-// gatewaysNow are the addresses of those that do not end.
+// gatewaysNow are the addresses of the gateways that are not terminating.
 func (w *world) gatewaysNow(t *testing.T) map[netip.Addr]string {
 	t.Helper()
 	e, err := w.Kube.Egress(t.Context(), internet)
@@ -201,21 +201,7 @@ func (w *world) own(t *testing.T, name string) map[netip.Addr]string {
 	return addrs
 }
 
-func (w *world) readyIn(ctx context.Context, namespace, name string) error {
-	p := &corev1.Pod{}
-	if err := w.Kube.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, p); err != nil {
-		return err
-	}
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			return nil
-		}
-	}
-	return fmt.Errorf("pod %s is %s: %+v", name, p.Status.Phase, p.Status.Conditions)
-}
-
-// isSeenBy has a pod's container ask the host outside over both families, which must see it by one of these
-// addresses.
+// isSeenBy asks the host outside from a pod, by both families. The host must see one of these addresses.
 func (w *world) isSeenBy(ctx context.Context, name string, by map[netip.Addr]string) error {
 	var errs []error
 	for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
@@ -234,7 +220,7 @@ func (w *world) isSeenBy(ctx context.Context, name string, by map[netip.Addr]str
 	return errors.Join(errs...)
 }
 
-// leads waits until a client's tunnel leads to one of these.
+// leads waits until a client's tunnel leads to one of these addresses.
 func (w *world) leads(t *testing.T, name string, to ...string) {
 	t.Helper()
 	harness.Eventually(t, soon, fmt.Sprintf("the tunnel of pod %s leads to %v", name, to), func() error {

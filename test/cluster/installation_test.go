@@ -20,8 +20,8 @@ const foreignTag = "lab-foreign"
 
 func notYet(what any) error { return fmt.Errorf("not yet: %v", what) }
 
-// foreignImage has images for another architecture: the update halts at the first node,
-// whose pods go on, and the chart's former values end it.
+// foreignImage rolls out images for another architecture: the update stops at the first node, whose pods keep running,
+// and the chart's former values end it.
 func foreignImage(t *testing.T, w *world) {
 	archives, err := filepath.Glob(filepath.Join(os.Getenv(foreignVariable), "*.tar"))
 	harness.OK(t, errors.Join(err, atLeastOne(archives)))
@@ -34,7 +34,7 @@ func foreignImage(t *testing.T, w *world) {
 			harness.OK(t, err)
 		}
 	}
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		harness.OK(t, w.Chart.Install(t.Context(), map[string]any{"daemon": map[string]any{"image": map[string]any{"tag": foreignTag}}}))
 		var broken []string
 		harness.Eventually(t, soon, "the kubelet refuses the image", func() error {
@@ -61,7 +61,7 @@ func atLeastOne(list []string) error {
 	return nil
 }
 
-// refusals are what kubelets say of berthd's containers that they cannot run.
+// refusals are the kubelets' reasons why they cannot run containers of berthd.
 func (w *world) refusals(t *testing.T) (said []string, err error) {
 	for _, n := range w.Nodes() {
 		p, err := w.daemon(t.Context(), n.Name)
@@ -80,10 +80,10 @@ func (w *world) refusals(t *testing.T) (said []string, err error) {
 	return said, nil
 }
 
-// missingKind has somebody delete the definition of NodeNetworks, and with it all of
-// them: pods go on, and once it is back all is as before.
+// missingKind deletes the CRD of NodeNetworks, and all of them with it: pods keep running, and the objects return with
+// the CRD.
 func missingKind(t *testing.T, w *world) {
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.kubectl(t, "delete", "crd", "nodenetworks.berth.dev", "--timeout=60s")
 		w.saysAll(t, "lacks kinds of Berth's: apply deploy/chart")
 		harness.OK(t, w.Chart.Install(t.Context(), nil))
@@ -98,15 +98,15 @@ func missingKind(t *testing.T, w *world) {
 	w.comesAndGoes(t)
 }
 
-// olderKind has a definition that lacks fields that the programs write, put there by
-// hand, so that Helm asks before it writes over it.
+// olderKind patches a CRD so that it lacks fields that the programs write. Helm refuses to overwrite the change
+// without being forced.
 func olderKind(t *testing.T, w *world) {
 	version := "/spec/versions/0/schema/openAPIV3Schema/properties/"
 	var patch []string
 	for _, field := range []string{"spec/properties/ipam/properties/unassigning", "status/properties/ipam/properties/waiting"} {
 		patch = append(patch, fmt.Sprintf(`{"op":"remove","path":%q}`, version+field))
 	}
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.kubectl(t, "patch", "crd", "nodenetworks.berth.dev", "--type=json", "--patch=["+strings.Join(patch, ",")+"]")
 		w.comesAndGoes(t)
 		if err := w.Chart.Install(t.Context(), nil); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-patch"`) {
@@ -130,14 +130,14 @@ func contains(text, word string) error {
 	return nil
 }
 
-// missingRole takes the programs' rights away: pods go on, nodes give out the addresses
-// that they have, and the chart's next application puts it right.
+// missingRole deletes the programs' role bindings: pods keep running, nodes assign the addresses that they have, and
+// applying the chart again repairs it.
 func missingRole(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	pods := w.makePods(t, "role", brokenNode, 1)
 	w.podReady(t, pods...)
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.kubectl(t, "delete", "clusterrolebinding", daemonName, operator)
 		w.newSandbox(t, h, pods[0])
 		w.saysAll(t, "is forbidden: User")
@@ -148,7 +148,7 @@ func missingRole(t *testing.T, w *world) {
 	w.comesAndGoes(t)
 }
 
-// saysAll waits until the logs of Berth's pods, or events of them, say something.
+// saysAll waits until logs of Berth's pods, or events of them, contain some words.
 func (w *world) saysAll(t *testing.T, words string) {
 	t.Helper()
 	harness.Eventually(t, soon, "what a person sees", func() error {
@@ -166,7 +166,7 @@ func (w *world) saysAll(t *testing.T, words string) {
 	})
 }
 
-// comesAndGoes wants the cluster at rest to serve new pods.
+// comesAndGoes waits until the cluster is at rest, and creates and deletes pods.
 func (w *world) comesAndGoes(t *testing.T) {
 	t.Helper()
 	w.rest(t)

@@ -22,8 +22,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// berth runs `kubectl berth` and wants it to end with a code: 0, or 2 where it found
-// something that is not well.
+// berth runs `kubectl berth`, which must end with a code: 0, or 2 if it found a problem.
 func (w *world) berth(t *testing.T, code int, args ...string) string {
 	t.Helper()
 	out, err := w.Kube.Kubectl(t.Context(), append([]string{"berth", "--quiet"}, args...)...)
@@ -39,7 +38,7 @@ func (w *world) berth(t *testing.T, code int, args ...string) string {
 	return out
 }
 
-// berthJSON runs it for a program and reads what it prints.
+// berthJSON runs `kubectl berth` and decodes its JSON.
 func berthJSON[T any](t *testing.T, w *world, code int, args ...string) (out T) {
 	t.Helper()
 	text := w.berth(t, code, append(args, "--output=json")...)
@@ -49,19 +48,7 @@ func berthJSON[T any](t *testing.T, w *world, code int, args ...string) (out T) 
 	return out
 }
 
-// cells wants a table to have a row with these in this order.
-func cells(t *testing.T, table string, want ...string) {
-	t.Helper()
-	for line := range strings.Lines(table) {
-		if fields := strings.Fields(line); len(fields) >= len(want) && slices.Equal(fields[:len(want)], want) {
-			return
-		}
-	}
-	t.Errorf("no row begins with %q:\n%s", want, table)
-}
-
-// kubectlBerth compares what `kubectl berth` shows with the cluster, at rest and while
-// pods have no address.
+// kubectlBerth compares `kubectl berth` with the cluster, at rest and while pods have no address.
 func kubectlBerth(t *testing.T, w *world) {
 	pluginPath(t)
 	used := map[string]int{} // by node
@@ -74,7 +61,7 @@ func kubectlBerth(t *testing.T, w *world) {
 	}
 	mode := map[lab.Mode]diagnose.Mode{lab.NodeMode: diagnose.NodeMode, lab.OperatorMode: diagnose.OperatorMode, lab.PoolMode: diagnose.PoolMode}[w.Mode]
 
-	var details []string // what objects tell is enough
+	var details []string // the objects are enough
 	if w.Mode == lab.PoolMode {
 		details = []string{"--details"}
 	}
@@ -105,19 +92,6 @@ func kubectlBerth(t *testing.T, w *world) {
 	if w.Mode != lab.NodeMode && (s.Operator == nil || s.Operator.Ready != w.OperatorCount || s.Operator.Leader == "") {
 		t.Errorf("operator %+v", s.Operator)
 	}
-	table := w.berth(t, 0, append([]string{"status"}, details...)...)
-	if !strings.Contains(table, "healthy") {
-		t.Errorf("not all is well:\n%s", table)
-	}
-	for _, n := range s.Nodes {
-		cells(t, table, n.Name, "yes", "ready", fmt.Sprint(n.Addresses.Used))
-	}
-
-	table = w.berth(t, 0, "node", calmNode)
-	if !strings.Contains(table, "Node "+calmNode) || !strings.Contains(table, fmt.Sprintf("%d allocated", used[calmNode])) {
-		t.Errorf("want %d allocated:\n%s", used[calmNode], table)
-	}
-	cells(t, table, "DataPathReady", "True")
 	if d := berthJSON[kubectl.NodeDetails](t, w, 0, "node", calmNode); d.Document == nil || len(d.Document.Allocated) != used[calmNode] {
 		t.Errorf("node %s: %+v", calmNode, d)
 	}
@@ -127,12 +101,6 @@ func kubectlBerth(t *testing.T, w *world) {
 		!slices.Contains(d.Addresses, d.Attachments[0].Address.String()) {
 		t.Errorf("pod %s: %+v", clientName, d)
 	}
-	table = w.berth(t, 0, "pod", clientName)
-	if !strings.Contains(table, "intact") {
-		t.Errorf("the path is not compared:\n%s", table)
-	}
-	cells(t, table, d.Addresses[0])
-
 	pools := berthJSON[kubectl.Pools](t, w, 0, "pools")
 	if isPool := w.Mode == lab.PoolMode; isPool != (len(pools.Pools) > 0) || isPool && (pools.Pools[0].Name != "default" || len(pools.Pools[0].Trouble) > 0) {
 		t.Errorf("pools %+v", pools)
@@ -146,13 +114,10 @@ func kubectlBerth(t *testing.T, w *world) {
 	if len(top.Nodes) != len(w.Nodes()) || w.Mode != lab.PoolMode && (len(top.ENIs) == 0 || len(top.Subnets) == 0) {
 		t.Errorf("top %+v", top)
 	}
-	cells(t, w.berth(t, 0, append([]string{"top"}, details...)...), "NODE", "USE")
-
 	w.withoutAddress(t)
 }
 
-// withoutAddress has pods without an address for reasons that `kubectl berth pod` is to
-// name, and in events.
+// withoutAddress creates pods that get no address, and checks the reasons that `kubectl berth pod` gives.
 func (w *world) withoutAddress(t *testing.T) {
 	t.Helper()
 	nowhere := plainPod("nowhere", "no-such-node")
@@ -217,7 +182,7 @@ func (w *world) withoutAddress(t *testing.T) {
 	w.rest(t)
 }
 
-// withoutPool has pods of a pool that there is not, and of one that has no block left.
+// withoutPool creates pods of a pool that does not exist, and of one without a free block.
 func (w *world) withoutPool(t *testing.T) {
 	t.Helper()
 	small := lab.Pool("small", 3, v1alpha1.PoolSubnet{IPv4: "10.77.0.0/29"}) // one block
@@ -237,14 +202,15 @@ func (w *world) withoutPool(t *testing.T) {
 	if d, err := w.diagnosis(t, late); err != nil || len(d.Waiting) == 0 || d.Waiting[0].Message == "" {
 		t.Errorf("its node does not say why it waits: %+v, %v", d.Waiting, err)
 	}
-	table := w.berth(t, 2, "pools", small.Name)
-	cells(t, table, small.Name, "1", "0")
+	if table := w.berth(t, 2, "pools", small.Name); !strings.Contains(table, small.Name) {
+		t.Errorf("the table lacks the pool:\n%s", table)
+	}
 	w.removePods(t, first, unknown, late)
 	harness.OK(t, client.IgnoreNotFound(w.Kube.Client.Delete(t.Context(), &small)))
 	w.rest(t)
 }
 
-// diagnosis is what it says of a pod, well or not.
+// diagnosis is the diagnosis of a pod.
 func (w *world) diagnosis(t *testing.T, name string) (d kubectl.PodDetails, err error) {
 	t.Helper()
 	out, err := w.Kube.Kubectl(t.Context(), "berth", "--quiet", "pod", inDefault+"/"+name, "--output=json")
@@ -254,7 +220,7 @@ func (w *world) diagnosis(t *testing.T, name string) (d kubectl.PodDetails, err 
 	return d, errors.Join(err, json.Unmarshal([]byte(out), &d))
 }
 
-// finds waits until it says of a pod what is the matter, in these words among others.
+// finds waits until the diagnosis of a pod has a verdict, and contains some words.
 func (w *world) finds(t *testing.T, name string, want diagnose.Verdict, words string) {
 	t.Helper()
 	harness.Eventually(t, soon, "kubectl berth pod "+name, func() error {

@@ -27,7 +27,7 @@ const (
 	nicsAnnotation = "berth.dev/nics"
 )
 
-// webPod serves on a node, with annotations.
+// webPod is a web server on a node.
 func webPod(name, node string, annotations map[string]string) *corev1.Pod {
 	p := plainPod(name, node)
 	p.Annotations = annotations
@@ -60,8 +60,8 @@ func (w *world) asks(t *testing.T, address string) error {
 	return nil
 }
 
-// namespacesVPC has a namespace that names no VPC when it is made, by which its pods are in
-// the cluster's default one, and then in another.
+// namespacesVPC creates pods in a namespace without the annotation, whose VPC is the cluster's default one, and then
+// with another VPC.
 func namespacesVPC(t *testing.T, w *world) {
 	const shop = "shop"
 	w.kubectl(t, "create", "namespace", shop)
@@ -85,11 +85,10 @@ func namespacesVPC(t *testing.T, w *world) {
 	}
 }
 
-// apartPort is served in the VPC that is not routed alone.
+// apartPort is served in the VPC without a route only.
 const apartPort = 8099
 
-// probesAndRoutes has pods in a VPC that no node has a route to: probes by HTTP do not
-// reach them, those by commands do.
+// probesAndRoutes creates pods in a VPC to which no node has a route: HTTP probes fail, and exec probes succeed.
 func probesAndRoutes(t *testing.T, w *world) {
 	apart := map[string]string{vpcAnnotation: w.VPCs[1].Name}
 	byHTTP, byCommand := webPod("by-http", brokenNode, apart), webPod("by-command", brokenNode, apart)
@@ -106,36 +105,14 @@ func probesAndRoutes(t *testing.T, w *world) {
 	}
 	w.podReady(t, byCommand.Name)
 	w.shows(t, []string{"Readiness probe failed"}, "describe", "pod", byHTTP.Name)
-	if w.isReady(t.Context(), byHTTP.Name) == nil {
+	if w.isReady(t.Context(), inDefault, byHTTP.Name) == nil {
 		t.Error("a probe by HTTP reached a pod of a VPC that no node has a route to")
 	}
 	w.removePods(t, byHTTP.Name, byCommand.Name)
 	w.rest(t)
 }
 
-// portDeleted deletes the port of a running pod at the provider.
-func portDeleted(t *testing.T, w *world) {
-	p := webPod("port-deleted", brokenNode, nil)
-	harness.OK(t, w.Kube.Client.Create(t.Context(), p))
-	w.podReady(t, p.Name)
-	before, err := w.nicOf(t, p)
-	harness.OK(t, err)
-	address := p.Status.PodIP
-	harness.Eventually(t, soon, "the pod answers", func() error { return w.asks(t, address) })
-	harness.OK(t, w.Ports.RemovePort(t.Context(), before.Status.PortID))
-	harness.Eventually(t, soon, "another port is plugged", func() error {
-		after, err := w.nicOf(t, p)
-		if err == nil && (after.Status.PortID == "" || after.Status.PortID == before.Status.PortID || after.Status.MAC != before.Status.MAC) {
-			err = fmt.Errorf("its port is %q with %s, was %s with %s", after.Status.PortID, after.Status.MAC, before.Status.PortID, before.Status.MAC)
-		}
-		return err
-	})
-	harness.Eventually(t, soon, "the pod answers again", func() error { return w.asks(t, address) })
-	w.removePods(t, p.Name)
-	w.rest(t)
-}
-
-// groupsChange gives the NIC of a running pod another security group, and back.
+// groupsChange changes the security group of a running pod's NIC, and then the group's rules.
 func groupsChange(t *testing.T, w *world) {
 	shut, err := w.Ports.AddGroup(t.Context(), "shut")
 	harness.OK(t, err)
@@ -162,10 +139,10 @@ func groupsChange(t *testing.T, w *world) {
 // wrong asks for the address of its subnet's gateway.
 const wrong = `[{subnet: subnet-1, ip: 192.168.0.1}]`
 
-// refusal is what it is refused with.
+// refusal is the webhook's answer.
 const refusal = "metadata.annotations[berth.dev/nics][0].ip: 192.168.0.1 is the gateway of subnet subnet-1 (192.168.0.0/24)"
 
-// webhookRefuses has the API server ask the operator about pods, by its Service.
+// webhookRefuses creates a pod and a PodNIC that the webhook rejects.
 func webhookRefuses(t *testing.T, w *world) {
 	err := w.Kube.Client.Create(t.Context(), webPod("refused", brokenNode, map[string]string{vpcAnnotation: w.VPCs[0].Name, nicsAnnotation: wrong}))
 	if err == nil || !strings.Contains(err.Error(), refusal) {
@@ -180,12 +157,12 @@ func webhookRefuses(t *testing.T, w *world) {
 	}
 }
 
-// portOperatorAway has no operator: pods go on, what is asked for waits, and what is wrong is
-// admitted and told by an Event once there is an operator.
+// portOperatorAway removes the operator: pods keep running, new ones wait, and a wrong pod is
+// admitted, and explained by an Event once an operator runs again.
 func portOperatorAway(t *testing.T, w *world) {
 	var good *corev1.Pod
 	bad := webPod("wrong", brokenNode, map[string]string{vpcAnnotation: w.VPCs[0].Name, nicsAnnotation: wrong})
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.scaleOperator(t, 0)
 		good = webPod("waits", brokenNode, nil)
 		for _, p := range []*corev1.Pod{good, bad} {

@@ -4,7 +4,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -19,13 +18,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// kubeletDies has the kubelet away while pods are made and removed.
+// kubeletDies kills the kubelet while pods are created and deleted.
 func kubeletDies(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	before := w.makePods(t, "before-kubelet", brokenNode, 2)
 	w.podReady(t, before...)
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		harness.OK(t, h.Kubelet.Kill())
 		during := w.makePods(t, "during-kubelet", brokenNode, 2)
 		p := plainPod(before[0], brokenNode)
@@ -37,11 +36,11 @@ func kubeletDies(t *testing.T, w *world) {
 	w.rest(t)
 }
 
-// containerdDies kills the runtime while a burst of pods comes, and again while it goes.
+// containerdDies kills the runtime during a burst of pods, and while these are deleted.
 func containerdDies(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		burst := w.makePods(t, "burst", brokenNode, 8)
 		w.someSandboxes(t, h, "burst-", 2)
 		harness.OK(t, h.RestartContainerd(t.Context()))
@@ -62,7 +61,7 @@ func containerdDies(t *testing.T, w *world) {
 	w.rest(t)
 }
 
-// someSandboxes waits until a runtime has so many of pods whose names begin so.
+// someSandboxes waits until the runtime has that many sandboxes of pods whose names begin with prefix.
 func (w *world) someSandboxes(t *testing.T, h *host.Host, prefix string, want int) {
 	t.Helper()
 	harness.Eventually(t, soon, "sandboxes of "+prefix, func() error {
@@ -74,66 +73,14 @@ func (w *world) someSandboxes(t *testing.T, h *host.Host, prefix string, want in
 	})
 }
 
-// sandboxes of a machine's runtime, by id, of pods whose names begin with prefix.
+// sandboxes are the IDs of the sandboxes of pods whose names begin with prefix.
 func sandboxes(ctx context.Context, h *host.Host, prefix string) ([]string, error) {
 	out, err := h.Run(ctx, "ctr", "--namespace=k8s.io", "containers", "list", "--quiet",
 		`labels."io.cri-containerd.kind"==sandbox,labels."io.kubernetes.pod.name"~="^`+prefix+`"`)
 	return strings.Fields(out), err
 }
 
-// nodeReboots loses the machine's tmpfs and its kernel's network; disk, instance and
-// ENIs stay.
-func nodeReboots(t *testing.T, w *world) {
-	pods := w.makePods(t, "reboot", brokenNode, 3)
-	w.podReady(t, pods...)
-	began := time.Now().Truncate(time.Second)
-	harness.OK(t, w.Reboot(t.Context(), brokenNode))
-	harness.Eventually(t, soon, brokenNode+" is Ready again", func() error {
-		n := &corev1.Node{}
-		if err := w.Kube.Client.Get(t.Context(), client.ObjectKey{Name: brokenNode}, n); err != nil {
-			return err
-		}
-		for _, c := range n.Status.Conditions {
-			if c.Type != corev1.NodeReady {
-				continue
-			}
-			if c.Status != corev1.ConditionTrue {
-				return fmt.Errorf("it is not: %s", c.Message)
-			}
-			d, err := w.daemon(t.Context(), brokenNode)
-			if err != nil {
-				return err
-			}
-			s := d.Status.ContainerStatuses
-			if len(s) == 0 || s[0].State.Running == nil || s[0].State.Running.StartedAt.Time.Before(began) {
-				return errors.New("berthd has not started since")
-			}
-			// Times in objects are whole seconds.
-			if ran := s[0].State.Running.StartedAt.Time; c.LastTransitionTime.Time.Before(ran) {
-				t.Fatalf("the node was Ready at %v, berthd began at %v only", c.LastTransitionTime, ran)
-			}
-			return nil
-		}
-		return errors.New("it has no condition Ready")
-	})
-	for _, name := range pods {
-		harness.Eventually(t, soon, name+" runs again", func() error {
-			p := &corev1.Pod{}
-			if err := w.Kube.Client.Get(t.Context(), client.ObjectKey{Namespace: inDefault, Name: name}, p); err != nil {
-				return err
-			}
-			if c := p.Status.ContainerStatuses; len(c) == 0 || c[0].State.Running == nil || c[0].State.Running.StartedAt.Time.Before(began) {
-				return fmt.Errorf("its containers are of before the boot: %+v", c)
-			}
-			return w.isReady(t.Context(), name)
-		})
-	}
-	w.removePods(t, pods...)
-	w.rest(t)
-}
-
-// apiAway is how much longer the API server is away than the test takes, as the variable
-// API_AWAY says ("10m"); nothing when it is not set.
+// apiAway is how much longer than necessary the API server is down: the duration in the variable API_AWAY, or 0.
 func apiAway(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("API_AWAY")
@@ -147,15 +94,14 @@ func apiAway(t *testing.T) time.Duration {
 	return long
 }
 
-// apiServerAway is the API server killed for some seconds, or longer by API_AWAY, in
-// which sandboxes are made anew. What ten minutes do is tested in virtual time too
-// (internal/kubeapi, internal/source).
+// apiServerAway kills the API server for some seconds, or for API_AWAY, while sandboxes are replaced. Ten minutes are
+// also tested in virtual time (internal/kubeapi, internal/source).
 func apiServerAway(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	pods := w.makePods(t, "away", brokenNode, 2)
 	w.podReady(t, pods...)
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		harness.OK(t, w.Kube.KillAPIServer())
 		w.newSandbox(t, h, pods[0])
 		if long := apiAway(t); long > 0 {
@@ -172,8 +118,7 @@ func apiServerAway(t *testing.T, w *world) {
 	w.removePods(t, pods...)
 }
 
-// newSandbox ends a pod's sandbox, as when its process is killed, and waits for the
-// kubelet to make another, which takes an ADD but no API server.
+// newSandbox kills a pod's sandbox and waits until the kubelet has replaced it, which takes an ADD but no API server.
 func (w *world) newSandbox(t *testing.T, h *host.Host, pod string) {
 	t.Helper()
 	old, err := sandboxes(t.Context(), h, pod+"$")
@@ -201,10 +146,10 @@ func (w *world) newSandbox(t *testing.T, h *host.Host, pod string) {
 	})
 }
 
-// operatorAway has no operator while pods come that nodes have addresses for.
+// operatorAway creates pods without an operator, for which the nodes have addresses.
 func operatorAway(t *testing.T, w *world) {
 	var pods []string
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.scaleOperator(t, 0)
 		pods = w.makePods(t, "no-operator", brokenNode, 2)
 		w.podReady(t, pods...)
@@ -215,7 +160,7 @@ func operatorAway(t *testing.T, w *world) {
 	w.removePods(t, pods...)
 }
 
-// scaleOperator changes how many operators are wanted, and waits until the others are gone.
+// scaleOperator scales the operator's Deployment, and waits until surplus pods are gone.
 func (w *world) scaleOperator(t *testing.T, replicas int) {
 	t.Helper()
 	w.kubectl(t, "scale", "deployment/"+operator, "--namespace="+addons.Namespace, fmt.Sprintf("--replicas=%d", replicas))

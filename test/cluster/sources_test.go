@@ -20,8 +20,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// witness has the VPC's router remember which packets come to it by an ENI that does
-// not have their source. The fabric drops and counts them; who they are it does not say.
+// witness lets the VPC's router record packets that arrive by an ENI without their source address. The fabric drops
+// and counts them only.
 const witness = `table inet witness {
  set seen { type ipv4_addr . ipv4_addr . inet_proto . inet_service . inet_service; flags dynamic; size 4096; counter; }
  chain prerouting { type filter hook prerouting priority -301;
@@ -40,8 +40,7 @@ func (w *world) nft(t *testing.T, stdin string, args ...string) string {
 	return string(out)
 }
 
-// forged are those packets since it was asked last, as sender, receiver, protocol and
-// ports.
+// forged returns the packets since the last call, as sender, receiver, protocol and ports.
 func (w *world) forged(t *testing.T) (packets [][]string) {
 	t.Helper()
 	set := w.nft(t, "", "list", "set", "inet", "witness", "seen")
@@ -56,9 +55,8 @@ func (w *world) forged(t *testing.T) (packets [][]string) {
 	return packets
 }
 
-// sources looks at packets that the VPC drops as forged while pods with Services, host
-// ports and callers come and go, and their node reboots. They are packets of others for
-// pods that are gone, whose node has no route for them but back to the VPC, and no others.
+// sources looks at packets that the VPC drops as forged while pods with Services, host ports and callers come and go,
+// and their node reboots. All of them are packets of others for deleted pods, which the node routes back to the VPC.
 func sources(t *testing.T, w *world) {
 	w.nft(t, witness, "-f", "-")
 	defer w.nft(t, "", "delete", "table", "inet", "witness")
@@ -76,14 +74,15 @@ func sources(t *testing.T, w *world) {
 		harness.OK(t, w.Kube.Client.Get(t.Context(), client.ObjectKey{Namespace: inDefault, Name: name}, p))
 		gone = append(gone, netip.MustParseAddr(p.Status.PodIP))
 	}
-	w.underCalls(t, brokenNode, func() {
+	var script strings.Builder // calls all addresses, as one who does not know that the pods are gone
+	for _, a := range gone {
+		fmt.Fprintf(&script, "curl -s -o /dev/null -m 1 http://%s & ", netip.AddrPortFrom(a, webPort))
+	}
+	script.WriteString("wait; true")
+	callAll := []string{"exec", clientName, "--", "sh", "-c", script.String()}
+	w.underCalls(t, func() {
 		w.removePods(t, pods...)
-		// Somebody who has not heard of it asks them all.
-		var script strings.Builder
-		for _, a := range gone {
-			fmt.Fprintf(&script, "curl -s -o /dev/null -m 1 http://%s & ", netip.AddrPortFrom(a, webPort))
-		}
-		w.kubectl(t, "exec", clientName, "--", "sh", "-c", script.String()+"wait; true")
+		w.kubectl(t, callAll...)
 		w.kubectl(t, "rollout", "restart", "deployment/"+webName)
 		harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
 	})
@@ -96,11 +95,7 @@ func sources(t *testing.T, w *world) {
 	go func() { // the pods' addresses all the time
 		defer close(asked)
 		for ctx.Err() == nil {
-			var script strings.Builder
-			for _, a := range gone {
-				fmt.Fprintf(&script, "curl -s -o /dev/null -m 1 http://%s & ", netip.AddrPortFrom(a, webPort))
-			}
-			_, _ = w.Kube.Kubectl(ctx, "exec", clientName, "--", "sh", "-c", script.String()+"wait; true")
+			_, _ = w.Kube.Kubectl(ctx, callAll...)
 			_ = poll.Pause(ctx, time.Now(), 100*time.Millisecond)
 		}
 	}()
@@ -114,8 +109,7 @@ func sources(t *testing.T, w *world) {
 	w.rest(t)
 }
 
-// sentBack wants that the packets which the VPC dropped for their source are for
-// addresses of nodes.
+// sentBack checks that packets which the VPC dropped for their source are for addresses of nodes.
 func (w *world) sentBack(t *testing.T, while string) {
 	t.Helper()
 	packets := w.forged(t)

@@ -23,17 +23,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// planted is part of every secret that is put where a bundle looks.
+// planted is part of every secret that is put into the cluster.
 const planted = "Planted7Secret"
 
-// tokens is what JSON web tokens look like, of service accounts too.
+// tokens matches JSON web tokens, those of service accounts included.
 var tokens = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}`)
 
-// unseen is what a bundle that is made from outside may lack, as docs/troubleshoot.md says.
+// unseen matches what a bundle made from outside may lack (docs/troubleshoot.md).
 var unseen = regexp.MustCompile(`the journal of the kubelet and the runtime|/dev/kmsg: |a container does not see it|see its enableSystemLogQuery`)
 
-// supportBundle has a bundle of everything, with what the list in docs/troubleshoot.md
-// says, without secrets, and without anything missing that could be had.
+// supportBundle checks that a bundle has all that docs/troubleshoot.md lists, and no secrets.
 func supportBundle(t *testing.T, w *world) {
 	secrets := w.plant(t)
 	pluginPath(t)
@@ -133,7 +132,7 @@ func supportBundle(t *testing.T, w *world) {
 	}
 }
 
-// operatorsAreIn wants what each pod of the operator logs and serves.
+// operatorsAreIn checks the logs and endpoints of each operator pod.
 func (w *world) operatorsAreIn(t *testing.T, has func(name string, words ...string)) {
 	t.Helper()
 	pods := &corev1.PodList{}
@@ -151,7 +150,7 @@ func (w *world) operatorsAreIn(t *testing.T, has func(name string, words ...stri
 	has("cluster/leases.yaml", "name: "+operator)
 }
 
-// plant puts secrets where a cluster may have them, and returns what no bundle may have.
+// plant puts secrets into the cluster and returns them.
 func (w *world) plant(t *testing.T) []string {
 	t.Helper()
 	secrets := []string{planted}
@@ -184,12 +183,12 @@ printf 'apiVersion: v1\nkind: Config\nusers:\n- name: other\n  user: {token: %s,
 	keys := w.kubectl(t, "get", "deployments,daemonsets", "--namespace="+addons.Namespace,
 		`--output=jsonpath={range .items[*].spec.template.spec.containers[*].env[?(@.name=="AWS_SECRET_ACCESS_KEY")]}{.value}{"\n"}{end}`)
 	if w.Mode == lab.OperatorMode && len(strings.Fields(keys)) == 0 {
-		t.Error("the operator has no key that a bundle could tell")
+		t.Error("the operator has no key that a bundle could contain")
 	}
 	return append(secrets, slices.Compact(strings.Fields(keys))...)
 }
 
-// pluginPath has kubectl find `kubectl berth` for the rest of the test.
+// pluginPath lets kubectl find `kubectl berth` for the rest of the test.
 func pluginPath(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()

@@ -20,14 +20,14 @@ var (
 	inPort      = []lab.Mode{lab.PortMode}
 )
 
-// trouble is one, or something to look at beside it.
+// trouble is a fault, or a check of the cluster at rest.
 type trouble struct {
 	name  string
 	in    []lab.Mode
 	bring func(t *testing.T, w *world)
 }
 
-// looks are had of a cluster at rest, by what people use when something is wrong.
+// looks are checks of a cluster at rest, with the tools for troubleshooting.
 var looks = []trouble{
 	{"chained plugins", withOwn, chainedPlugins}, // no node sees the packets of a port to forward those of a host port
 	{"kubectl berth", withOwn, kubectlBerth},
@@ -37,7 +37,7 @@ var looks = []trouble{
 	{"probes", inPort, probesAndRoutes},
 }
 
-// troubles happen to a cluster in this order, and are put right again by who brings them.
+// troubles are faults, in their order. Each function repairs what it broke.
 var troubles = []trouble{
 	{"upgrade and rollback", inAll, upgrade}, // to the first revision
 	{"kubelet killed", inOperator, kubeletDies},
@@ -45,7 +45,6 @@ var troubles = []trouble{
 	{"API server away", inAll, apiServerAway},
 	{"operator away", withCluster, operatorAway},
 	{"operator of ports away", inPort, portOperatorAway},
-	{"port deleted", inPort, portDeleted},
 	{"security groups", inPort, groupsChange},
 	{"no room for records", inOperator, fullState},
 	{"no room for the plugin", inOperator, fullPlugins},
@@ -54,13 +53,11 @@ var troubles = []trouble{
 	{"older definition of a kind", inOperator, olderKind},
 	{"roles taken away", inOperator, missingRole},
 	{"sources of packets", inVPC, sources}, // a data centre's router does not look at them
-	{"node rebooted", inAll, nodeReboots},
 }
 
-// TestTrouble has one cluster for each kind of addresses, which is looked at, and to which
-// troubles happen in turn. The nodes of one have no CNI plugins but those that come with
-// Berth. After each nothing is lost: nodes and pods are Ready, and pods, daemons and
-// cloud agree on every address.
+// TestTrouble checks one cluster for each mode, and brings faults to it in turn. The nodes of one cluster have only
+// the CNI plugins that come with Berth. After each fault nodes and pods are Ready, and pods, daemons and cloud agree
+// on every address.
 func TestTrouble(t *testing.T) {
 	for _, mode := range inAll {
 		t.Run(string(mode), func(t *testing.T) {

@@ -14,14 +14,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nextTag is that of images of the same programs with another version.
+// nextTag is the tag of images of the same programs with another version.
 const nextTag = "lab-next"
 
-// upgrade goes from the release's images to the next and back, by helm upgrade and helm
-// rollback, while the Service is called and pods come and go.
+// upgrade upgrades the release by helm upgrade and reverts it by helm rollback, while the Service is called and pods
+// come and go.
 func upgrade(t *testing.T, w *world) {
 	w.importAll(t, os.Getenv(nextVariable))
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.churn(t, func() {
 			harness.OK(t, w.Chart.Install(t.Context(), withImages(nextTag)))
 			w.rolledOut(t, nextTag)
@@ -40,7 +40,7 @@ func withImages(tag string) map[string]any {
 	return map[string]any{"daemon": image, "operator": image}
 }
 
-// importAll gives every machine the images of a folder.
+// importAll imports the images of a folder on every machine.
 func (w *world) importAll(t *testing.T, folder string) {
 	t.Helper()
 	archives, err := filepath.Glob(filepath.Join(folder, "*.tar"))
@@ -56,7 +56,7 @@ func (w *world) importAll(t *testing.T, folder string) {
 	}
 }
 
-// workloads are Berth's, as kubectl names them.
+// workloads are Berth's workloads, as kubectl names them.
 func (w *world) workloads() []string {
 	if w.Mode == lab.NodeMode {
 		return []string{"daemonset/" + daemonName}
@@ -64,7 +64,7 @@ func (w *world) workloads() []string {
 	return []string{"daemonset/" + daemonName, "deployment/" + operator}
 }
 
-// rolledOut waits until all of Berth's pods are new, Ready and of a tag.
+// rolledOut waits until all of Berth's pods are new and Ready, and checks their images' tag.
 func (w *world) rolledOut(t *testing.T, tag string) {
 	t.Helper()
 	for _, workload := range w.workloads() {

@@ -22,8 +22,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// branchMode is operator mode with pods that have branches beside the first interface, or as that, of both IP
-// families. What is about ports is killed at: all else is as without them.
+// branchMode is operator mode with pods that have branches of both IP families, beside the first interface
+// or as that. Only steps of ports are killed at: all others are those of operator mode.
 func branchMode() mode {
 	s := lab.DefaultSpec(2, "m5.large")
 	s.Instances[1].Subnet = s.Instances[0].Subnet // a branch stays in its zone
@@ -33,14 +33,14 @@ func branchMode() mode {
 			Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"}, IPFamilies: ipfamily.Dual,
 		},
 	}
-	// A port is handed over to a machine only, and that is killed at in its own package.
+	// A port is handed over to a virtual machine only: its own package kills there.
 	m.kills = slices.DeleteFunc(slices.Concat(m.operator, m.daemon), func(name string) bool { return strings.Contains(name, ".handover.") })
 	return m
 }
 
-// TestKilledWithBranches kills the operator at every step of a port's life, and the daemon at every
-// step of plugging a VLAN and of taking it away, while branches come, move and go.
-func TestKilledWithBranches(t *testing.T) {
+// TestProgramsKilledWithBranches kills the operator at every step of a port's life, and the daemon at every
+// step of plugging and unplugging a VLAN, while branches come, move and go.
+func TestProgramsKilledWithBranches(t *testing.T) {
 	var err error
 	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
 	harness.OK(t, err)
@@ -69,8 +69,8 @@ func TestKilledWithBranches(t *testing.T) {
 	}
 }
 
-// comeMoveAndGo has a pod with branches of its own, of which the first interface is one, and one whose NIC
-// outlives it and goes to the other node.
+// comeMoveAndGo adds and removes a pod with branches of its own, of which the first interface is one, and
+// a pod whose NIC outlives it and goes to the other node.
 func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
 	t.Helper()
 	a, b := l.Nodes()[0], l.Nodes()[1]

@@ -22,9 +22,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// withBranches is operator mode with pods that have branches of their node's trunk beside the first
-// interface, or as that. It takes a kernel with VLANs, and so the virtual machine, whose control
-// plane is others'.
+// withBranches is operator mode with pods whose first or further interface is a branch. It needs a
+// kernel with VLANs, and so the virtual machine, whose control plane is shared.
 func withBranches(m mode) mode {
 	s := lab.DefaultSpec(3, "m5.large")
 	for i := range s.Instances {
@@ -46,12 +45,15 @@ func withBranches(m mode) mode {
 		err := poll.Until(ctx, func() error {
 			return l.Kube.Client.DeleteAllOf(ctx, &v1alpha1.PodNIC{}, client.InNamespace(metav1.NamespaceDefault))
 		})
-		return errors.Join(err, noBranches(ctx, l), oneWarmAddressBesideTrunk(ctx, l))
+		return errors.Join(err, noBranches(ctx, l), backTo(2, 1)(ctx, l), poll.Until(ctx, func() error {
+			_, err := trunksOf(l)
+			return err
+		}))
 	}
 	return m
 }
 
-// vpcsOfFamilies are VPC objects of the one VPC whose branches have addresses of IPv4, of IPv6, and of both.
+// vpcsOfFamilies are VPC objects with IPv4-only, IPv6-only and dual-stack branches.
 func vpcsOfFamilies() (list []lab.VPC) {
 	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual} {
 		list = append(list, lab.VPC{Name: lab.BranchVPC + "-" + string(f), Spec: v1alpha1.VPCSpec{EC2: &v1alpha1.EC2Spec{IPFamilies: string(f)}}})
@@ -59,14 +61,14 @@ func vpcsOfFamilies() (list []lab.VPC) {
 	return list
 }
 
-// A node of the soak may have nine branches. Pods have branchNICs each at most, and a step more is
-// for those that cool.
+// A node of the soak may have nine branches. Pods have at most branchNICs each, and the ninth is for
+// branches that cool.
 const (
 	branchPods = 4
 	branchNICs = 2
 )
 
-// branchClaims are PodNICs of a user's, which pods of all nodes take one after the other.
+// branchClaims are users' PodNICs, which pods of all nodes use one after the other.
 func branchClaims(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
 	for i := range podNICClaims {
 		c, err := keptNIC(ctx, l, v, i)
@@ -78,8 +80,8 @@ func branchClaims(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err
 	return all, nil
 }
 
-// drawBranches is the shape of the next pod where NICs are branches: of none, or one or two, the
-// first interface or beside it.
+// drawBranches draws the shape of the next pod: without branches, or with one or two, as its first
+// interface or further ones.
 func (w *nicPool) drawBranches(dice *rand.Rand) shape {
 	kind := dice.IntN(3)
 	if kind == 0 {
@@ -137,26 +139,8 @@ func noBranches(ctx context.Context, l *lab.Lab) error {
 	})
 }
 
-// oneWarmAddressBesideTrunk waits until every node is back to its trunk and one further ENI with the
-// one warm address.
-func oneWarmAddressBesideTrunk(ctx context.Context, l *lab.Lab) error {
-	return eachNode(ctx, l, func(n *node.Node) error {
-		addresses, enis := 0, slices.DeleteFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Type == "trunk" })
-		for _, e := range enis {
-			addresses += len(e.Secondary)
-		}
-		if _, err := trunksOf(l); err != nil {
-			return err
-		}
-		if len(enis) != 2 || addresses != 1 {
-			return fmt.Errorf("%s has %d ENIs with %d addresses beside its trunk, expected 2 with the warm one alone", n.Name, len(enis), addresses)
-		}
-		return nil
-	})
-}
-
-// Pods of a node never ask for more branches than it may have.
-func TestDrawsOfBranches(t *testing.T) {
+// TestSoakDrawsBranches checks that pods of a node never ask for more branches than it may have.
+func TestSoakDrawsBranches(t *testing.T) {
 	w := &nicPool{branches: true, vpcs: vpcsOfFamilies(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {
 		for i := range podNICClaims {

@@ -24,9 +24,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// What nobody asked for, and what is missing, is found in every kind of pod: else a soak that finds
-// nothing says nothing.
-func TestEgressInvariantsFindTrouble(t *testing.T) {
+// TestEgressInvariantsFindFaults adds and removes state in every kind of pod, which oracle.Egress must
+// find: without it, a soak without violations would mean nothing.
+func TestEgressInvariantsFindFaults(t *testing.T) {
 	m := egressMode
 	var l *lab.Lab
 	t.Cleanup(func() { harness.OK(t, forget(l)) }) // the control plane is others' too
@@ -77,9 +77,9 @@ func TestEgressInvariantsFindTrouble(t *testing.T) {
 		{"a client's tunnel has another MTU", client, func(h *netlink.Handle) error { return setMTU(h, 1400) },
 			func(h *netlink.Handle) error { return setMTU(h, 1500-48) }, "mtu 1452 up true\" is missing"},
 		{"a port in a pod that is no client", other, func(h *netlink.Handle) error { return h.FouAdd(port) },
-			func(h *netlink.Handle) error { return h.FouDel(port) }, "udp 5555 of IPv4 has protocol 4\" is there"},
+			func(h *netlink.Handle) error { return h.FouDel(port) }, "udp 5555 of IPv4 has protocol 4\" exists and should not"},
 		{"a rule in a pod that is no client", other, func(h *netlink.Handle) error { return h.RuleAdd(rule) },
-			func(h *netlink.Handle) error { return h.RuleDel(rule) }, "2100 IPv4 table 118\" is there"},
+			func(h *netlink.Handle) error { return h.RuleDel(rule) }, "2100 IPv4 table 118\" exists and should not"},
 		{"a way to somebody in a gateway", gateway.Pod, func(h *netlink.Handle) error { return h.RouteAdd(stray(tunnel.Link4, 117)) },
 			func(h *netlink.Handle) error { return h.RouteDel(stray(tunnel.Link4, 117)) }, "10.66.0.1/32"},
 		{"somebody whom a gateway serves", gateway.Pod, func(*netlink.Handle) error { return serve(gateway.Pod, true) },
@@ -97,7 +97,6 @@ func TestEgressInvariantsFindTrouble(t *testing.T) {
 	}
 }
 
-// on does something in a pod's namespace.
 func on(t *testing.T, p *node.Pod, do func(*netlink.Handle) error) {
 	t.Helper()
 	at, err := netns.GetFromPath(p.Netns())
@@ -129,7 +128,7 @@ func setMTU(h *netlink.Handle, mtu int) error {
 	return h.LinkSetMTU(l, mtu)
 }
 
-// serve has a gateway take packets of somebody, or not any more.
+// serve adds or removes a client of a gateway.
 func serve(p *node.Pod, add bool) error {
 	at, err := netns.GetFromPath(p.Netns())
 	if err != nil {

@@ -35,9 +35,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// egressMode has pods that reach the outside by gateways, on nodes of a pool mode. It takes a kernel
-// with Foo over UDP, and so the virtual machine (hack/soak.sh), whose control plane is another
-// process's and is not killed.
+// egressMode is pool mode with Egresses. It needs a kernel with Foo-over-UDP, and so the virtual
+// machine (hack/soak.sh), whose control plane is another process's and is not killed.
 var egressMode = mode{
 	name: lab.PoolMode, soak: "egress", pods: 4,
 	options: lab.Options{
@@ -56,19 +55,19 @@ var egressMode = mode{
 
 const gatewayPool = "gateways"
 
-// The namespaces of Egresses and of clients. The gateways' have addresses of their own pool.
+// The namespaces of Egresses and of clients. Gateways have addresses of their own pool.
 var (
 	gatewayNamespaces = []string{"gate-1", "gate-2"}
 	clientNamespaces  = []string{"shop", "bank", "gate-1"}
 )
 
-// slots are the Egresses that there may be.
+// slots are the names that Egresses may have.
 var slots = []types.NamespacedName{
 	{Namespace: "gate-1", Name: "a"}, {Namespace: "gate-1", Name: "b"}, {Namespace: "gate-2", Name: "a"}, {Namespace: "gate-2", Name: "c"},
 }
 
-// Destinations that Egresses may have, sets that overlap others among them: the host outside is in
-// most. What is within 198.51.101.0/24 contains the gateways themselves.
+// Destinations of Egresses, some of which overlap; most have the host outside. 198.51.100.0/22
+// contains the gateways themselves.
 var destinationSets = [][]string{
 	{"203.0.113.0/24"},
 	{"203.0.113.10/32", "2001:db8:ffff::/48"},
@@ -80,8 +79,8 @@ var destinationSets = [][]string{
 	{"10.99.0.0/16", "203.0.113.0/28"},
 }
 
-// egressUsers are the persons who write Egresses, annotations and labels. All methods work on a
-// lab that is nil where there is no egress: then there is nothing to do.
+// egressUsers write Egresses, annotations and labels as users do. They are nil where there is no
+// egress.
 type egressUsers struct {
 	*round
 	kube client.Client
@@ -89,7 +88,7 @@ type egressUsers struct {
 	mu   sync.Mutex // held while somebody writes: one reads what there is, and then changes it
 }
 
-// newEgressUsers makes the namespaces in a lab with egress. In others there are none.
+// newEgressUsers creates the namespaces in a lab with egress.
 func newEgressUsers(ctx context.Context, r *round, l *lab.Lab) (*egressUsers, error) {
 	if !l.Egress {
 		return nil, nil
@@ -125,7 +124,7 @@ func (u *egressUsers) patch(ctx context.Context, o client.Object, patch map[stri
 	return nil
 }
 
-// step changes something that dice choose. running are pods of the node of who calls.
+// step makes a random change.
 func (u *egressUsers) step(ctx context.Context, dice *rand.Rand, n *node.Node) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -153,7 +152,6 @@ func (u *egressUsers) change(ctx context.Context, dice *rand.Rand, n *node.Node)
 	}
 }
 
-// one of some words.
 func one(dice *rand.Rand, words ...string) string { return words[dice.IntN(len(words))] }
 
 // writeEgress makes, changes or deletes an Egress.
@@ -181,7 +179,6 @@ func (u *egressUsers) writeEgress(ctx context.Context, dice *rand.Rand) error {
 	return client.IgnoreNotFound(u.kube.Patch(ctx, e, client.MergeFrom(before)))
 }
 
-// edit changes one field.
 func edit(dice *rand.Rand, s *v1alpha1.EgressSpec) {
 	switch dice.IntN(9) {
 	case 0:
@@ -212,7 +209,6 @@ func edit(dice *rand.Rand, s *v1alpha1.EgressSpec) {
 	}
 }
 
-// selector is one of clients, or none.
 func selector(dice *rand.Rand) *v1alpha1.EgressClientSelector {
 	matches := func(k, v string) *v1alpha1.LabelSelector {
 		return &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{k: v1alpha1.LabelValue(v)}}
@@ -231,7 +227,7 @@ func selector(dice *rand.Rand) *v1alpha1.EgressClientSelector {
 	}
 }
 
-// annotations that a pod may have: Egresses that there may be, and at times one that there is never.
+// annotations are a pod's, with Egresses that may exist, and at times one that never does.
 func annotations(dice *rand.Rand) map[string]any {
 	out := map[string]any{}
 	for _, namespace := range gatewayNamespaces {
@@ -271,8 +267,8 @@ func (u *egressUsers) writePod(ctx context.Context, dice *rand.Rand, n *node.Nod
 	return u.patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.ObjectName}}, map[string]any{"metadata": patch})
 }
 
-// draw is what the next pod is: of one of the namespaces, half of them with annotations that
-// name an Egress.
+// draw draws the options of the next pod: a namespace, and in half of the cases annotations that name
+// Egresses.
 func (u *egressUsers) draw(dice *rand.Rand) node.PodOptions {
 	o := node.PodOptions{Namespace: clientNamespaces[dice.IntN(len(clientNamespaces))]}
 	named := annotations(dice)
@@ -290,18 +286,17 @@ func (u *egressUsers) draw(dice *rand.Rand) node.PodOptions {
 	return o
 }
 
-// giveUp is how long a pod is tried that names an Egress: it may not be allowed to.
+// giveUp is how long the ADD of a pod that names an Egress is repeated: it may never be allowed.
 const giveUp = 90 * time.Second
 
-// addClient makes a pod. One that names an Egress is given up after a while, which tells that it
-// is not there, with nothing left of it.
-func (u *egressUsers) addClient(ctx context.Context, book *ledger, n *node.Node, name string, o node.PodOptions) (there bool, err error) {
+// addClient makes a pod, unless it names an Egress and fails for too long.
+func (u *egressUsers) addClient(ctx context.Context, owners *addressOwners, n *node.Node, name string, o node.PodOptions) (there bool, err error) {
 	one, cancel := ctx, context.CancelFunc(func() {})
 	if len(o.Annotations) > 0 {
 		one, cancel = context.WithTimeout(ctx, giveUp)
 	}
 	defer cancel()
-	err = book.add(one, n, name, shape{options: o})
+	err = owners.add(one, n, name, shape{options: o})
 	if err != nil && len(o.Annotations) > 0 && ctx.Err() == nil && one.Err() != nil {
 		u.tally.count(givenUp, 1)
 		return false, nil
@@ -309,12 +304,11 @@ func (u *egressUsers) addClient(ctx context.Context, book *ledger, n *node.Node,
 	return err == nil, err
 }
 
-// quiet waits until the lab agrees with itself, and has all pods talk to the outside.
+// quiet waits until all pods reach the outside as they should.
 func (u *egressUsers) quiet(ctx context.Context) {
 	u.ok("traffic", u.timed("traffic", "", func() error { return oracle.EgressTraffic(ctx, u.lab) }))
 }
 
-// removeAll deletes all Egresses.
 func (u *egressUsers) removeAll(ctx context.Context) error {
 	var errs []error
 	for _, namespace := range gatewayNamespaces {
@@ -323,7 +317,7 @@ func (u *egressUsers) removeAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// someGateway is one that runs; nil: there is none.
+// someGateway returns a random gateway, or nil.
 func (m *troublemaker) someGateway() *lab.Gateway {
 	var all []*lab.Gateway
 	for _, at := range slots {
@@ -336,7 +330,6 @@ func (m *troublemaker) someGateway() *lab.Gateway {
 	return all[i%len(all)]
 }
 
-// killGateway kills a gateway's program, which its kubelet starts again.
 var killGateway = trouble{kills: gatewayKill, make: func(_ context.Context, m *troublemaker) {
 	g := m.someGateway()
 	if g == nil {
@@ -349,7 +342,7 @@ var killGateway = trouble{kills: gatewayKill, make: func(_ context.Context, m *t
 	m.tally.count(gatewayKill, 1)
 }}
 
-// deleteGateway deletes a gateway's pod, at times without a grace period.
+// deleteGateway deletes a gateway's pod, sometimes without a grace period.
 var deleteGateway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	g := m.someGateway()
 	now := m.dice.IntN(3) == 0
@@ -365,7 +358,7 @@ var deleteGateway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(gatewayDeletion, 1)
 }}
 
-// restartRollout is kubectl rollout restart of an Egress's Deployment.
+// restartRollout restarts an Egress's Deployment, like kubectl rollout restart.
 var restartRollout = trouble{make: func(ctx context.Context, m *troublemaker) {
 	at := slots[m.dice.IntN(len(slots))]
 	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, fmt.Sprint(m.dice.Uint32()))
@@ -377,7 +370,7 @@ var restartRollout = trouble{make: func(ctx context.Context, m *troublemaker) {
 	}
 }}
 
-// noEgress waits until no object of Egresses is left, nor a block of the gateways' pool.
+// noEgress waits until no object of Egresses and no block of the gateways' pool is left.
 func noEgress(ctx context.Context, l *lab.Lab) error {
 	if err := blocks(1)(ctx, l); err != nil {
 		return err
@@ -401,7 +394,7 @@ func noEgress(ctx context.Context, l *lab.Lab) error {
 	})
 }
 
-// forget removes what a lab leaves in a control plane that outlives it, for the next round.
+// forget removes what a lab leaves in a control plane that outlives it.
 func forget(l *lab.Lab) error {
 	if l == nil || os.Getenv(kube.RemoteDir) == "" {
 		return nil
@@ -419,7 +412,6 @@ func forget(l *lab.Lab) error {
 	return poll.Until(ctx, func() error { return forgetAll(ctx, c) })
 }
 
-// forgetAll is an error until nothing is left.
 func forgetAll(ctx context.Context, c client.Client) error {
 	var errs []error
 	for _, list := range []client.ObjectList{

@@ -17,13 +17,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestKillAtEveryFailpoint kills the daemon of one node, or the only operator,
-// with SIGKILL at every step in turn: of ADD, DEL, growth and shrink; of
-// publication and the releasing handshake; of asking for a block, cutting,
-// serving, draining and returning it. Pods are retried as a kubelet does; after
-// the restart all must agree, and after the last pod nodes must have no more than
-// they keep. By default every ninth step (harness.Sample), and none with IPv6.
-func TestKillAtEveryFailpoint(t *testing.T) {
+// TestProgramsKilledAtEveryFailpoint kills the daemon of one node, or the only operator, with SIGKILL
+// at every step: of ADD, DEL, growth and shrink; of publication and the release handshake; of
+// requesting, cutting, draining and returning a block. Pods are retried as a kubelet does. After the
+// restart all views must agree, and after the last pod nodes must have no more than they keep. By
+// default it takes every ninth step (harness.Sample), and none with IPv6.
+func TestProgramsKilledAtEveryFailpoint(t *testing.T) {
 	t.Parallel()
 	for _, m := range slices.Concat(modes, harness.WithAll(furtherKillModes)) {
 		for kills := range slices.Chunk(harness.Sample(t, 9, m.kills), killsOfALab) {
@@ -31,35 +30,34 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 				t.Parallel() // most of the time it waits for a process to start
 				harness.CanRun(t, m.name)
 				l := harness.Raise(t, m.lab(2, 1))
-				book := newLedger(m, func(k kind, text string) { t.Errorf("%s: %s", k, text) })
+				owners := newAddressOwners(m, func(k kind, text string) { t.Errorf("%s: %s", k, text) })
 				for _, name := range kills {
-					if !t.Run(name, func(t *testing.T) { killAt(t, m, l, book, name) }) {
+					if !t.Run(name, func(t *testing.T) { killAt(t, m, l, owners, name) }) {
 						break // the lab is no longer what the next one expects
 					}
 				}
-				t.Logf("%d failpoints, %d pods made, %d removed", len(kills), book.adds, book.dels)
+				t.Logf("%d failpoints, %d pods made, %d removed", len(kills), owners.adds, owners.dels)
 			})
 		}
 	}
 }
 
-// killsOfALab is at how many failpoints one lab sees a program killed: node mode,
-// which has most of them and no control plane, gets two labs.
+// killsOfALab is at how many failpoints programs of one lab are killed. Node mode, which has most of
+// them and no control plane, gets two labs.
 const killsOfALab = 24
 
-func killAt(t *testing.T, m mode, l *lab.Lab, book *ledger, name string) {
+func killAt(t *testing.T, m mode, l *lab.Lab, owners *addressOwners, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	// So many pods that all ENIs or blocks are needed; leaving returns them.
-	dieAt(ctx, t, m, l, name, func() { exercise(ctx, t, book, l.Nodes()[0], m.pods) })
+	// So many pods need all ENIs or blocks, and return them when they go.
+	dieAt(ctx, t, m, l, name, func() { exercise(ctx, t, owners, l.Nodes()[0], m.pods) })
 	if err := m.empty(ctx, l); err != nil {
 		t.Fatalf("not all goes back: %v", err)
 	}
 	harness.Settle(t, l)
 }
 
-// dieAt has the program that passes a failpoint be killed there while do is at work, and
-// started again.
+// dieAt kills the program that passes a failpoint there during do, and starts it again.
 func dieAt(ctx context.Context, t *testing.T, m mode, l *lab.Lab, name string, do func()) {
 	t.Helper()
 	programs := m.programs(l)
@@ -90,8 +88,8 @@ func dieAt(ctx context.Context, t *testing.T, m mode, l *lab.Lab, name string, d
 	harness.OK(t, l.WaitReady(ctx))
 }
 
-// armed is what BERTH_FAILPOINTS holds to be killed at a failpoint: those of
-// undoing an ADD need one that fails.
+// armed is the value of BERTH_FAILPOINTS that kills at a failpoint. Those of undoing an ADD need an
+// ADD that fails.
 func armed(name string) string {
 	s := name + "=kill"
 	if strings.HasPrefix(name, "daemon.undo.") {
@@ -100,8 +98,7 @@ func armed(name string) string {
 	return s
 }
 
-// prepare sets the stage for the failpoints that the life of a pod alone does
-// not reach.
+// prepare makes a lab reach failpoints that the life of a pod does not.
 func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 	t.Helper()
 	n := l.Nodes()[0]
@@ -110,7 +107,7 @@ func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 		if l.Mode == lab.NodeMode { // the other one would be faster at times
 			harness.OK(t, l.Nodes()[1].Stop(patience))
 		}
-		// A detached ENI of an instance that is gone, as old as it takes to be collected.
+		// A detached ENI of an instance that is gone, old enough to be collected.
 		makeENI(t, l, n, vanished)
 	case strings.HasPrefix(name, "eni.tag."):
 		leaveMistagged(t, l, n)
@@ -120,20 +117,19 @@ func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 	}
 }
 
-// exercise makes pods at once, and removes them one after the other.
-func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pods int) {
-	if err := harness.AtOnce(pods, func(i int) error { return book.add(ctx, n, fmt.Sprintf("pod-%d", i), shape{}) }); err != nil {
+func exercise(ctx context.Context, t *testing.T, owners *addressOwners, n *node.Node, pods int) {
+	if err := harness.AtOnce(pods, func(i int) error { return owners.add(ctx, n, fmt.Sprintf("pod-%d", i), shape{}) }); err != nil {
 		t.Error(err)
 	}
 	for i := range pods {
-		if err := book.del(ctx, n, fmt.Sprintf("pod-%d", i)); err != nil {
+		if err := owners.del(ctx, n, fmt.Sprintf("pod-%d", i)); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// leaveMistagged attaches an ENI of this cluster that names another instance,
-// as one that was moved by hand.
+// leaveMistagged attaches an ENI of this cluster that names another instance, as one that was moved by
+// hand.
 func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	t.Helper()
 	id := makeENI(t, l, n, n.InstanceID) // detached, one of another would be collected
@@ -147,14 +143,14 @@ func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.OK(t, l.Cloud.CreateTags([]string{id}, vpc.Tags{eni.TagInstanceID: vanished}))
 }
 
-// vanished is an instance that there is not.
+// vanished is an instance that does not exist.
 const vanished = "i-00000000000000bad"
 
 func makeENI(t *testing.T, l *lab.Lab, n *node.Node, owner string) string {
 	t.Helper()
 	instance, ok := l.Snapshot().Instance(n.InstanceID)
 	if !ok {
-		t.Fatalf("the books have no instance %s", n.InstanceID)
+		t.Fatalf("EC2 has no instance %s", n.InstanceID)
 	}
 	e, err := l.Cloud.ENIs.Create(vpc.CreateRequest{
 		SubnetID: instance.SubnetID, Description: eni.Description(owner),

@@ -18,26 +18,25 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// In one of how many steps of a long soak a running pod is given a NIC, or loses the one that it
-// was given so.
+// In one of hotOdds steps of a long soak a running pod gets a NIC, or loses the one that it got.
 const hotOdds = 3
 
-// hotName is the interface that a running pod is given.
+// hotName is the interface that a running pod gets.
 const hotName = "hot"
 
-// hotplug gives a running pod a further NIC, or takes the one that it was given so.
+// hotplug adds a NIC to a running pod, or removes the one that it added.
 func (w *worker) hotplug(ctx context.Context) {
 	name := w.pods[w.dice.IntN(len(w.pods))]
 	s := w.shapes[name]
 	p, err := w.node.Pod(name)
-	if s.network == "" || err != nil { // its ADD failed, which was told
+	if s.network == "" || err != nil { // its ADD failed, which is a violation already
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	i := slices.IndexFunc(s.nics, func(n wantNIC) bool { return n.name == hotName })
 	if i >= 0 {
-		w.operation(taken, w.node, name, func() error { return w.book.unplug(ctx, w.lab, p, s) })
+		w.operation(taken, w.node, name, func() error { return w.owners.unplug(ctx, w.lab, p, s) })
 		w.nics.back(shape{nics: s.nics[i:]})
 		s.entries, s.nics = s.entries[:i], s.nics[:i]
 		w.shapes[name] = s
@@ -58,16 +57,16 @@ func (w *worker) hotplug(ctx context.Context) {
 	}
 	s.entries, s.nics = append(slices.Clone(s.entries), "{"+strings.Join(keys, ", ")+"}"), append(slices.Clone(s.nics), n)
 	w.shapes[name] = s
-	w.operation(given, w.node, name, func() error { return w.book.plug(ctx, w.lab, p, s) })
+	w.operation(given, w.node, name, func() error { return w.owners.plug(ctx, w.lab, p, s) })
 }
 
-// annotate has a running pod ask for the NICs of a shape, the last ones left out.
+// annotate has a running pod ask for the NICs of a shape, except the last ones.
 func annotate(ctx context.Context, l *lab.Lab, p *node.Pod, s shape, without int) error {
 	nics := "[" + strings.Join(s.entries[:len(s.entries)-without], ", ") + "]"
 	return kube.Retry(ctx, "change the NICs of pod "+p.Name, func() error { return l.Kube.AnnotatePod(ctx, p, v1alpha1.AnnotationNICs, nics) })
 }
 
-// hotNIC is the PodNIC of the interface that a running pod was given; nil: none.
+// hotNIC is the PodNIC of hotName, or nil.
 func hotNIC(ctx context.Context, l *lab.Lab, p *node.Pod) (*v1alpha1.PodNIC, error) {
 	all, err := l.Kube.PodNICs(ctx)
 	for i := range all {
@@ -78,8 +77,8 @@ func hotNIC(ctx context.Context, l *lab.Lab, p *node.Pod) (*v1alpha1.PodNIC, err
 	return nil, err
 }
 
-// plug waits until a running pod has the last NIC of a shape, and books its address.
-func (l *ledger) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
+// plug waits until a running pod has the last NIC of a shape, and records its address.
+func (l *addressOwners) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
 	if err := annotate(ctx, of, p, s, 0); err != nil {
 		return err
 	}
@@ -112,9 +111,9 @@ func (l *ledger) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) er
 	return nil
 }
 
-// unplug takes the last NIC of a shape from a running pod. Its address is free from the moment
-// that the pod does not ask for it.
-func (l *ledger) unplug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
+// unplug removes the last NIC of a shape from a running pod. Its address may be reused as soon as the
+// pod does not ask for it.
+func (l *addressOwners) unplug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
 	l.giveLast(p.Node+"/"+p.Name, time.Now())
 	if err := annotate(ctx, of, p, s, 1); err != nil {
 		return err

@@ -29,6 +29,7 @@ import (
 	_ "github.com/berthnet/berth/internal/source/pool"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/lab/run/proc"
@@ -39,7 +40,7 @@ import (
 type mode struct {
 	name lab.Mode
 	soak lab.Mode // what a soak calls it; its name when empty
-	// options are a lab's, besides its mode and numbers of nodes and operators.
+	// options are a lab's, except its mode and numbers of nodes and operators.
 	options lab.Options
 	faults  []spec.Fault // of the cloud
 	pods    int          // that a node is asked for at most
@@ -59,8 +60,8 @@ type mode struct {
 
 var modes = []mode{nodeMode, operatorMode, poolMode, portMode}
 
-// nodeMode has addresses for nine pods on three ENIs, so that cooling and
-// exhaustion are met all the time.
+// nodeMode has addresses for nine pods on three ENIs, so that cooling and exhaustion happen all the
+// time.
 var nodeMode = mode{
 	name: lab.NodeMode, pods: 9, faults: faults,
 	options: lab.Options{InstanceType: "t3.small", DaemonArgs: []string{
@@ -72,11 +73,11 @@ var nodeMode = mode{
 	ops:      300,
 	every:    6,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
-	empty:    primaryAlone,
+	empty:    backTo(1, -1),
 }
 
-// operatorMode has nodes that keep one address warm and leave the primary ENI to
-// themselves. Six pods fill the two further ENIs of a t3.small.
+// operatorMode has nodes that keep one address warm and no pods on the primary ENI. Six pods fill the
+// two further ENIs of a t3.small.
 var operatorMode = mode{
 	name: lab.OperatorMode, pods: 6, faults: faults,
 	options:  lab.Options{InstanceType: "t3.small"},
@@ -87,10 +88,10 @@ var operatorMode = mode{
 	ops:      200,
 	every:    10,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
-	empty:    oneWarmAddress,
+	empty:    backTo(2, 1), // one warm address
 }
 
-// ofDaemon are those that a daemon without NICs passes, ofPortDaemon those of one with them.
+// ofDaemon are the failpoints of a daemon without NICs, ofPortDaemon of one with NICs.
 var (
 	ofPortDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool { return strings.HasPrefix(name, "daemon.egress.") })
 	ofDaemon     = slices.DeleteFunc(slices.Clone(ofPortDaemon), func(name string) bool { return strings.HasPrefix(name, "daemon.nics.") })
@@ -102,8 +103,8 @@ var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name stri
 	})
 })
 
-// poolMode has blocks of four pods, so that they come and go all the time, and a
-// pool with room for a few blocks more than the nodes need at most.
+// poolMode has blocks of four addresses, so that they come and go all the time, and a pool with a few
+// blocks more than the nodes need.
 var poolMode = mode{
 	name: lab.PoolMode, pods: 10,
 	options: lab.Options{
@@ -112,8 +113,8 @@ var poolMode = mode{
 	},
 	daemon:   append(named("pool."), ofDaemon...),
 	operator: named("operator.pool."),
-	// What of the operator needs a pool or a node to go is in its own tests, and
-	// what of the daemon has nothing to do with pools is killed at in node mode.
+	// Steps of the operator for which a pool or a node must go are in its own tests, and steps of the
+	// daemon that have nothing to do with pools are killed at in node mode.
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
 	slices:   harness.OddSlices,
 	ops:      120,
@@ -122,13 +123,13 @@ var poolMode = mode{
 	empty:    blocks(1),
 }
 
-// portMode has pods with one to four ports each, in two VPCs of the same addresses, on nodes with
+// portMode has pods with one to four ports each, in two VPCs with the same addresses, on nodes with
 // the real OVN.
 var portMode = mode{
 	name: lab.PortMode, pods: 6, options: lab.Options{VPCs: twoVPCs()},
 	daemon:   append(named("port.", "plug.link.", "plug.ovs.", "plug.hybrid."), ofPortDaemon...),
 	operator: named("operator.port."),
-	// What else of the operator is killed at in its own package, where no lab is needed.
+	// The operator's own package kills at its other steps, which need no lab.
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
 		func(name string) bool { return slices.Contains(elsewhere, name) }),
 	slices: harness.EvenSlices,
@@ -142,35 +143,34 @@ var portMode = mode{
 	empty: onlyUsers,
 }
 
-// furtherSoaks are those that are made only when they are asked for by name: ports beside the
-// interface of another mode, egress and branches, which take the virtual machine, and ENIs with IPv6.
+// furtherSoaks run only when named: ports beside another mode's interface, egress and branches, which
+// need the virtual machine, and IPv6.
 var furtherSoaks = []mode{
 	portsBeside("pool+ports", poolMode), egressMode,
 	ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual),
 	ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofFamilies(operatorMode, ipfamily.OnlyIPv6), withBranches(operatorMode),
 }
 
-// ofFamilies is a mode whose pods have addresses of some IP families.
+// ofFamilies is a mode with pods of some IP families.
 func ofFamilies(m mode, families ipfamily.Set) mode {
 	m.soak, m.options.IPFamilies = m.name+"+"+lab.Mode(families), families
 	if m.name == lab.OperatorMode {
-		m.empty = oneFurtherENI
+		m.empty = backTo(2, -1) // whose IPv6 prefix may stay
 	}
 	return m
 }
 
-// furtherKillModes are the modes again with IPv6, for those who ask TestKillAtEveryFailpoint for
-// all cases. A prefix on one ENI is enough for pods of IPv6 alone: growth and shrink are met with
-// both families.
+// furtherKillModes are modes with IPv6, if all cases of TestProgramsKilledAtEveryFailpoint are asked
+// for. One prefix is enough for IPv6-only pods, so only dual-stack nodes grow and shrink.
 var furtherKillModes = []mode{ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual), killedAt(ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofDaemon)}
 
-// killedAt is a mode in which programs are killed at some failpoints only.
+// killedAt is a mode with other failpoints to kill at.
 func killedAt(m mode, kills []string) mode {
 	m.kills = kills
 	return m
 }
 
-// portsBeside is a mode whose pods may have further interfaces that are ports.
+// portsBeside is a mode whose pods may have ports as further interfaces.
 func portsBeside(title lab.Mode, m mode) mode {
 	own := m.empty
 	m.soak, m.ops, m.every = title, portMode.ops, portMode.every
@@ -181,10 +181,10 @@ func portsBeside(title lab.Mode, m mode) mode {
 	return m
 }
 
-// title is what a soak calls the mode.
+// title is the name of a mode's soak.
 func (m mode) title() lab.Mode { return cmp.Or(m.soak, m.name) }
 
-// needsMachine tells whether a mode takes the virtual machine's kernel: its control plane outlives
+// needsMachine reports whether a mode needs the virtual machine's kernel, whose control plane outlives
 // labs.
 func (m mode) needsMachine() bool { return m.options.Egress || m.options.PortCloud != nil }
 
@@ -203,8 +203,8 @@ func noPorts(ctx context.Context, l *lab.Lab) error {
 // cooling is the cooling period of all labs (harness.Quick).
 const cooling = time.Second
 
-// leases are of operators while there is no trouble: a leader stays one, however
-// busy the machine. One alone has nobody to follow it, and no Lease.
+// leases are settings of operators without trouble: a leader stays one on a busy machine. A single
+// operator needs no Lease.
 func leases(operators int) []string {
 	if operators == 1 {
 		return []string{"--leader-elect=false"}
@@ -212,8 +212,7 @@ func leases(operators int) []string {
 	return []string{"--lease-duration=60s", "--renew-deadline=50s", "--retry-period=300ms"}
 }
 
-// hasty are settings of operators, after any others, for times of trouble:
-// another follows within seconds, also when a busy machine holds the leader up.
+// hasty are settings of operators in times of trouble: another one follows within seconds.
 var hasty = []string{"--lease-duration=2s", "--renew-deadline=1500ms"}
 
 // named are the failpoints whose names begin with one of some prefixes.
@@ -223,7 +222,7 @@ func named(prefixes ...string) []string {
 	})
 }
 
-// lab is what a test or a round raises.
+// lab are the options of a test's or a round's lab.
 func (m mode) lab(nodes, operators int) lab.Options {
 	o := m.options
 	o.Nodes, o.DaemonArgs = nodes, append([]string{"--warm-wait=5s"}, o.DaemonArgs...)
@@ -233,7 +232,7 @@ func (m mode) lab(nodes, operators int) lab.Options {
 	return harness.Quick(m.name, o)
 }
 
-// program is a daemon or an operator of a lab, which may be armed.
+// program is a daemon or an operator of a lab that failpoints may kill.
 type program struct {
 	*proc.Process
 	points []string                    // failpoints that it passes
@@ -259,38 +258,21 @@ func (m mode) programs(l *lab.Lab) (all []program) {
 	return all
 }
 
-// primaryAlone waits until every node is back to the primary ENI.
-func primaryAlone(ctx context.Context, l *lab.Lab) error {
-	return eachNode(ctx, l, func(n *node.Node) error {
-		if enis := l.Snapshot().InstanceENIs(n.InstanceID); len(enis) != 1 {
-			return fmt.Errorf("%s has %d ENIs, expected the primary alone", n.Name, len(enis))
-		}
-		return nil
-	})
-}
-
-// oneWarmAddress waits until every node is back to one further ENI with the one
-// warm address: all else that the operators got has gone back.
-func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
-	return eachNode(ctx, l, func(n *node.Node) error {
-		addresses := 0
-		enis := l.Snapshot().InstanceENIs(n.InstanceID)
-		for _, e := range enis {
-			addresses += len(e.Secondary)
-		}
-		if len(enis) != 2 || addresses != 1 {
-			return fmt.Errorf("%s has %d ENIs with %d addresses, expected 2 with the warm one alone", n.Name, len(enis), addresses)
-		}
-		return nil
-	})
-}
-
-// oneFurtherENI waits until every node is back to one further ENI: of IPv6, what is on it is a
-// prefix that may stay.
-func oneFurtherENI(ctx context.Context, l *lab.Lab) error {
-	return eachNode(ctx, l, func(n *node.Node) error {
-		return harness.Equal("ENIs of "+n.Name, len(l.Snapshot().InstanceENIs(n.InstanceID)), 2)
-	})
+// backTo waits until every node is back to a number of ENIs besides its trunk, with a number of
+// secondary addresses unless that is negative.
+func backTo(enis, addresses int) func(ctx context.Context, l *lab.Lab) error {
+	return func(ctx context.Context, l *lab.Lab) error {
+		return eachNode(ctx, l, func(n *node.Node) error {
+			mine, has := slices.DeleteFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Type == "trunk" }), 0
+			for _, e := range mine {
+				has += len(e.Secondary)
+			}
+			if len(mine) != enis || addresses >= 0 && has != addresses {
+				return fmt.Errorf("%s has %d ENIs with %d addresses, expected %d with %d (-1: any)", n.Name, len(mine), has, enis, addresses)
+			}
+			return nil
+		})
+	}
 }
 
 // blocks waits until every node is back to so many blocks.
@@ -307,8 +289,7 @@ func blocks(want int) func(ctx context.Context, l *lab.Lab) error {
 	}
 }
 
-// eachNode waits until is returns nil for all nodes at once, and returns what it
-// said last when ctx ends.
+// eachNode waits until is returns nil for all nodes, and returns its last errors when ctx ends.
 func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error {
 	return poll.Until(ctx, func() error {
 		var errs []error
@@ -319,14 +300,14 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 	})
 }
 
-// elsewhere are failpoints that tests of their own packages kill at.
+// elsewhere are failpoints at which tests of their own packages kill.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
 	"daemon.egress.", "daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.", "plug.vlan.", "plug.routed.",
 	"operator.warm.", "operator.gateways.", "operator.egressclient.",
 )
 
-// No failpoint is forgotten when one is added or renamed.
+// TestEveryFailpointIsKilledAt fails for a failpoint that no mode kills at.
 func TestEveryFailpointIsKilledAt(t *testing.T) {
 	killed := map[string]int{}
 	for _, m := range slices.Concat(modes, []mode{alcorMode, machineMode}) {

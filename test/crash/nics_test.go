@@ -26,8 +26,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// shape is what a pod is given beyond an address of the mode: nothing, or NICs that are ports of
-// a VPC.
+// shape is what a pod has beyond the mode's address: nothing, or NICs that are ports of a VPC.
 type shape struct {
 	network  string       // that the NICs' addresses are of; empty: it has none
 	families ipfamily.Set // of those addresses
@@ -43,8 +42,8 @@ type wantNIC struct {
 	claim *claim // what of others' it takes; nil: a port of its own
 }
 
-// claim is what one pod may have at a time: an address that is asked for, or of a small subnet, a
-// PodNIC or a port of a user.
+// claim is for one pod at a time: an address that is asked for or of a small subnet, or a user's
+// PodNIC or port.
 type claim struct {
 	vpc, entry string // of the annotation
 	keeps      bool   // address and MAC address, for one pod after the other
@@ -70,7 +69,7 @@ func (c *claim) holds(ips []netip.Addr, mac string) error {
 	return nil
 }
 
-// How many of each kind of claim a VPC has, of which pods want fewer than there are.
+// The number of claims of each kind in a VPC, of which pods want fewer.
 const (
 	fixedClaims  = 8
 	podNICClaims = 5
@@ -80,13 +79,12 @@ const (
 
 const maxNICs = 4
 
-// firstFixed is the last byte from which on addresses are asked for.
+// firstFixed is the last byte of the first address that pods ask for.
 const firstFixed = 200
 
 // narrow is a subnet of 13 addresses.
 const narrow = "narrow"
 
-// twoVPCs are VPCs whose subnets have the same addresses.
 func twoVPCs() (all []lab.VPC) {
 	for i, name := range []string{"blue", "green"} {
 		all = append(all, lab.VPC{Name: fmt.Sprintf("vpc-%d", i+1), Network: portcloud.Network{Name: name, Subnets: []portcloud.Subnet{
@@ -98,7 +96,7 @@ func twoVPCs() (all []lab.VPC) {
 	return all
 }
 
-// nicPool is what pods of a round may be given as NICs.
+// nicPool has the NICs that pods of a round may have.
 type nicPool struct {
 	first    bool // pods' first interface is a port too
 	branches bool // NICs are branches of the nodes' trunks
@@ -109,7 +107,7 @@ type nicPool struct {
 	free map[string][]*claim
 }
 
-// newNICPool makes users' ports and PodNICs in a lab with ports. In others there is none.
+// newNICPool creates users' ports and PodNICs in a lab with ports.
 func newNICPool(ctx context.Context, l *lab.Lab) (*nicPool, error) {
 	if l.Ports == nil {
 		return nil, nil
@@ -172,7 +170,7 @@ func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*c
 	return all, nil
 }
 
-// keptNIC makes a PodNIC of a user's in a VPC, which outlives pods.
+// keptNIC creates a user's PodNIC, which outlives pods.
 func keptNIC(ctx context.Context, l *lab.Lab, v lab.VPC, i int, addresses ...v1alpha1.NICAddress) (*claim, error) {
 	o := &v1alpha1.PodNIC{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-kept-%d", v.Name, i)},
@@ -184,7 +182,7 @@ func keptNIC(ctx context.Context, l *lab.Lab, v lab.VPC, i int, addresses ...v1a
 	return &claim{vpc: v.Name, entry: "nic: " + o.Name, keeps: true}, nil
 }
 
-// take returns a claim that is free, or nil.
+// take returns a free claim, or nil.
 func (w *nicPool) take(vpc string, dice *rand.Rand) *claim {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -198,7 +196,7 @@ func (w *nicPool) take(vpc string, dice *rand.Rand) *claim {
 	return c
 }
 
-// back takes back what a pod had that is gone.
+// back returns the claims of a pod that is gone.
 func (w *nicPool) back(s shape) {
 	if w == nil {
 		return
@@ -212,8 +210,8 @@ func (w *nicPool) back(s shape) {
 	}
 }
 
-// draw is the shape of the next pod: of no NICs where there is no pool of them, and at times where
-// the first interface comes from elsewhere.
+// draw draws the shape of the next pod: always without NICs where there is no pool of them, and
+// sometimes where the first interface is the mode's.
 func (w *nicPool) draw(dice *rand.Rand) shape {
 	if w != nil && w.branches {
 		return w.drawBranches(dice)
@@ -257,13 +255,12 @@ func (w *nicPool) draw(dice *rand.Rand) shape {
 	return s
 }
 
-// unnamed are the NICs that are named by their place.
+// unnamed are the NICs that have the name of their place.
 func unnamed(nics []wantNIC) []wantNIC {
 	return slices.DeleteFunc(slices.Clone(nics), func(n wantNIC) bool { return !strings.HasPrefix(n.name, "eth") })
 }
 
-// is compares a pod with its shape, by what the plugin answered, and returns the addresses that
-// it has.
+// is compares a pod with its shape by the CNI result, and returns its addresses.
 func (s shape) is(p *node.Pod) ([]address, error) {
 	var all []address
 	if s.network == "" || s.beside {
@@ -320,7 +317,7 @@ func (s shape) is(p *node.Pod) ([]address, error) {
 	return all, errors.Join(errs...)
 }
 
-// there tells which of users' ports are gone.
+// there is an error if a user's port is gone.
 func (w *nicPool) there(ctx context.Context, l *lab.Lab) error {
 	if w == nil {
 		return nil
@@ -334,8 +331,8 @@ func (w *nicPool) there(ctx context.Context, l *lab.Lab) error {
 	return err
 }
 
-// watchPorts looks, until stop is closed, for what must be at no time: a user's port that is
-// gone, and two ports for one PodNIC.
+// watchPorts looks, until stop is closed, for what must never be: a missing port of a user, and two
+// ports for one PodNIC.
 func (r *round) watchPorts(l *lab.Lab, w *nicPool, stop <-chan struct{}) {
 	model, ok := l.Ports.(*portcloud.Model)
 	if !ok {
@@ -366,8 +363,7 @@ func (r *round) watchPorts(l *lab.Lab, w *nicPool, stop <-chan struct{}) {
 	}
 }
 
-// tryNICs has CHECK find every pod as it should be, and pods of a VPC reach each other, in a lab
-// at rest.
+// tryNICs checks each pod with CHECK, and that pods of a VPC reach each other, in a lab at rest.
 func (r *round) tryNICs(ctx context.Context, l *lab.Lab) {
 	before := map[string]*node.Pod{} // by VPC
 	for _, n := range l.Nodes() {
@@ -403,8 +399,8 @@ func answers(ctx context.Context, from, to *node.Pod) error {
 	return nil
 }
 
-// onlyUsers waits until no PodNIC of a pod is left, and every user's port is given back; and,
-// once users' PodNICs are deleted too, no port but users'.
+// onlyUsers waits until pods have no PodNIC and, once users' PodNICs are deleted too, only users'
+// ports are left, and these released.
 func onlyUsers(ctx context.Context, l *lab.Lab) error {
 	if err := noPorts(ctx, l); err != nil {
 		return err
@@ -435,15 +431,16 @@ func onlyUsers(ctx context.Context, l *lab.Lab) error {
 // hybrid is the node whose agent wants a Linux bridge for each port.
 const hybrid = "node-3"
 
-// setHybrid has a node of a lab have the agent that it should, after it joined.
+// setHybrid gives a node that joined the agent of hybrid, if it is that node.
 func setHybrid(l *lab.Lab, name string) {
 	if model, ok := l.Ports.(*portcloud.Model); ok && name == hybrid {
 		model.Neutron.AddHost(name, neutronfake.Host{Agent: true, Hybrid: true})
 	}
 }
 
-// A draw has one to four NICs, no claim twice, and what it takes comes back.
-func TestDraws(t *testing.T) {
+// TestSoakDrawsNICs checks that pods have one to four NICs, that no claim has two pods, and that
+// claims return.
+func TestSoakDrawsNICs(t *testing.T) {
 	w := &nicPool{first: true, vpcs: twoVPCs(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {
 		for i := range 6 {

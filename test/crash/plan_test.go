@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// plan says after how many operations of a round which trouble comes. It follows from the
-// seed alone. All troubles of a mode come before one of them comes again.
+// plan says after how many operations of a round which trouble comes. It follows from the seed alone.
+// A trouble comes again after all others of its mode.
 type plan struct {
 	of   mode
 	dice *rand.Rand
@@ -21,7 +21,6 @@ func newPlan(m mode, seed uint64) *plan {
 	return &plan{of: m, dice: rand.New(rand.NewPCG(seed, 0))}
 }
 
-// next returns the next trouble, and how many operations come before it in all.
 func (p *plan) next() (at int, t trouble) {
 	if len(p.left) == 0 {
 		p.left = slices.Clone(p.of.troubles)
@@ -33,10 +32,10 @@ func (p *plan) next() (at int, t trouble) {
 	return p.at, t
 }
 
-// distance is how many operations come between two troubles at least and at most.
+// distance is the least and the greatest number of operations between two troubles.
 func (m mode) distance() (shortest, longest int) { return m.every - m.every/2, m.every + m.every/2 }
 
-// bounds are how many troubles of some kinds come at least and at most among so many operations.
+// bounds are the least and the greatest number of troubles of some kinds among so many operations.
 func (m mode) bounds(operations int, of func(trouble) bool) (least, most int) {
 	kinds, all := 0, len(m.troubles)
 	for _, t := range m.troubles {
@@ -51,7 +50,7 @@ func (m mode) bounds(operations int, of func(trouble) bool) (least, most int) {
 	return least, most
 }
 
-// paced compares the kills of a round with what its operations allow.
+// paced is an error if a round has more or fewer kills than its operations allow.
 func (m mode) paced(operations int, kills map[event]int) error {
 	var errs []error
 	total := 0
@@ -68,8 +67,8 @@ func (m mode) paced(operations int, kills map[event]int) error {
 	return errors.Join(errs...)
 }
 
-// Every plan has as many kills as paced wants, and paced finds too few and too many. A short
-// round of each mode that make test soaks has kills of every kind.
+// TestPlans checks that every plan has as many kills as paced wants, that paced finds too few and too
+// many, and that each mode's short round has kills of every kind.
 func TestPlans(t *testing.T) {
 	for _, m := range slices.Concat(modes, furtherSoaks) {
 		for seed := range uint64(200) {

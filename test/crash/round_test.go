@@ -23,8 +23,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// faults are the cloud's troubles that a soak lives with, each at the odds that
-// it gives.
+// faults are the cloud's faults in a soak.
 var faults = []spec.Fault{
 	{Action: "*", Kind: "throttle", Probability: 0.05},
 	{Action: "*", Kind: "lostReply", Probability: 0.03},
@@ -33,16 +32,15 @@ var faults = []spec.Fault{
 	{Action: "Describe*", Kind: "latency", Latency: spec.Duration(30 * time.Millisecond), Probability: 0.3},
 }
 
-// Time limits. Operations of a round on a slow machine end when two thirds are
-// made; the others only end what hangs.
+// Time limits. On a slow machine a round's operations end when two thirds are made; the other limits
+// only end what hangs.
 const (
 	operationsLimit = 12 * time.Minute
 	roundLimit      = 40 * time.Minute
 	hangLimit       = time.Hour // for what has no limit of its own
 )
 
-// round is a lab with a seed of its own: operations among trouble, rest, and an
-// empty lab again.
+// round is a lab with a seed: operations among troubles, rest, and an empty lab.
 type round struct {
 	place
 	mode     mode
@@ -56,12 +54,12 @@ type round struct {
 
 	roster sync.Mutex // held while nodes of the lab come and go, and by whoever has them stay
 
-	mu   sync.Mutex // guards all below
-	told []string   // what is wrong, and how to make it happen again
+	mu    sync.Mutex // guards all below
+	found []string   // what is wrong, and how to make it happen again
 }
 
-// violate books that something is wrong, and prints it at once. What merely
-// failed or is unfinished says nothing once the soak is interrupted.
+// violate records a violation, and prints it at once. Once the soak is interrupted, failures and
+// unfinished work are none.
 func (r *round) violate(k kind, text string) {
 	if r.soak.Err() != nil && k != duplicate && k != tooSoon && k != badLog {
 		return
@@ -70,24 +68,22 @@ func (r *round) violate(k kind, text string) {
 	r.tally.violate(violation{r.place, k, text})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.told = append(r.told, fmt.Sprintf("%v: %s: %s\nagain: %s", r.place, k, text, r.again()))
+	r.found = append(r.found, fmt.Sprintf("%v: %s: %s\nagain: %s", r.place, k, text, r.again()))
 }
 
 func (r *round) violations() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.told
+	return r.found
 }
 
-// ok books an error, if there is one.
 func (r *round) ok(what string, err error) {
 	if err != nil {
 		r.violate(other, fmt.Sprintf("%s: %v", what, err))
 	}
 }
 
-// timed does a step, on a pod or none, and books how long it took unless it was
-// interrupted.
+// timed does a step, and records how long it took unless it was interrupted.
 func (r *round) timed(what, pod string, do func() error) error {
 	begun := time.Now()
 	err := do()
@@ -97,13 +93,12 @@ func (r *round) timed(what, pod string, do func() error) error {
 	return err
 }
 
-// operation does an ADD or DEL.
 func (r *round) operation(e event, n *node.Node, pod string, do func() error) {
 	r.ok(string(e), r.timed(string(e), n.Name+"/"+pod, do))
 	r.operations.Add(1)
 }
 
-// make makes the round, and gives it up when it hangs.
+// make makes the round, and gives up when it hangs.
 func (r *round) make() {
 	r.tally.begin(r.place)
 	done := make(chan struct{})
@@ -147,8 +142,8 @@ func (r *round) play() {
 	if r.ok("namespaces of Egresses", err); err != nil {
 		return
 	}
-	book := newLedger(r.mode, r.violate)
-	r.operate(ctx, l, book, nics, users)
+	owners := newAddressOwners(r.mode, r.violate)
+	r.operate(ctx, l, owners, nics, users)
 	if l.Cloud != nil {
 		r.tally.met(l.Cloud.API.FaultsMet())
 		l.Cloud.API.ClearFaults()
@@ -157,13 +152,13 @@ func (r *round) play() {
 		model.Neutron.HTTP.ClearFaults()
 	}
 	if r.soak.Err() == nil {
-		r.rest(ctx, l, book, users)
+		r.rest(ctx, l, owners, users)
 		r.ok("users' ports", nics.there(ctx, l))
 	}
 }
 
-// operate makes and removes pods at random, a worker for each node, among trouble.
-func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nicPool, users *egressUsers) {
+// operate makes and removes pods at random among troubles, with a worker for each node.
+func (r *round) operate(ctx context.Context, l *lab.Lab, owners *addressOwners, nics *nicPool, users *egressUsers) {
 	before, late := r.tally.copy(), time.Now().Add(operationsLimit)
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup
@@ -181,7 +176,7 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nic
 	}
 	for i, n := range nodes {
 		workers.Go(func() {
-			w := &worker{round: r, lab: l, node: n, late: late, book: book, nics: nics, users: users, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
+			w := &worker{round: r, lab: l, node: n, late: late, owners: owners, nics: nics, users: users, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
 			w.run(ctx, (r.ops+i)/len(nodes))
 		})
 	}
@@ -191,8 +186,8 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nic
 	if r.over() || r.soak.Err() != nil {
 		return
 	}
-	if book.adds < r.ops/4 {
-		r.violate(other, fmt.Sprintf("too little was done: %d pods in %d operations", book.adds, r.ops))
+	if owners.adds < r.ops/4 {
+		r.violate(other, fmt.Sprintf("too little was done: %d pods in %d operations", owners.adds, r.ops))
 	}
 	killed := r.tally.copy()
 	for e := range killed {
@@ -201,12 +196,12 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nic
 	r.ok("pace of the trouble", r.mode.paced(int(r.operations.Load()), killed))
 }
 
-// over tells whether the soak's time is.
+// over reports whether the soak's time is over.
 func (r *round) over() bool { return !r.end.IsZero() && time.Now().After(r.end) }
 
-// rest waits until all agree, removes the pods, and waits until nodes have no
-// more than they keep.
-func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger, users *egressUsers) {
+// rest waits until all views agree, removes the pods, and waits until nodes have no more than they
+// keep.
+func (r *round) rest(ctx context.Context, l *lab.Lab, owners *addressOwners, users *egressUsers) {
 	r.ok("ready", r.timed("ready", "", func() error { return l.WaitReady(ctx) }))
 	r.settle(ctx, l, "settle")
 	if l.Ports != nil {
@@ -220,7 +215,7 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger, users *egres
 	}
 	for _, n := range l.Nodes() {
 		for _, p := range n.Pods() {
-			r.operation(deleted, n, p.Name, func() error { return book.del(ctx, n, p.Name) })
+			r.operation(deleted, n, p.Name, func() error { return owners.del(ctx, n, p.Name) })
 		}
 	}
 	emptying, cancel := context.WithTimeout(ctx, patience)
@@ -244,7 +239,7 @@ func (r *round) settle(ctx context.Context, l *lab.Lab, what string) {
 	}
 }
 
-// finish looks at the logs and removes the lab.
+// finish checks the logs and removes the lab.
 func (r *round) finish(l *lab.Lab) {
 	for _, p := range harness.Programs(l) {
 		if err := harness.BadLog(p); err != nil {
@@ -262,7 +257,7 @@ func (r *round) finish(l *lab.Lab) {
 	}
 }
 
-// keep copies the logs of a lab, with what was wrong.
+// keep copies the logs of a lab, with its violations.
 func (r *round) keep(dir string) error {
 	if err := os.MkdirAll(r.keepLogs, 0o755); err != nil {
 		return err

@@ -16,14 +16,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestSoak makes and removes pods at random on three nodes, one worker each,
-// while daemons and two operators are killed at random moments and at
-// failpoints, leaders stand still, the API server dies, and EC2 misbehaves and at
-// times is away. Double use of an address is seen at once; at the end everything
-// must agree, and nodes must be back to what they keep.
-//
-// It is one short round of two modes, which take turns (harness.Rotate); with -soak.time or -soak.ops, rounds until
-// these limits, whatever is found on the way.
+// TestSoak makes and removes pods at random on three nodes while daemons and two operators are killed
+// at random moments and at failpoints, leaders are halted, the API server is killed, and EC2 fails
+// calls or is away. Double use of an address is seen at once. At the end all views must agree, and
+// nodes must be back to what they keep. It is one short round of two modes, which take turns
+// (harness.Rotate); with -soak.time or -soak.ops it has rounds until these limits, whatever it finds.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	o := soakFlags
@@ -63,7 +60,6 @@ func TestSoak(t *testing.T) {
 	go s.watch(done)
 }
 
-// soak is a run of TestSoak.
 type soak struct {
 	options
 	began   time.Time
@@ -73,7 +69,7 @@ type soak struct {
 	saving sync.Mutex // held while the report is written
 }
 
-// rounds makes those of a mode until a limit is reached, or none comes to anything.
+// rounds makes the rounds of a mode until a limit, or until several in a row made no operation.
 func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 	var end time.Time
 	if s.time > 0 {
@@ -118,19 +114,18 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 	}
 }
 
-// idleRounds is after how many rounds in a row without an operation a mode is
-// given up, such as when no lab can be raised.
+// idleRounds is the number of rounds in a row without an operation after which a mode is given up.
 const idleRounds = 3
 
-// longer is how many times the operations of a short round a round of many has.
+// longer is how many times the operations of a short round a long one has.
 const longer = 10
 
-// keptRounds is of how many failed rounds of a mode the logs are kept.
+// keptRounds is the number of failed rounds of a mode whose logs are kept.
 const keptRounds = 3
 
 func (s *soak) elapsed() time.Duration { return time.Since(s.began).Round(time.Second) }
 
-// watch says once a minute how far the soak is.
+// watch prints the progress once a minute.
 func (s *soak) watch(done <-chan struct{}) {
 	for {
 		select {
@@ -142,7 +137,7 @@ func (s *soak) watch(done <-chan struct{}) {
 	}
 }
 
-// save writes the report of what there was until now, and returns it.
+// save writes the report so far, and returns it.
 func (s *soak) save(t *testing.T) string {
 	s.saving.Lock()
 	defer s.saving.Unlock()

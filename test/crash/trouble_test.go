@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// trouble is one thing that goes wrong in a soak. It ends what it begins, but for
-// programs, which troublemaker.restart starts again.
+// trouble is a fault in a soak. It ends what it begins, except for programs, which
+// troublemaker.restart starts again.
 type trouble struct {
 	kills event // the kill that it counts; empty: it kills nothing
 	make  func(ctx context.Context, m *troublemaker)
@@ -37,12 +37,12 @@ type troublemaker struct {
 	missed map[event]int          // kills of programs that had ended by themselves
 }
 
-// restartDelay is how soon a program that died at a failpoint is started again. Operations
-// may depend on it, and no trouble is due before they go on.
+// restartDelay is how soon a program that died at a failpoint starts again. Operations may need it,
+// and no trouble is due before they continue.
 const restartDelay = 100 * time.Millisecond
 
-// run makes each trouble once enough operations have ended, so that their number does not
-// depend on the speed of the machine.
+// run makes each trouble after a number of operations, so that the speed of the machine does not
+// matter.
 func (m *troublemaker) run(ctx context.Context) {
 	m.makeHasty()
 	for at, t := m.plan.next(); m.reach(ctx, at); at, t = m.plan.next() {
@@ -54,7 +54,7 @@ func (m *troublemaker) run(ctx context.Context) {
 	m.restart(false)
 }
 
-// reach waits for a number of operations of the round, and returns false if it makes fewer.
+// reach waits for a number of operations of the round, and returns false if there are fewer.
 func (m *troublemaker) reach(ctx context.Context, operations int) bool {
 	for int(m.operations.Load()) < operations {
 		select {
@@ -71,7 +71,7 @@ func (m *troublemaker) reach(ctx context.Context, operations int) bool {
 	return ctx.Err() == nil
 }
 
-// pause lets a trouble last for a random time. Time ends it, since operations may not go on before.
+// pause lasts for a random time: operations may not continue before its end.
 func (m *troublemaker) pause(ctx context.Context, most time.Duration) {
 	select {
 	case <-m.stop:
@@ -101,7 +101,6 @@ var killOperator = trouble{kills: operatorKill, make: func(_ context.Context, m 
 	m.end(operatorKill, p, p.Kill())
 }}
 
-// model is the Neutron of a lab with ports.
 func (m *troublemaker) model() *portcloud.Model { return m.lab.Ports.(*portcloud.Model) }
 
 // neutronFails has Neutron fail a few calls, before or after they take effect.
@@ -131,13 +130,13 @@ var neutronAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.model().Neutron.HTTP.ClearFaults()
 }}
 
-// tokensRevoked has Keystone take back all tokens.
+// tokensRevoked has Keystone revoke all tokens.
 var tokensRevoked = trouble{make: func(_ context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	m.model().Neutron.Keystone.RevokeTokens()
 }}
 
-// overQuota has the project have as many ports as it may for a while.
+// overQuota sets the quota to the present number of ports for a while.
 var overQuota = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	cloud := m.model().Neutron
@@ -146,7 +145,7 @@ var overQuota = trouble{make: func(ctx context.Context, m *troublemaker) {
 	cloud.SetQuota(-1)
 }}
 
-// hostAway has Neutron bind no port to a host for a while, as when its agent is not heard of.
+// hostAway has Neutron bind no port to a host for a while, as when its agent is down.
 var hostAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	name := m.node().Name
@@ -156,8 +155,7 @@ var hostAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	setHybrid(m.lab, name)
 }}
 
-// portChanged has somebody delete a port that Berth made, or change one that it has, behind its
-// back.
+// portChanged deletes or changes a port of Berth's behind its back.
 var portChanged = trouble{make: func(_ context.Context, m *troublemaker) {
 	cloud := m.model().Neutron
 	ports := slices.DeleteFunc(cloud.Ports(), func(p neutronfake.Port) bool { return p.Owner == "" })
@@ -173,26 +171,26 @@ var portChanged = trouble{make: func(_ context.Context, m *troublemaker) {
 	case 1:
 		cloud.Edit(p.ID, func(p *neutronfake.Port) { p.Host = elsewhere })
 	default:
-		// What a user deletes is gone for good, and an address that nobody asked for is given
-		// to the next who comes.
+		// A port that a user deletes stays deleted, and its address may go to the next pod unless pods
+		// ask for it.
 		if !strings.HasPrefix(p.Name, "given-") && askedFor(p) {
 			cloud.Remove(p.ID)
 		}
 	}
 }}
 
-// askedFor tells whether a port's addresses are of those that pods ask for.
+// askedFor reports whether pods ask for all addresses of a port.
 func askedFor(p neutronfake.Port) bool {
 	return !slices.ContainsFunc(p.FixedIPs, func(f neutronfake.FixedIP) bool { return f.IP.As4()[3] < firstFixed })
 }
 
-// restartDatabase kills the OVSDB of a node and starts it again.
+// restartDatabase kills and starts the OVSDB of a node.
 var restartDatabase = trouble{kills: ovsdbKill, make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(ovsdbKill, 1)
 	m.ok("restart OVSDB", m.model().OVN.Switch(m.node().Name).RestartDatabase(ctx))
 }}
 
-// end books that a program was ended, unless it was gone already, and the error.
+// end records that a program was ended, unless it had ended by itself.
 func (m *troublemaker) end(e event, p *proc.Process, err error) {
 	m.ok(string(e), err)
 	if p.EndedByItself() {
@@ -202,9 +200,8 @@ func (m *troublemaker) end(e event, p *proc.Process, err error) {
 	m.tally.count(e, 1)
 }
 
-// haltOperator holds an operator for longer than its Lease, at times: it comes
-// back as an old leader. It may just have come to its failpoint, or lost its
-// Lease, and be gone.
+// haltOperator halts an operator, sometimes for longer than its Lease, so that it continues as an old
+// leader. It may end meanwhile, at its failpoint or without its Lease.
 var haltOperator = trouble{make: func(ctx context.Context, m *troublemaker) {
 	o := m.someOperator()
 	unlessGone := func(err error) {
@@ -236,8 +233,7 @@ var ec2Away = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.lab.Cloud.API.Outage(false)
 }}
 
-// makeHasty begins the trouble: operators that stay leaders for long are good for
-// raising a lab on a machine that stands still at times, and for nothing else.
+// makeHasty restarts operators with short Leases: long ones are for raising a lab on a busy machine.
 func (m *troublemaker) makeHasty() {
 	for _, p := range m.mode.programs(m.lab) {
 		if len(p.hasty) > 0 {
@@ -247,8 +243,8 @@ func (m *troublemaker) makeHasty() {
 	}
 }
 
-// restart starts what does not run. Half of it comes back armed to die at a
-// failpoint, while the trouble lasts; after it, all begins anew and unarmed.
+// restart starts programs that do not run, half of them with a failpoint that kills them. After the
+// trouble it restarts all without.
 func (m *troublemaker) restart(armed bool) {
 	for _, p := range m.mode.programs(m.lab) {
 		if !armed {
@@ -269,8 +265,8 @@ func (m *troublemaker) restart(armed bool) {
 	}
 }
 
-// ended books why a program is gone that nobody ended. Only an armed failpoint may
-// end one by a signal, and only operators end by themselves: without their Lease.
+// ended records why a program ended that nobody ended. Only a failpoint may end one by a signal, and
+// only operators end by themselves, without their Lease.
 func (m *troublemaker) ended(p program) {
 	signaled := p.ExitCode() < 0
 	switch {
@@ -284,8 +280,8 @@ func (m *troublemaker) ended(p program) {
 	}
 }
 
-// arms is what makes a program die at one of its failpoints, or at none: at
-// whichever of three it comes to first, since many are seldom passed.
+// arms is the environment that kills a program at whichever of three failpoints it reaches first, or
+// none.
 func (m *troublemaker) arms(points []string) map[string]string {
 	if m.dice.IntN(2) == 0 {
 		return nil

@@ -14,11 +14,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestTwoActiveOperators has two operators work for the same nodes, neither of
-// which knows of the other, while pods come and go, and one of them is halted now
-// and then, and goes on with what it knew before. No address is ever in two pods,
-// nor available on two nodes but where one has given it up already, no block is
-// cut twice and no request lost, and at the end nodes have no more than they keep.
+// TestTwoActiveOperators runs two operators for the same nodes without leader election, while pods
+// come and go. One is halted now and then and continues with what it knew before. No address is in two
+// pods, nor available on two nodes unless one has released it, no block is cut twice, no request is
+// lost, and at the end nodes have no more than they keep.
 func TestTwoActiveOperators(t *testing.T) {
 	t.Parallel()
 	smallBlocks := poolMode // of two addresses, a quarter of which is no warm one
@@ -38,14 +37,14 @@ func TestTwoActiveOperators(t *testing.T) {
 			var watching sync.WaitGroup
 			watching.Go(func() { availableOnce(t, w) })
 
-			book := newLedger(m, r.violate)
+			owners := newAddressOwners(m, r.violate)
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
 				var workers sync.WaitGroup
 				for i, n := range l.Nodes() {
 					w := &worker{
-						round: r, node: n, book: book, atOnce: m.pods, late: time.Now().Add(patience),
+						round: r, node: n, owners: owners, atOnce: m.pods, late: time.Now().Add(patience),
 						dice: rand.New(rand.NewPCG(r.seed, uint64(i+1))),
 					}
 					workers.Go(func() { w.run(ctx, 8*m.pods) })
@@ -54,19 +53,19 @@ func TestTwoActiveOperators(t *testing.T) {
 			}()
 			haltInTurn(t, l.Operators(), done)
 			<-done
-			r.rest(ctx, l, book, nil)
+			r.rest(ctx, l, owners, nil)
 			w.Stop()
 			watching.Wait()
 			for _, text := range r.violations() {
 				t.Error(text)
 			}
 			harness.StartedOnce(t, harness.Programs(l)...)
-			t.Logf("%d pods", book.adds)
+			t.Logf("%d pods", owners.adds)
 		})
 	}
 }
 
-// haltInTurn holds one operator after the other until done is closed.
+// haltInTurn halts one operator after the other until done is closed.
 func haltInTurn(t *testing.T, operators []*lab.Operator, done <-chan struct{}) {
 	for i := 0; ; i++ {
 		o := operators[i%len(operators)]
@@ -79,8 +78,7 @@ func haltInTurn(t *testing.T, operators []*lab.Operator, done <-chan struct{}) {
 	}
 }
 
-// closedWithin tells whether done is closed within a time, which is the trouble's
-// pace and not a wait for anything.
+// closedWithin reports whether done is closed within a time.
 func closedWithin(done <-chan struct{}, d time.Duration) bool {
 	select {
 	case <-done:
@@ -90,8 +88,8 @@ func closedWithin(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// availableOnce looks at every state of every NodeNetwork, in the order in which
-// they were written, for addresses that two nodes may give to pods.
+// availableOnce checks every version of every NodeNetwork for addresses that two nodes may give to
+// pods.
 func availableOnce(t *testing.T, w watch.Interface) {
 	nodes := map[string]*v1alpha1.NodeNetwork{}
 	for e := range w.ResultChan() {
@@ -110,8 +108,7 @@ func availableOnce(t *testing.T, w watch.Interface) {
 	}
 }
 
-// serves tells whether a node may give an address to a pod: it is available, and
-// was not withdrawn to go back.
+// serves reports whether a node may give an address to a pod: it is available, and not released.
 func serves(o *v1alpha1.NodeNetwork, a string) bool {
 	_, ok := o.Spec.IPAM.Available[a]
 	return ok && !(slices.Contains(o.Spec.IPAM.Releasing, a) && slices.Contains(o.Status.IPAM.Released, a))

@@ -18,7 +18,7 @@ type worker struct {
 	*round
 	lab    *lab.Lab
 	node   *node.Node
-	book   *ledger
+	owners *addressOwners
 	nics   *nicPool     // nil where pods have none
 	users  *egressUsers // nil where there are no Egresses
 	dice   *rand.Rand
@@ -39,7 +39,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 	}
 	w.shapes = map[string]shape{}
 	for more() {
-		// Mostly towards a target that wanders between empty and full.
+		// Towards a random number of pods.
 		want := w.dice.IntN(w.mode.pods + 1)
 		for len(w.pods) != want && more() {
 			if len(w.pods) < want {
@@ -60,7 +60,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 	}
 }
 
-// some makes some operations at once, each of which begin chooses.
+// some runs some operations of begin at the same time.
 func (w *worker) some(most int, begin func() func()) int {
 	n := 1 + w.dice.IntN(min(w.atOnce, most))
 	var wg sync.WaitGroup
@@ -82,11 +82,11 @@ func (w *worker) add(ctx context.Context) func() {
 	s := w.nics.draw(w.dice)
 	w.pods, w.shapes[name] = append(w.pods, name), s
 	return func() {
-		w.operation(added, w.node, name, func() error { return w.book.add(ctx, w.node, name, s) })
+		w.operation(added, w.node, name, func() error { return w.owners.add(ctx, w.node, name, s) })
 	}
 }
 
-// edits is how many changes are made between two steps.
+// edits is the number of users' changes between two steps.
 func (w *worker) edits() int {
 	if w.users == nil {
 		return 0
@@ -100,7 +100,7 @@ func (w *worker) addClient(ctx context.Context, name string) func() {
 	w.pods = append(w.pods, name)
 	return func() {
 		w.operation(added, w.node, name, func() error {
-			there, err := w.users.addClient(ctx, w.book, w.node, name, o)
+			there, err := w.users.addClient(ctx, w.owners, w.node, name, o)
 			if !there {
 				w.mu.Lock()
 				w.given = append(w.given, name)
@@ -121,28 +121,28 @@ func (w *worker) del(ctx context.Context) func() {
 		w.operation(deleted, w.node, name, func() error {
 			if forced {
 				w.tally.count(forcedDelete, 1)
-				return w.book.force(ctx, w.lab, w.node, name)
+				return w.owners.force(ctx, w.lab, w.node, name)
 			}
-			return w.book.del(ctx, w.node, name)
+			return w.owners.del(ctx, w.node, name)
 		})
 		w.nics.back(s)
 	}
 }
 
-// In one of how many steps a node is lost, and one of how many DELs is of a pod whose object is
-// gone already, in modes with ports.
+// In one of lossOdds steps a node is lost, and one of forceOdds DELs is of a pod whose object is gone
+// already, in modes with ports.
 const (
 	lossOdds  = 20
 	forceOdds = 5
 )
 
-// loseNode ends the machine of the node with all its pods, and has another of its name come.
+// loseNode removes the node with all its pods, and adds another with its name.
 func (w *worker) loseNode(ctx context.Context) {
 	w.roster.Lock()
 	defer w.roster.Unlock()
 	name := w.node.Name
 	for _, p := range w.pods {
-		w.book.free(time.Now(), name+"/"+p)
+		w.owners.free(time.Now(), name+"/"+p)
 		w.nics.back(w.shapes[p])
 	}
 	w.pods, w.shapes = nil, map[string]shape{}

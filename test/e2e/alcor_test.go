@@ -18,10 +18,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestAlcorsAgent has real runtimes make sandboxes whose interfaces are links of Alcor's agents:
-// these are in the sandboxes, packets pass between nodes, and the link of a NIC that outlives its
-// pod is back in the VPC's namespace, also where berthd was killed meanwhile.
-func TestAlcorsAgent(t *testing.T) {
+// TestSandboxesUseAlcorLinks has containerd make sandboxes whose interfaces are links of Alcor's
+// agents. Packets pass between nodes, and the link of a NIC that outlives its pod returns to the VPC's
+// namespace, also after a kill of berthd.
+func TestSandboxesUseAlcorLinks(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.PortMode, lab.Options{Nodes: 2, NoDaemons: true, PortCloud: portcloud.NewAlcor})
 	cloud := l.Ports.(*portcloud.Alcor)
@@ -72,7 +72,7 @@ func TestAlcorsAgent(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// withNICs makes the sandbox of a pod with the NICs that its annotation asks for.
+// withNICs makes the sandbox of a pod with an annotation for NICs.
 func (c *containerd) withNICs(t *testing.T, name, nics string) *sandbox {
 	t.Helper()
 	ctx := harness.Deadline(t, 2*time.Minute)

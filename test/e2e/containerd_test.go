@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -69,9 +71,8 @@ state = "%[1]s/state"
   conf_dir = "%[4]s"
 `
 
-// startContainerd gives a node a container runtime. When the test ends it is
-// removed with all that it made; one that passed must have removed its
-// sandboxes, and then nothing may be left of them.
+// startContainerd gives a node a container runtime, which is removed when the test ends. A test that
+// passes must have removed its sandboxes, and then nothing of them may be left.
 func startContainerd(t *testing.T, n *node.Node) *containerd {
 	t.Helper()
 	c := &containerd{
@@ -120,7 +121,7 @@ func (c *containerd) start(t *testing.T) {
 	harness.Eventually(t, patience, "containerd serves CRI", func() error {
 		select {
 		case <-exited:
-			t.Fatalf("containerd ended:\n%s", c.logTail())
+			t.Fatalf("containerd ended:\n%s", proc.Tail(c.logFile(), 40))
 		default:
 		}
 		c.conn.ResetConnectBackoff()
@@ -132,7 +133,7 @@ func (c *containerd) start(t *testing.T) {
 	})
 }
 
-// end ends the process, not what it started, and returns when it is gone.
+// end ends the process, not its children, and returns when it is gone.
 func (c *containerd) end(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if c.exited == nil {
@@ -168,7 +169,7 @@ func (c *containerd) importImage(t *testing.T) {
 	})
 }
 
-// ctr runs containerd's own client where CRI keeps its things.
+// ctr runs containerd's client in the namespace of CRI.
 func (c *containerd) ctr(t *testing.T, args ...string) error {
 	t.Helper()
 	ctx := harness.Deadline(t, patience)
@@ -192,15 +193,14 @@ func (c *containerd) condition(t *testing.T, kind string) (bool, error) {
 	return false, err
 }
 
-// close ends the runtime and removes what it made. After a test that passed,
-// whatever is still there is an error; after one that failed it is removed.
+// close ends the runtime and removes what it made. What is left after a test that passed is an error.
 func (c *containerd) close(t *testing.T) {
 	if !t.Failed() {
 		c.stop(t)
 		c.checkLeftovers(t)
 	}
 	if t.Failed() {
-		t.Logf("end of the log of containerd on %s:\n%s", c.node.Name, c.logTail())
+		t.Logf("end of the log of containerd on %s:\n%s", c.node.Name, proc.Tail(c.logFile(), 40))
 	}
 	if c.conn != nil {
 		c.conn.Close()
@@ -220,7 +220,7 @@ func (c *containerd) close(t *testing.T) {
 	}
 }
 
-// checkLeftovers looks for what a runtime without sandboxes must not have.
+// checkLeftovers is an error for what a runtime without sandboxes must not have.
 func (c *containerd) checkLeftovers(t *testing.T) {
 	for what, list := range map[string]func() ([]string, error){
 		"processes": func() ([]string, error) {
@@ -246,8 +246,48 @@ func (c *containerd) checkLeftovers(t *testing.T) {
 	}
 }
 
-func (c *containerd) logTail() string {
-	data, _ := os.ReadFile(c.logFile()) // an empty one tells as much as none
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	return strings.Join(lines[max(0, len(lines)-40):], "\n")
+// treePrefix begins the name of a run's cgroup.
+const treePrefix = "berth-e2e-"
+
+// join moves a process to a group that it makes.
+func join(g cgroup.Group, pid int) error {
+	if err := g.Create(); err != nil {
+		return err
+	}
+	dirs, err := g.Directories()
+	errs := []error{err}
+	for _, dir := range dirs {
+		errs = append(errs, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
+	}
+	return errors.Join(errs...)
+}
+
+// children lists what lies below a group, in any hierarchy.
+func children(g cgroup.Group) (found []string, err error) {
+	dirs, err := g.Directories()
+	for _, dir := range dirs {
+		below, _ := filepath.Glob(filepath.Join(dir, "*"))
+		for _, d := range below {
+			if st, err := os.Stat(d); err == nil && st.IsDir() {
+				found = append(found, d)
+			}
+		}
+	}
+	return found, err
+}
+
+// sweepCgroups removes the cgroups of runs that were killed, unless they have processes.
+func sweepCgroups() error {
+	roots, err := cgroup.Hierarchies()
+	errs := []error{err}
+	for _, root := range roots {
+		old, _ := filepath.Glob(filepath.Join(root, treePrefix+"*"))
+		for _, dir := range old {
+			g := cgroup.Group(filepath.Base(dir))
+			if some, err := g.Populated(); err == nil && !some {
+				errs = append(errs, g.Remove())
+			}
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -1,6 +1,5 @@
-// Package e2e holds the tests against real container runtimes: containerd with
-// runc on the nodes of a lab, driven over CRI as a kubelet drives it. They are
-// built with the tag e2e and run by make e2e, since they need Debian packages
-// that nothing else needs, and a sandbox (hack/sandbox.sh) to keep what
-// runtimes put into fixed places off the machine.
+// Package e2e tests Berth with real container runtimes on the nodes of a lab: containerd with runc,
+// driven over CRI like a kubelet, podman, and Multus. It has the tag e2e and is run by make e2e, as it
+// needs Debian packages that nothing else needs, and a sandbox (hack/sandbox.sh) for the fixed paths
+// of runtimes.
 package e2e

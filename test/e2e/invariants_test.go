@@ -22,8 +22,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// agree waits until CRI, the kernel, the daemon and EC2 tell the same of all
-// sandboxes: oracle.Check for sandboxes that a real runtime has made.
+// agree waits until CRI, the kernel, the daemon and EC2 agree on all sandboxes, like oracle.Check.
 func agree(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	t.Helper()
 	harness.Eventually(t, patience, "CRI, kernel, daemon and EC2 agree", func() error {
@@ -58,7 +57,7 @@ func (c *containerd) ready(t *testing.T) (found []*sandbox, err error) {
 	return found, err
 }
 
-// compare holds one node's sandboxes against all else that knows of them.
+// compare compares one node's sandboxes with all other views.
 func (c *containerd) compare(t *testing.T, books vpc.Snapshot, sandboxes []*sandbox) error {
 	doc, err := lab.Document(t.Context(), c.node)
 	if err != nil {
@@ -136,14 +135,14 @@ func podLinks(n *node.Node) (names []string, err error) {
 	return names, err
 }
 
-// holds tells whether the daemon has an address allocated to a sandbox.
+// holds reports whether the daemon has an address allocated to a sandbox.
 func holds(doc introspect.Document, s *sandbox) bool {
 	return slices.ContainsFunc(doc.Allocated, func(a introspect.Allocated) bool {
 		return a.Address == s.addr && a.ContainerID == s.id
 	})
 }
 
-// cools tells whether an address cools.
+// cools reports whether an address cools.
 func cools(doc introspect.Document, a netip.Addr) bool {
 	return slices.ContainsFunc(doc.Cooling, func(c introspect.Cooling) bool { return c.Address == a })
 }

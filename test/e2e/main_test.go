@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// tree is the cgroup that everything of this run is below.
+// tree is the cgroup of this run.
 var tree cgroup.Group
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -54,8 +54,8 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-// prepare looks for the programs and makes the places that runtimes expect.
-// undo takes back what outlives the sandbox, also after a failure.
+// prepare checks for the programs and makes the paths that runtimes expect. undo removes what outlives
+// the sandbox.
 func prepare() (undo func() error, err error) {
 	undo = func() error { return nil }
 	for program, of := range map[string]string{"containerd": "containerd", "ctr": "containerd", "runc": "runc", "podman": "podman"} {
@@ -91,8 +91,7 @@ func prepare() (undo func() error, err error) {
 	return undo, nil
 }
 
-// cover mounts an empty file system at dir, and takes both away again if dir
-// was not there.
+// cover mounts an empty file system at dir, which uncover removes, with dir if it was not there.
 func cover(dir string) (uncover func() error, err error) {
 	err = os.Mkdir(dir, 0o755)
 	made := err == nil

@@ -51,10 +51,10 @@ spec:
     schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {config: {type: string}}}}}}
 `
 
-// multusAccount is who Multus is at the API server.
+// multusAccount is Multus's service account.
 var multusAccount = types.NamespacedName{Namespace: "kube-system", Name: "multus"}
 
-// installMultus gives the cluster what Multus needs: its kinds, and its account.
+// installMultus creates Multus's kind and account.
 func installMultus(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	crd := &unstructured.Unstructured{}
@@ -78,9 +78,9 @@ func installMultus(t *testing.T, c *lab.Cluster) {
 	}
 }
 
-// useMultus makes Multus the network of a node, with Berth behind it for every
-// pod's first interface. Multus forgets where the daemon's socket is, so that it
-// must be where it is elsewhere: in the sandbox there can be one such node.
+// useMultus makes Multus the network of a node, which calls Berth for every pod's first interface.
+// Multus drops the path of the daemon's socket, so it must be at its default: only one node of a
+// sandbox can use Multus.
 func useMultus(t *testing.T, l *lab.Lab, n *node.Node, binary string) {
 	t.Helper()
 	harness.OK(t, os.Symlink(n.StateDir(), filepath.Dir(cni.DefaultSocket)))
@@ -104,7 +104,7 @@ func useMultus(t *testing.T, l *lab.Lab, n *node.Node, binary string) {
 	harness.OK(t, os.WriteFile(filepath.Join(n.ConfDir(), "00-multus.conflist"), conf, 0o600))
 }
 
-// attachmentDefinition makes a network of Berth's that takes addresses of a pool.
+// attachmentDefinition creates a network of Berth's with addresses of a pool.
 func attachmentDefinition(t *testing.T, c *lab.Cluster, name, pool string) {
 	t.Helper()
 	config, err := json.Marshal(map[string]string{"cniVersion": "1.0.0", "name": name, "type": "berth", "pool": pool})
@@ -117,9 +117,9 @@ func attachmentDefinition(t *testing.T, c *lab.Cluster, name, pool string) {
 	harness.Eventually(t, patience, "make a NetworkAttachmentDefinition", func() error { return c.Client.Create(t.Context(), o.DeepCopy()) })
 }
 
-// TestMultus has Multus for the network of a node and Berth behind it: as the
-// cluster's network, and as a further one with a pool of its own.
-func TestMultus(t *testing.T) {
+// TestMultusDelegatesToBerth has Multus call Berth as the cluster's network, and as a further one with
+// a pool of its own.
+func TestMultusDelegatesToBerth(t *testing.T) {
 	t.Parallel()
 	binary, err := exec.Command("../../hack/tool.sh", "multuscni", "multus").Output()
 	if err != nil {

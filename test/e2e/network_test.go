@@ -16,11 +16,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// cooling is the cooling period of these tests: long enough to be seen.
+// cooling is long enough to be seen.
 const cooling = 4 * time.Second
 
-// raise starts a lab of nodes with a container runtime each. The daemons, when
-// wanted, know it by its CRI socket.
+// raise starts a lab whose nodes have a container runtime each, and daemons that know its CRI socket.
 func raise(t *testing.T, nodes int, daemons bool, args ...string) (*lab.Lab, []*containerd) {
 	t.Helper()
 	args = append([]string{"--log-level=debug", "--cooling-period=" + cooling.String(), "--repair-interval=1s"}, args...)
@@ -41,7 +40,6 @@ func raise(t *testing.T, nodes int, daemons bool, args ...string) (*lab.Lab, []*
 	return l, runtimes
 }
 
-// startDaemon starts the node's berthd; networkReady waits for what comes of it.
 func (c *containerd) startDaemon(t *testing.T) {
 	t.Helper()
 	harness.OK(t, c.node.Start("--cri-socket="+c.socket()))
@@ -66,7 +64,7 @@ func (c *containerd) callsNetworkReady(t *testing.T) {
 	})
 }
 
-// empty removes all sandboxes and wants the lab to agree that there are none.
+// empty removes all sandboxes, and waits until all views agree on that.
 func empty(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	t.Helper()
 	for _, c := range runtimes {
@@ -76,11 +74,9 @@ func empty(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	harness.Settle(t, l)
 }
 
-// TestNetworkReady watches what containerd reports while a daemon starts on a
-// node whose cloud is away: not ready without a daemon, not ready with one
-// that has had no address yet, ready once there is one, and still so when the
-// daemon is killed.
-func TestNetworkReady(t *testing.T) {
+// TestRuntimeReportsNetworkReady checks when containerd reports the network as ready: not without a
+// daemon, nor before the first address, but with one, and still after a kill of the daemon.
+func TestRuntimeReportsNetworkReady(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, false)
 	c := runtimes[0]
@@ -121,30 +117,9 @@ func TestNetworkReady(t *testing.T) {
 	empty(t, l, c)
 }
 
-// TestReboot loses all that a reboot takes. The runtime is up before the daemon, and
-// calls the network not ready until that has set the node up again.
-func TestReboot(t *testing.T) {
-	t.Parallel()
-	l, runtimes := raise(t, 1, true)
-	c := runtimes[0]
-	empty(t, l, c)
-	c.stop(t)
-	harness.OK(t, c.node.PowerOff())
-	c.start(t)
-	if ok, err := c.condition(t, cri.NetworkReady); err != nil || ok {
-		t.Errorf("without a daemon: network ready %v, %v", ok, err)
-	}
-	c.startDaemon(t)
-	c.networkReady(t)
-	c.runMany(t, "after", 2)
-	agree(t, l, c)
-	empty(t, l, c)
-}
-
-// TestSandboxAddresses fills a node beyond its primary ENI: every sandbox has
-// an address of the VPC that answers from another node, and gives it back,
-// which is not handed out again before it has cooled.
-func TestSandboxAddresses(t *testing.T) {
+// TestSandboxesHaveVPCAddresses fills a node beyond its primary ENI. Every sandbox has an address of
+// the VPC and is reached from another node. A released address is not given out before it has cooled.
+func TestSandboxesHaveVPCAddresses(t *testing.T) {
 	t.Parallel()
 	const count = 20 // of the 27 that an m5.large has on its three ENIs
 	l, runtimes := raise(t, 2, true)

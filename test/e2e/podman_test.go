@@ -35,15 +35,14 @@ network_config_dir = %q
 default_ulimits = []
 `
 
-// podman runs containers on a node as a person does there by hand.
+// podman runs containers on a node.
 type podman struct {
 	node  *node.Node
 	dir   string
 	state string // its state, at a path of at most 50 characters (podman's limit)
 }
 
-// newPodman prepares podman on a node. It has no daemon; its containers and
-// its storage are removed when the test ends.
+// newPodman prepares podman on a node. Its containers and storage are removed when the test ends.
 func newPodman(t *testing.T, n *node.Node) podman {
 	t.Helper()
 	state, err := os.MkdirTemp("/run", "podman-") // the sandbox's own
@@ -87,7 +86,6 @@ func (p podman) run(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// start runs a container and returns its ID.
 func (p podman) start(t *testing.T, name string) string {
 	t.Helper()
 	id, err := p.run(harness.Deadline(t, patience), "run", "--detach", "--pull=never", "--name", name, "--network", networkName,
@@ -99,10 +97,10 @@ func (p podman) start(t *testing.T, name string) string {
 // networkName is berthd's default for --cni-network.
 const networkName = "berth"
 
-// TestPodman runs containers of podman, whose libcni and calls are those of
-// CRI-O: each has an address of the VPC that answers from another node, and
-// gives it back when it is removed.
-func TestPodman(t *testing.T) {
+// TestPodmanContainersHaveVPCAddresses runs containers of podman, which uses libcni like CRI-O. Each
+// has an address of the VPC, is reached from another node, and releases the address when it is
+// removed.
+func TestPodmanContainersHaveVPCAddresses(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{Nodes: 2, DaemonArgs: []string{"--log-level=debug", "--cooling-period=" + cooling.String()}})
 	nodes := l.Nodes()
@@ -144,8 +142,7 @@ func TestPodman(t *testing.T) {
 		t.Errorf("%s of the removed container does not cool: %+v", addrs[0], doc.Cooling)
 	}
 
-	// The daemon is killed under a container; what podman removes then is
-	// removed when it is tried again.
+	// The daemon is restarted under a container, which is removed then.
 	harness.OK(t, nodes[0].Kill())
 	harness.OK(t, nodes[0].Start())
 	harness.Ready(t, nodes[0])

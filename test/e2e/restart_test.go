@@ -3,13 +3,8 @@
 package e2e
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,111 +14,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDaemonKilled kills the daemon under running sandboxes: they keep
-// talking, and what the runtime asks meanwhile waits for the next daemon and
-// then succeeds, as does a burst in the middle of which it is killed twice. Nothing
-// has to be tried again.
-func TestDaemonKilled(t *testing.T) {
-	t.Parallel()
-	l, runtimes := raise(t, 2, true)
-	c, other := runtimes[0], runtimes[1]
-	sandboxes := c.runMany(t, "old", 12) // on two ENIs
-	client := other.runMany(t, "client", 1)[0]
-	first, last := sandboxes[0].converse(t, client.netns), sandboxes[11].converse(t, other.node.Netns)
-	out := client.converse(t, sandboxes[5].netns)
-
-	harness.OK(t, c.node.Kill())
-	created := c.runInBackground(t, "new", 1)
-	stopped := make(chan error, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		_, err := c.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: sandboxes[1].id})
-		stopped <- err
-	}()
-	harness.Eventually(t, patience, "an ADD and a DEL are under way", func() error {
-		return harness.Equal("running plugins", running(filepath.Join(c.node.CNIBinDir(), "berth")), 2)
-	})
-	for _, v := range []*conversation{first, last, out} {
-		v.goesOn(t)
-	}
-	c.startDaemon(t)
-	harness.OK(t, <-created.done)
-	harness.OK(t, <-stopped)
-	harness.OK(t, created.failure())
-	harness.OK(t, c.remove(t.Context(), sandboxes[1].id))
-
-	burst := c.runInBackground(t, "burst", 8)
-	for _, allocated := range []int{14, 17} { // 11 old ones, 1 new
-		harness.Shows(t, c.node, "the burst has begun", func(doc introspect.Document) error {
-			if doc.Totals.Allocated < allocated {
-				return fmt.Errorf("totals %+v", doc.Totals)
-			}
-			return nil
-		})
-		harness.OK(t, c.node.Kill())
-		c.startDaemon(t)
-	}
-	harness.OK(t, <-burst.done)
-	harness.OK(t, burst.failure())
-	c.networkReady(t)
-
-	agree(t, l, runtimes...)
-	for _, v := range []*conversation{first, last, out} {
-		v.goesOn(t)
-		v.end(t)
-	}
-	empty(t, l, runtimes...)
-}
-
-// running counts the processes of a program.
-func running(program string) (count int) {
-	links, _ := filepath.Glob("/proc/[0-9]*/exe")
-	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && to == program {
-			count++
-		}
-	}
-	return count
-}
-
-// attempts are sandboxes on their way.
-type attempts struct {
-	done chan error
-	mu   sync.Mutex // guards last
-	last error      // of the attempts that were followed by another
-}
-
-// runInBackground makes sandboxes name-0 and so on, trying again and again.
-func (c *containerd) runInBackground(t *testing.T, name string, count int) *attempts {
-	a := &attempts{done: make(chan error, 1)}
-	ctx := harness.Deadline(t, time.Minute)
-	go func() {
-		a.done <- harness.AtOnce(count, func(i int) error {
-			_, err := c.run(ctx, fmt.Sprintf("%s-%d", name, i), func(err error) {
-				a.mu.Lock()
-				defer a.mu.Unlock()
-				a.last = err
-			})
-			return err
-		})
-	}()
-	return a
-}
-
-// failure is the last one that was not the end of it.
-func (a *attempts) failure() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.last
-}
-
-// TestVanishedSandboxes loses sandboxes while the daemon is down. At its start
-// those are released whose network namespace is gone and which the runtime no
-// longer lists; one of these alone is not enough. A forgotten one is released
-// once its network namespace has been gone for the grace period, a listed one
-// when the runtime stops it.
-func TestVanishedSandboxes(t *testing.T) {
+// TestVanishedSandboxesAreReleased loses sandboxes while the daemon is down. At its start it releases
+// those without a network namespace that the runtime does not list either. One that is only not listed
+// is released once its namespace has been gone for the grace period, and one that is listed when the
+// runtime stops it.
+func TestVanishedSandboxesAreReleased(t *testing.T) {
 	t.Parallel()
 	const grace = 3 * time.Second
 	l, runtimes := raise(t, 1, true, "--netns-grace="+grace.String())
@@ -172,7 +67,7 @@ func TestVanishedSandboxes(t *testing.T) {
 	empty(t, l, c)
 }
 
-// wantListed wants that the runtime lists these sandboxes and no others.
+// wantListed expects the runtime to list exactly these sandboxes.
 func wantListed(t *testing.T, c *containerd, ids ...string) {
 	t.Helper()
 	reply, err := c.ListPodSandbox(harness.Deadline(t, patience), &cri.ListPodSandboxRequest{})
@@ -187,9 +82,9 @@ func wantListed(t *testing.T, c *containerd, ids ...string) {
 	}
 }
 
-// TestContainerdRestarts kills and stops containerd: sandboxes keep talking
-// and their addresses, and are given back afterwards.
-func TestContainerdRestarts(t *testing.T) {
+// TestSandboxesOutliveContainerd kills and stops containerd: sandboxes keep their connections and
+// addresses, and are removed afterwards.
+func TestSandboxesOutliveContainerd(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, true)
 	c := runtimes[0]
@@ -198,7 +93,7 @@ func TestContainerdRestarts(t *testing.T) {
 	talk := sandboxes[0].converse(t, sandboxes[5].netns)
 	for _, end := range []func(*testing.T){c.crash, c.stop} {
 		end(t)
-		talk.goesOn(t)
+		talk.GoOn(t, 5)
 		if doc := harness.Document(t, c.node); len(doc.Allocated) != len(sandboxes) || len(doc.Cooling) > 0 {
 			t.Errorf("without containerd: %+v", doc)
 		}
@@ -215,7 +110,7 @@ func TestContainerdRestarts(t *testing.T) {
 	}
 	c.crash(t)
 	harness.OK(t, c.node.Kill())
-	talk.goesOn(t)
+	talk.GoOn(t, 5)
 	c.startDaemon(t) // with nobody at the CRI socket
 	harness.Ready(t, c.node)
 	if doc := harness.Document(t, c.node); len(doc.Allocated) != len(sandboxes) {
@@ -224,7 +119,7 @@ func TestContainerdRestarts(t *testing.T) {
 	c.start(t)
 	c.runMany(t, "later", 1)
 	agree(t, l, c)
-	talk.goesOn(t)
-	talk.end(t)
+	talk.GoOn(t, 5)
+	harness.OK(t, talk.End())
 	empty(t, l, c)
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,7 +21,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// sandbox is one that its runtime calls ready.
+// sandbox is one that its runtime reports as ready.
 type sandbox struct {
 	id    string
 	name  string // of the pod
@@ -32,7 +31,7 @@ type sandbox struct {
 	pid   int        // of its pause process
 }
 
-// config is what a kubelet says of a pod.
+// sandboxConfig is a kubelet's description of a pod.
 func (c *containerd) sandboxConfig(name string, attempt uint32) *cri.PodSandboxConfig {
 	return &cri.PodSandboxConfig{
 		Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name, Attempt: attempt},
@@ -52,9 +51,8 @@ func (c *containerd) try(ctx context.Context, name string, attempt uint32) (*san
 	return c.inspect(ctx, reply.GetPodSandboxId())
 }
 
-// run makes a sandbox as a kubelet does: what failed is removed and made
-// again under a new attempt number, until ctx ends. failed, which may be nil,
-// is told of each failure.
+// run makes a sandbox as a kubelet does: a failed one is removed and made again with the next attempt
+// number, until ctx ends. failed, which may be nil, is called with each failure.
 func (c *containerd) run(ctx context.Context, name string, failed func(error)) (*sandbox, error) {
 	for attempt := uint32(0); ; attempt++ {
 		s, err := c.try(ctx, name, attempt)
@@ -81,7 +79,7 @@ func (c *containerd) run(ctx context.Context, name string, failed func(error)) (
 	}
 }
 
-// runMany makes sandboxes name-0 and so on, all at once.
+// runMany makes sandboxes name-0 and so on, all at the same time.
 func (c *containerd) runMany(t *testing.T, name string, count int) []*sandbox {
 	t.Helper()
 	ctx := harness.Deadline(t, time.Minute)
@@ -151,8 +149,8 @@ func (c *containerd) removeAll(t *testing.T) {
 	harness.OK(t, harness.AtOnce(len(list.GetItems()), func(i int) error { return c.remove(ctx, list.GetItems()[i].GetId()) }))
 }
 
-// forget makes the runtime lose a sandbox without a word to CNI: what CRI
-// lists is what containerd holds when it starts. It must be restarted then.
+// forget makes the runtime lose a sandbox without a CNI call: containerd lists what it holds when it
+// starts, so it must be restarted then.
 func (c *containerd) forget(t *testing.T, s *sandbox) {
 	t.Helper()
 	harness.OK(t, unix.Kill(s.pid, unix.SIGKILL))
@@ -190,8 +188,7 @@ func (s *sandbox) connect(t *testing.T, netns string) (conn *echo.Conn) {
 	return conn
 }
 
-// answers wants an echo of the sandbox when asked from a network namespace,
-// seen as from.
+// answers checks that the sandbox answers a network namespace, and sees the address from.
 func (s *sandbox) answers(t *testing.T, netns string, from netip.Addr) {
 	t.Helper()
 	conn := s.connect(t, netns)
@@ -206,74 +203,8 @@ func (s *sandbox) answers(t *testing.T, netns string, from netip.Addr) {
 	}
 }
 
-// conversation is a TCP connection into a sandbox that is kept busy.
-type conversation struct {
-	stop     func() // once or more; ended is closed some time later
-	stopping chan struct{}
-	ended    chan struct{}
-	mu       sync.Mutex // guards below
-	replies  int
-	err      error
-}
-
-// converse asks a sandbox over one connection from a network namespace until
-// end, or until a message is not answered.
-func (s *sandbox) converse(t *testing.T, netns string) *conversation {
+// converse asks a sandbox over one connection from a network namespace.
+func (s *sandbox) converse(t *testing.T, netns string) *harness.Conversations {
 	t.Helper()
-	conn := s.connect(t, netns)
-	v := &conversation{stopping: make(chan struct{}), ended: make(chan struct{})}
-	v.stop = sync.OnceFunc(func() { close(v.stopping) })
-	t.Cleanup(v.stop)
-	go func() {
-		defer close(v.ended)
-		defer conn.Close()
-		for v.once(conn) {
-		}
-	}()
-	return v
-}
-
-func (v *conversation) once(conn *echo.Conn) bool {
-	select {
-	case <-v.stopping:
-		return false
-	case <-time.After(10 * time.Millisecond): // the pace of the talk
-	}
-	_, err := conn.Once("word", 5*time.Second)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.err = err
-	if err == nil {
-		v.replies++
-	}
-	return err == nil
-}
-
-// goesOn wants further answers.
-func (v *conversation) goesOn(t *testing.T) {
-	t.Helper()
-	v.mu.Lock()
-	want := v.replies + 5
-	v.mu.Unlock()
-	harness.Eventually(t, patience, "the conversation goes on", func() error {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		if v.err != nil {
-			t.Fatalf("the conversation broke after %d replies: %v", v.replies, v.err)
-		}
-		if v.replies < want {
-			return fmt.Errorf("%d replies, want %d", v.replies, want)
-		}
-		return nil
-	})
-}
-
-// end wants that it went well until now.
-func (v *conversation) end(t *testing.T) {
-	t.Helper()
-	v.stop()
-	<-v.ended
-	if v.err != nil {
-		t.Errorf("the conversation broke after %d replies: %v", v.replies, v.err)
-	}
+	return harness.Converse(t, 10*time.Millisecond, 5*time.Second, s.connect(t, netns))
 }

@@ -30,8 +30,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// world is the lab of all tests of the package, raised by the first that asks for it. Tests run one after
-// the other in it, and leave its nodes, daemons and operator running.
+// world is the lab of all tests of the package, raised by the first one. Tests run one after the
+// other, and leave its nodes, daemons and operator running.
 var world struct {
 	once sync.Once
 	lab  *lab.Lab
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// raised is the lab, with all that runs in it ready.
+// raised is the lab, with all its programs ready.
 func raised(t *testing.T) *lab.Lab {
 	t.Helper()
 	world.once.Do(func() {
@@ -74,7 +74,7 @@ func raised(t *testing.T) *lab.Lab {
 	return world.lab
 }
 
-// tellLogs shows the end of what the lab's programs and the gateways say.
+// tellLogs shows the end of the logs of programs and gateways.
 func tellLogs(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(l.Dir, "log", "*.log"))
@@ -86,27 +86,28 @@ func tellLogs(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// story is an Egress with gateways in a namespace of its own, and its clients.
-type story struct {
+// egress is an Egress with gateways in a namespace of its own, and its clients.
+type egress struct {
 	t   *testing.T
 	lab *lab.Lab
 	key types.NamespacedName // of the Egress
 }
 
-// change is what a test has differ in an Egress.
+// change is a test's change of an Egress.
 type change = func(*v1alpha1.EgressSpec)
 
-// replicas has an Egress have so many gateways, each on a node of its own.
+// replicas sets the number of gateways.
 func replicas(n int32) change {
 	return func(s *v1alpha1.EgressSpec) { s.Replicas = &n }
 }
 
-// tell makes a namespace of this name with the Egress "way", whose destinations are both addresses of the
-// host outside, with two gateways unless changes say otherwise, which may be used by pods of the namespace
-// "NAME-clients" that name it. It returns once all gateways are ready. All of it goes when the test ends.
-func tell(t *testing.T, name string, changes ...change) *story {
+// newEgress creates a namespace with the Egress "way", whose destinations are the addresses of the
+// host outside. It has two gateways unless changes say otherwise, and may be used by pods of the
+// namespace "NAME-clients" that name it. newEgress returns once all gateways are ready. All of it is
+// removed when the test ends.
+func newEgress(t *testing.T, name string, changes ...change) *egress {
 	t.Helper()
-	s := &story{t: t, lab: raised(t), key: types.NamespacedName{Namespace: name, Name: "way"}}
+	s := &egress{t: t, lab: raised(t), key: types.NamespacedName{Namespace: name, Name: "way"}}
 	ctx := harness.Deadline(t, harness.Patience)
 	harness.OK(t, s.lab.Kube.CreateNamespace(ctx, name, map[string]string{"berth.dev/pool": lab.GatewayPool}))
 	harness.OK(t, s.lab.Kube.CreateNamespace(ctx, s.clients(), nil))
@@ -130,10 +131,10 @@ func tell(t *testing.T, name string, changes ...change) *story {
 }
 
 // clients is the namespace of the Egress's clients.
-func (s *story) clients() string { return s.key.Namespace + "-clients" }
+func (s *egress) clients() string { return s.key.Namespace + "-clients" }
 
 // end removes the clients, the Egress and its gateways.
-func (s *story) end() {
+func (s *egress) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
 	for _, n := range s.lab.Nodes() {
@@ -149,7 +150,7 @@ func (s *story) end() {
 	if err := s.lab.Kube.Client.Delete(ctx, e); client.IgnoreNotFound(err) != nil {
 		s.t.Error(err)
 	}
-	// Nobody needs their connections any more.
+	// No test needs their connections any more.
 	if err := poll.Until(ctx, func() error {
 		left := s.lab.Gateways(s.key)
 		for _, g := range left {
@@ -163,9 +164,9 @@ func (s *story) end() {
 	}
 }
 
-// gateways waits until the Egress has so many gateways, all ready and none that ends, and returns
+// gateways waits until the Egress has a number of gateways, all ready and none ending, and returns
 // their addresses with their names.
-func (s *story) gateways(n int) map[netip.Addr]string {
+func (s *egress) gateways(n int) map[netip.Addr]string {
 	s.t.Helper()
 	addrs, err := s.lab.Kube.WaitGateways(harness.Deadline(s.t, harness.Patience), s.key, n)
 	harness.OK(s.t, err)
@@ -173,13 +174,13 @@ func (s *story) gateways(n int) map[netip.Addr]string {
 }
 
 // edit changes the Egress.
-func (s *story) edit(c change) {
+func (s *egress) edit(c change) {
 	s.t.Helper()
 	harness.OK(s.t, s.lab.Kube.EditEgress(harness.Deadline(s.t, harness.Patience), s.key, func(e *v1alpha1.Egress) { c(&e.Spec) }))
 }
 
 // client makes a pod that names the Egress.
-func (s *story) client(n *node.Node, name string) *node.Pod {
+func (s *egress) client(n *node.Node, name string) *node.Pod {
 	s.t.Helper()
 	p, err := n.AddPod(harness.Deadline(s.t, harness.Patience), name, s.named())
 	harness.OK(s.t, err)
@@ -187,7 +188,7 @@ func (s *story) client(n *node.Node, name string) *node.Pod {
 }
 
 // named are options of a pod that names the Egress.
-func (s *story) named() node.PodOptions {
+func (s *egress) named() node.PodOptions {
 	return node.PodOptions{Namespace: s.clients(), Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + s.key.Namespace: s.key.Name}}
 }
 
@@ -197,7 +198,7 @@ var outside = []netip.Addr{site.OutsideHost, site.OutsideHost6}
 // answerWithin only ends what hangs.
 const answerWithin = 20 * time.Second
 
-// seenAs asks the host outside once, by a new connection, by which address it sees a pod.
+// seenAs asks the host outside, by a new connection, which address it sees.
 func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr, within time.Duration) (netip.Addr, error) {
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -208,9 +209,9 @@ func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr, wit
 	return r.You, nil
 }
 
-// reaches waits until a pod reaches the host outside by both families, by one of the gateways; nil: any
-// of those that there are. It fails at once where the pod is seen by its own address.
-func (s *story) reaches(p *node.Pod, by map[netip.Addr]string) {
+// reaches waits until a pod reaches the host outside in both families by one of the gateways, or by
+// any if there is none given. It fails at once if the pod is seen with its own address.
+func (s *egress) reaches(p *node.Pod, by map[netip.Addr]string) {
 	s.t.Helper()
 	for _, to := range outside {
 		leaked := false
@@ -234,15 +235,15 @@ func (s *story) reaches(p *node.Pod, by map[netip.Addr]string) {
 	}
 }
 
-// metrics is what a gateway tells a scraper.
-func (s *story) metrics(g *lab.Gateway) string {
+// metrics are a gateway's metrics.
+func (s *egress) metrics(g *lab.Gateway) string {
 	s.t.Helper()
 	text, err := ns.Get(harness.Deadline(s.t, time.Minute), g.Pod.Netns(), fmt.Sprintf("http://%s/metrics", netip.AddrPortFrom(g.Pod.Addr(), v1alpha1.EgressHealthPort)))
 	harness.OK(s.t, err)
 	return text
 }
 
-// isGateway tells whether an address is of those that gateways have.
+// isGateway reports whether an address is in a network of gateways.
 func isGateway(a netip.Addr) bool {
 	return netip.MustParsePrefix(lab.GatewayNetworks.IPv4).Contains(a) || netip.MustParsePrefix(lab.GatewayNetworks.IPv6).Contains(a)
 }

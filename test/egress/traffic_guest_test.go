@@ -4,115 +4,31 @@ package egress
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
 )
 
-// talks are conversations that go on, each over one connection, until end.
-type talks struct {
-	stop context.CancelFunc
-	work sync.WaitGroup
-
-	mu       sync.Mutex // guards all below
-	answered int
-	by       map[netip.Addr]int // open connections by the gateway's address
-	errs     []error            // one a conversation that ended
-}
-
-// talk begins many conversations of a pod by a protocol, spread over both families. Each asks a question
-// every pace.
-func (s *story) talk(p *node.Pod, network string, many int, pace time.Duration) *talks {
+// talk begins conversations of a pod, spread over both families. Each asks a question every pace.
+func (s *egress) talk(p *node.Pod, network string, many int, pace time.Duration) *harness.Conversations {
 	s.t.Helper()
-	t := &talks{by: map[netip.Addr]int{}}
-	ctx, stop := context.WithCancel(s.t.Context())
-	t.stop = stop
-	s.t.Cleanup(func() { _ = t.end() })
+	var conns []*echo.Conn
 	for i := range many {
 		to := outside[i%len(outside)]
-		c, err := echo.Connect(ctx, p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{})
+		c, err := echo.Connect(s.t.Context(), p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{})
 		if err != nil {
 			s.t.Fatalf("conversation %d of pod %s with %s: %v", i, p.Name, to, err)
 		}
-		t.work.Go(func() { t.converse(ctx, c, pace) })
+		conns = append(conns, c)
 	}
-	return t
+	return harness.Converse(s.t, pace, answerWithin, conns...)
 }
 
-func (t *talks) converse(ctx context.Context, c *echo.Conn, pace time.Duration) {
-	defer c.Close()
-	var by netip.Addr
-	for i := 0; ctx.Err() == nil; i++ {
-		text := fmt.Sprintf("question %d", i)
-		r, err := c.Once(text, answerWithin)
-		if err == nil && r.Text != text {
-			err = fmt.Errorf("asked %q, was answered %q", text, r.Text)
-		}
-		if err == nil && by.IsValid() && r.You != by {
-			err = fmt.Errorf("seen as %s, before as %s", r.You, by)
-		}
-		t.mu.Lock()
-		if err != nil {
-			t.errs = append(t.errs, fmt.Errorf("%s to %s, question %d: %w", c.LocalAddr(), c.RemoteAddr(), i, err))
-		} else {
-			t.answered++
-		}
-		switch {
-		case err != nil && by.IsValid():
-			t.by[by]--
-		case err == nil && !by.IsValid():
-			by = r.You
-			t.by[by]++
-		}
-		t.mu.Unlock()
-		if err != nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pace):
-		}
-	}
-}
-
-// flow returns once so many more answers have come.
-func (t *talks) flow(s *story, more int) {
-	s.t.Helper()
-	want := t.answers() + more
-	deadline := time.Now().Add(2 * answerWithin)
-	for t.answers() < want {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("conversations stand still: %v", t.broken())
-		}
-		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // as often as answers come
-	}
-}
-
-func (t *talks) answers() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.answered
-}
-
-func (t *talks) broken() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return errors.Join(t.errs...)
-}
-
-// end ends the conversations, and returns what was lost.
-func (t *talks) end() error {
-	t.stop()
-	t.work.Wait()
-	return t.broken()
-}
-
-// flood is new connections in a steady flow, of which each asks one question.
+// flood is a steady flow of new connections with one question each.
 type flood struct {
 	stop context.CancelFunc
 	work sync.WaitGroup
@@ -126,9 +42,9 @@ type flood struct {
 	errs   []error       // one a connection that failed
 }
 
-// pour begins new connections of a pod, one every pace, over both families in turn. Each may take
-// so long. Pods are seen by addresses of gateways only.
-func (s *story) pour(p *node.Pod, pace, within time.Duration) *flood {
+// pour begins new connections of a pod, one every pace, over both families in turn. Each may take some
+// time, and must be seen with a gateway's address.
+func (s *egress) pour(p *node.Pod, pace, within time.Duration) *flood {
 	s.t.Helper()
 	f := &flood{last: time.Now()}
 	ctx, stop := context.WithCancel(s.t.Context())
@@ -168,14 +84,14 @@ func (f *flood) once(p *node.Pod, to netip.Addr, within time.Duration) {
 	f.last = now
 }
 
-// end ends the flow, and waits for what was begun.
+// end ends the flow, and waits for its connections.
 func (f *flood) end() {
 	f.stop()
 	f.work.Wait()
 }
 
-// poured returns once so many more were begun.
-func (f *flood) poured(s *story, more int) {
+// poured waits for a number of further connections.
+func (f *flood) poured(s *egress, more int) {
 	s.t.Helper()
 	count := func() int {
 		f.mu.Lock()
@@ -191,8 +107,8 @@ func (f *flood) poured(s *story, more int) {
 	}
 }
 
-// none wants that no connection failed and none left by the pod's own way.
-func (f *flood) none(s *story) {
+// none checks that no connection failed and none left past the gateways.
+func (f *flood) none(s *egress) {
 	s.t.Helper()
 	f.mu.Lock()
 	defer f.mu.Unlock()

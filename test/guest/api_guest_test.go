@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestAPI has tests in the machine speak to the API server of the host, as a user with a
-// certificate and as one with a token.
-func TestAPI(t *testing.T) {
+// TestGuestReachesTheAPIServer checks that tests in the machine reach the host's API server, as a user with a certificate
+// and as one with a token.
+func TestGuestReachesTheAPIServer(t *testing.T) {
 	control, err := kube.Remote(os.Getenv(kube.RemoteDir))
 	harness.OK(t, err)
 	c := harness.KubeClientFor(t, control.Config())

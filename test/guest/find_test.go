@@ -16,8 +16,8 @@ import (
 	"testing/fstest"
 )
 
-// tag is that of files with tests for the guest; those that have longTag too take minutes, and are
-// run by make e2e only (long).
+// tag marks files with tests for the guest; those that also have longTag take minutes, and only make
+// e2e runs them.
 const (
 	tag     = "guest"
 	longTag = "e2e"
@@ -33,11 +33,11 @@ type found struct {
 // program is that of the package's tests.
 func (f found) program() string { return path.Base(f.dir) + ".test" }
 
-// asksForAPI is what sources of packages have that need an API or programs.
+// asksForAPI matches sources of packages that need an API or programs.
 var asksForAPI = regexp.MustCompile(`\b(harness\.(Main|Kube)\(|kube\.Remote\()`)
 
-// find finds the tests for the guest: those of *_test.go files with a build constraint
-// that needs the tag, and with long also those that need longTag besides.
+// find finds the tests for the guest: those of *_test.go files whose build constraint needs the tag,
+// and with long also those that need longTag.
 func find(module fs.FS, long bool) ([]found, error) {
 	tests, api := map[string][]string{}, map[string]bool{}
 	err := fs.WalkDir(module, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -75,7 +75,8 @@ func find(module fs.FS, long bool) ([]found, error) {
 	return all, nil
 }
 
-// needsGuest tells whether a file is built with the tag, and longTag if long, and not without the tag.
+// needsGuest reports whether a file is built with the tag, and longTag if long, and not without the
+// tag.
 func needsGuest(source string, long bool) bool {
 	lines := bufio.NewScanner(strings.NewReader(source))
 	for lines.Scan() {
@@ -108,7 +109,7 @@ func testsOf(name string, source []byte) (tests []string, err error) {
 	return tests, nil
 }
 
-func TestFind(t *testing.T) {
+func TestFindsTestsForTheGuest(t *testing.T) {
 	const api = "\nvar _ = harness.Main(nil)\n"
 	const code = "\n\npackage p\n\nfunc TestMain(m *testing.M) {}\nfunc Test%s(t *testing.T) {}\nfunc Help%[1]s() {}\n"
 	module := fstest.MapFS{}

@@ -1,6 +1,6 @@
-// Package guest runs the tests that need a kernel with Foo-over-UDP, which the host's may
-// lack: in two virtual machines, of which one has a control plane of the host's. They are
-// in the packages that they test, in files with the build tag guest.
+// Package guest runs the tests that need a kernel with Foo-over-UDP or VLANs, in two virtual machines,
+// of which one has a control plane of the host's. They are in the packages that they test, in files
+// with the build tag guest.
 package guest
 
 import (
@@ -25,14 +25,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// The machines'. A second processor costs the host a third more, and the tests of other
-// packages run meanwhile.
+// The machines' size. A second processor costs the host a third more, while it runs the tests of other
+// packages.
 const (
 	cpus   = 1
 	memory = 4096 // MiB
 )
 
-// What make test runs; make e2e sets them otherwise (long_test.go).
+// The values of make test; long_test.go has those of make e2e.
 var (
 	long   = false            // also what takes minutes, and all cases of what else runs a sample
 	within = 40 * time.Minute // it only ends what hangs
@@ -41,9 +41,9 @@ var (
 // root is the module's, from this package.
 const root = "../.."
 
-// TestGuest has a subtest for each test that was run in a machine, below that of its
-// package. Packages that need nothing but the kernel have a machine of their own, beside that of those
-// that share a control plane; and where one has passed before as it is, it is not run again (verdict_test.go).
+// TestGuest has a subtest for each test in a machine, below that of its package. Packages that need
+// only the kernel have one machine, those that share a control plane another. A package that has
+// passed and is unchanged is not run again (verdict_test.go).
 func TestGuest(t *testing.T) {
 	all, err := find(os.DirFS(root), long)
 	harness.OK(t, err)
@@ -108,9 +108,9 @@ func TestGuest(t *testing.T) {
 	}
 }
 
-// progress returns what prints lines at once, with the time since it was called. Those of a test that runs, go test
-// passes on, and tools/testrun prints, after the test has failed only: so they are the package's, by what package
-// testing says where a test goes on. That takes that no other test runs.
+// progress returns what prints lines at once, with the time since its call. go test shows lines of a
+// running test only after it has failed, so they are marked as the package's, as package testing does.
+// No other test may run.
 func progress(t *testing.T) func(format string, args ...any) {
 	began := time.Now()
 	before, after := "", ""
@@ -135,7 +135,7 @@ type stream struct {
 	err      error
 }
 
-// run runs one package after the other, in a further machine what was not run to its end when one locks up.
+// run runs one package after the other. When a machine locks up, another one runs the rest.
 func (s *stream) run(ctx context.Context) error {
 	if len(s.left) == 0 {
 		return nil
@@ -182,7 +182,7 @@ func (s *stream) once(ctx context.Context) (err error) {
 	return err
 }
 
-// sample is the number of the sample that tests run of what is many and alike.
+// sample is the slice that the tests run.
 func sample() string {
 	if long {
 		return "all"
@@ -190,9 +190,8 @@ func sample() string {
 	return cmp.Or(os.Getenv(harness.SampleVar), "0")
 }
 
-// build builds the test programs in dir, and in bin below it the
-// programs that harness.Main would build in the guest. Neither looks for data races,
-// which would make the machine ten times as slow once more.
+// build builds the test programs in dir, and in bin below it the programs that harness.Main would
+// build in the guest. Neither has the race detector, which would be ten times as slow.
 func build(t *testing.T, module, dir string, all []found) error {
 	t.Helper()
 	tags := "guest,grpcnotrace"
@@ -208,7 +207,7 @@ func build(t *testing.T, module, dir string, all []found) error {
 		}
 		return nil
 	}
-	// By one command, which is a third of the work of many. Whichever folder the module is in, the programs are the same.
+	// One command is a third of the work of many. The programs do not depend on the module's folder.
 	flags := []string{"-trimpath", "-buildvcs=false", "-ldflags=-s -w"}
 	args := append([]string{"test", "-c", "-tags=" + tags, "-o", dir + "/"}, flags...)
 	for _, p := range all {
@@ -253,7 +252,7 @@ func programsOf(source string) (programs []string) {
 	return programs
 }
 
-func TestProgramsOf(t *testing.T) {
+func TestProgramsOfAPackage(t *testing.T) {
 	got := programsOf(`func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth-operator")) }`)
 	if want := []string{"./cmd/berthd", "./cmd/berth-operator"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

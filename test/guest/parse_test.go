@@ -17,12 +17,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// mark begins the lines of the guest's script by which the outputs of test programs are
-// told apart: mark begin DIR, and mark end EXIT-CODE. It is no part of any text.
+// mark begins the lines of the guest's script that separate the outputs of test programs: mark begin
+// DIR, and mark end EXIT-CODE.
 const mark = "\x1d"
 
-// script is what the guest runs: one test program after the other, in the folders that
-// their packages have, of the test programs in dir.
+// script runs one test program of dir after the other, each in its package's folder.
 func script(root, dir string, all []found) string {
 	var b strings.Builder
 	for _, p := range all {
@@ -33,7 +32,7 @@ func script(root, dir string, all []found) string {
 	return b.String()
 }
 
-// outcome is what a test program said.
+// outcome is the output of a test program.
 type outcome struct {
 	dir     string
 	output  []byte
@@ -52,11 +51,11 @@ type result struct {
 	skips  []string          // full names of subtests that were skipped
 }
 
-// started begins a line about a test that is begun, in the output of a test program.
+// started begins the line of a test that starts.
 const started = "\x16=== RUN   "
 
-// split splits the output of the script by its marks; progress is told of each package, the n-th, and of
-// each test.
+// split splits the output of the script by its marks; progress is called for each package, the n-th,
+// and for each test.
 func split(guest io.Reader, progress func(n int, what string, test bool)) (all []*outcome, err error) {
 	var now *outcome
 	r := bufio.NewReader(guest)
@@ -91,7 +90,7 @@ func split(guest io.Reader, progress func(n int, what string, test bool)) (all [
 	}
 }
 
-// read has go read what the program printed, and sorts it by tests.
+// read converts the output with go tool test2json, and sorts it by tests.
 func (o *outcome) read(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-t")
 	cmd.Stdin = bytes.NewReader(o.output)
@@ -143,8 +142,8 @@ const (
 	otherSlice = "OTHER SLICE:" // harness.Rotate
 )
 
-// report makes subtests of what the guest's tests came to, of which there are to be those
-// that were wanted. It tells whether all passed, but for what is in another slice.
+// report makes subtests of the guest's tests, all of which must be there. It returns whether all
+// passed that were not left to another slice.
 func (o *outcome) report(t *testing.T, want []string) (complete bool) {
 	failed, complete := false, true
 	for _, name := range want {
@@ -190,7 +189,7 @@ func (o *outcome) report(t *testing.T, want []string) (complete bool) {
 	return complete && !failed && o.ended && o.code == 0
 }
 
-// why is for what a test was skipped: what it said of another slice, or all that it said.
+// why is the reason for which a test was skipped.
 func why(said string) string {
 	for line := range strings.Lines(said) {
 		if i := strings.Index(line, otherSlice); i >= 0 {
@@ -200,7 +199,7 @@ func why(said string) string {
 	return said
 }
 
-func TestSplit(t *testing.T) {
+func TestOutputIsSplitByPackage(t *testing.T) {
 	guest := "noise\n" + mark + "begin a/b\n" +
 		"\x16=== RUN   TestOne\none says\n\x16--- PASS: TestOne (0.50s)\n\x16=== RUN   TestTwo\n\x16=== RUN   TestTwo/sub\n    x_test.go:1: bad\n" +
 		"\x16--- FAIL: TestTwo (1.00s)\n    \x16--- FAIL: TestTwo/sub (1.00s)\n\x16=== RUN   TestThree\npanic: oh\n\n" + mark + "end 2\n" +
@@ -229,8 +228,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestReport tells a package of which all has passed, but for other slices, from others.
-func TestReport(t *testing.T) {
+// TestOutcomesOfPackages checks which packages count as passed.
+func TestOutcomesOfPackages(t *testing.T) {
 	const (
 		one  = "\x16=== RUN   TestOne\n"
 		part = one + "\x16=== RUN   TestOne/x\n"

@@ -20,11 +20,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// VerdictsVar is the environment variable that, set to none, has every package run, and no verdict kept.
+// VerdictsVar is the environment variable that disables kept verdicts: "none".
 const VerdictsVar = "BERTH_VERDICTS"
 
-// verdicts are outcomes of packages of which every test has passed, kept under a hash of all that they
-// depend on. So they are of packages only that need nothing but the guest's kernel and the machine's programs.
+// verdicts are the outcomes of packages that have passed and need only the guest's kernel and the
+// machine's programs, kept under a hash of all that they depend on.
 type verdicts struct {
 	dir    string // empty: none are taken or kept
 	module string // folder of the module
@@ -32,7 +32,8 @@ type verdicts struct {
 	common string // hash of what all depend on
 }
 
-// mostVerdicts is how many are kept, the latest: a change of what all depend on makes one for each package.
+// mostVerdicts is how many of the latest are kept: a change of a common dependency makes one for each
+// package.
 const mostVerdicts = 200
 
 // verdict is a file of them.
@@ -42,8 +43,8 @@ type verdict struct {
 	Output  []byte // of the test program
 }
 
-// openVerdicts are those for the programs in a folder. All depend on the guest's kernel, on how it is set up and tests
-// are run there (in full or short), and on the packages of Debian in its root.
+// openVerdicts are those for the programs in a folder. All depend on the guest's kernel, on how tests
+// run there, and on the Debian packages.
 func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 	if os.Getenv(VerdictsVar) == "none" || long {
 		return &verdicts{}, nil
@@ -60,8 +61,8 @@ func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 	return &verdicts{dir: filepath.Join(cache, "berth", "verdicts"), module: module, bin: bin, common: hex.EncodeToString(h.Sum(nil))}, err
 }
 
-// file is that of a package as it is, with its test program and the files that this may read. A program that does
-// not have the sample's name takes no sample.
+// file is the path of a package's verdict. A program without the name of the sample variable has no
+// sample.
 func (v *verdicts) file(p found) (string, error) {
 	program, err := os.ReadFile(filepath.Join(v.bin, p.program()))
 	if err != nil {
@@ -76,7 +77,7 @@ func (v *verdicts) file(p found) (string, error) {
 	return filepath.Join(v.dir, hex.EncodeToString(h.Sum(nil))), err
 }
 
-// of returns the outcome of a package that has passed before as it is, and when that was; nil: it has not.
+// of returns the outcome of a package that has passed as it is, and its time; nil if there is none.
 func (v *verdicts) of(p found) (*outcome, time.Time) {
 	if v.dir == "" || p.api {
 		return nil, time.Time{}
@@ -120,7 +121,6 @@ func (v *verdicts) keep(p found, o *outcome) error {
 	return v.removeOld()
 }
 
-// removeOld leaves the latest.
 func (v *verdicts) removeOld() error {
 	entries, err := os.ReadDir(v.dir)
 	if err != nil {
@@ -145,7 +145,7 @@ func (v *verdicts) removeOld() error {
 	return nil
 }
 
-// hashFiles hashes those files below a folder, by their paths there, that are wanted.
+// hashFiles hashes the wanted files below a folder, with their paths.
 func hashFiles(h io.Writer, dir string, wanted func(name string) bool) error {
 	return filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() || !wanted(e.Name()) {
@@ -168,8 +168,8 @@ func hashFile(h io.Writer, name string) error {
 	return err
 }
 
-// TestVerdicts has a verdict taken for a package as it was, and for none that differs in anything.
-func TestVerdicts(t *testing.T) {
+// TestUnchangedPackagesKeepTheirVerdict checks that a verdict is used for an unchanged package, and not after any change.
+func TestUnchangedPackagesKeepTheirVerdict(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv(VerdictsVar, "")
 	t.Setenv(harness.SampleVar, "3")

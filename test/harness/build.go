@@ -1,5 +1,5 @@
-// Package harness is what the tests of the whole share: it builds the programs
-// under test, raises labs for them, and looks at what they leave behind.
+// Package harness is shared by tests of the whole: it builds the programs under test, raises labs, and
+// checks what they leave behind.
 package harness
 
 import (
@@ -19,14 +19,12 @@ import (
 // BinDir holds the programs under test while Main runs.
 var BinDir string
 
-// parallel is how many tests of a package run at a time: all of them, since Slot is what
-// bounds them. With fewer, tests that wait for a slot could keep the subtests of those that
-// hold one from running.
+// parallel is how many tests of a package run at a time: all of them, as Slot limits them. With fewer,
+// tests that wait for a slot could keep subtests of those that hold one from running.
 const parallel = "1000"
 
-// Main builds programs (names under cmd/) and runs a package's tests with
-// them, for TestMain. It returns the exit code. Daemon and operator look for
-// data races when the tests do; the others are built as they are shipped.
+// Main builds programs (names under cmd/) and runs a package's tests with them, for TestMain. It
+// returns the exit code. Daemon and operator have the race detector if the tests do.
 func Main(m *testing.M, programs ...string) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("FAIL: these tests make network namespaces: run them as root (make test does)")
@@ -50,8 +48,8 @@ func Main(m *testing.M, programs ...string) int {
 	return m.Run()
 }
 
-// buildAll sets BinDir and builds what is not there yet. In a sandbox, packages
-// share what the first of them built (hack/sandbox.sh removes it).
+// buildAll sets BinDir and builds missing programs. In a sandbox, packages share them (hack/sandbox.sh
+// removes them).
 func buildAll(programs []string) (remove func(), err error) {
 	remove = func() {}
 	if BinDir = os.Getenv("BERTH_TEST_BIN"); BinDir == "" {
@@ -79,8 +77,7 @@ func buildAll(programs []string) (remove func(), err error) {
 	return remove, nil
 }
 
-// build builds as `make build` does, so that packages that it compiled need not
-// be again. The race detector needs cgo.
+// build builds as `make build` does, to reuse packages that it compiled. The race detector needs cgo.
 func build(program string, race bool) error {
 	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w"}
 	env := "CGO_ENABLED=0"
@@ -94,4 +91,16 @@ func build(program string, race bool) error {
 		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return nil
+}
+
+// Tree is the folder of go.mod above the package's, or the file system's root if there is none.
+func Tree() string {
+	dir, _ := os.Getwd()
+	for dir != filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	return dir
 }

@@ -19,10 +19,9 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// enter does to berthd what a runtime does to a container: it has a root folder of its own
-// that nobody can write to, the mounts that are told and no others, a /proc/sys to read
-// only, and a bounding set of capabilities. The machine's own programs and libraries are
-// its image's; no seccomp profile is imitated.
+// enter runs berthd as a runtime runs a container: with a read-only root folder, the listed mounts, a
+// read-only /proc/sys, and a bounding set of capabilities. Programs and libraries are the machine's
+// own; there is no seccomp profile.
 const enter = `#!/bin/sh
 exec unshare --mount --propagation slave sh -ec '
 	dir=$1 program=$2
@@ -53,19 +52,19 @@ exec unshare --mount --propagation slave sh -ec '
 ' enter %s %s "$@"
 `
 
-// Container has berthd of a lab's nodes run as the chart's DaemonSet has it: not privileged,
-// with a few capabilities and the host's folders that the chart mounts.
+// Container runs berthd of a lab's nodes as the chart's DaemonSet does: not privileged, with a few
+// capabilities and the host's folders that the chart mounts.
 type Container struct {
 	of   corev1.Container // of the chart's default values
 	dirs []string         // one a node
 }
 
-// RaiseContained is RaiseQuick with berthd in containers. It wants that mounts in the folder of
-// network namespaces propagate, as on a machine with systemd: they reach containers then.
+// RaiseContained is RaiseQuick with berthd in containers. Mounts of network namespaces must propagate
+// to containers, as on a machine with systemd.
 func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Container) {
 	t.Helper()
 	const netns = "/run/netns"
-	// It must have been so before the first namespace, whosever, is there.
+	// This must come before the first namespace of any test.
 	if err := unix.Mount("", netns, "", unix.MS_SHARED, ""); err != nil {
 		t.Fatalf("%s is no mount of its own: run this in hack/sandbox.sh, as make test does: %v", netns, err)
 	}
@@ -92,7 +91,7 @@ func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Contain
 	return l, c
 }
 
-// contain has a node's berthd, which does not run, run in a container from now on.
+// contain runs a node's berthd in a container from its next start on.
 func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) {
 	t.Helper()
 	OK(t, os.MkdirAll(filepath.Join(dir, "root"), 0o755))
@@ -103,7 +102,7 @@ func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) 
 		t.Fatalf("not imitated: security context %+v, the node's network %t", s, pod.HostNetwork)
 	}
 	mounts := hostMounts(t, pod)
-	// What is the image's, and the token of the service account.
+	// Folders of the image, and the service account's token.
 	own := []string{dir, BinDir}
 	if kube := filepath.Join(n.Dir, "etc", "kubernetes"); l.Kube != nil {
 		own = append(own, kube)
@@ -127,8 +126,7 @@ func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) 
 	}
 }
 
-// chartPod is berthd's pod as the chart makes it for a node whose folders are where the lab
-// has them.
+// chartPod is berthd's pod of the chart, with the folders of a lab's node.
 func chartPod(t *testing.T, l *lab.Lab, n *node.Node) corev1.PodSpec {
 	t.Helper()
 	settings := map[string]any{
@@ -151,8 +149,8 @@ func chartPod(t *testing.T, l *lab.Lab, n *node.Node) corev1.PodSpec {
 	return d.Spec.Template.Spec
 }
 
-// hostMounts are the mounts of a pod's container, all of which must be the host's: a line
-// each of what, where and how it propagates.
+// hostMounts are the mounts of a pod's container, all from the host: a line each of source, target and
+// propagation.
 func hostMounts(t *testing.T, pod corev1.PodSpec) (lines string) {
 	t.Helper()
 	for _, m := range pod.Containers[0].VolumeMounts {
@@ -173,13 +171,13 @@ func hostMounts(t *testing.T, pod corev1.PodSpec) (lines string) {
 	return lines
 }
 
-// Capabilities are those of the chart's container, which has no others and is not privileged.
+// Capabilities are those of the chart's container.
 func (c *Container) Capabilities() []corev1.Capability {
 	return slices.Clone(c.of.SecurityContext.Capabilities.Add)
 }
 
-// Without has berthd of all nodes not see a folder that is mounted, from its next start on, until
-// restore is called.
+// Without hides a mounted folder from berthd of all nodes from its next start on, until restore is
+// called.
 func (c *Container) Without(t *testing.T, folder string) (restore func()) {
 	t.Helper()
 	was := map[string][]byte{}
@@ -201,7 +199,7 @@ func (c *Container) Without(t *testing.T, folder string) (restore func()) {
 	}
 }
 
-// Allow has berthd have some capabilities, and no others, from its next start on.
+// Allow sets the capabilities of berthd from its next start on.
 func (c *Container) Allow(t *testing.T, capabilities ...corev1.Capability) {
 	t.Helper()
 	set := "-all" // as setpriv(1) writes it

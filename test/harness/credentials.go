@@ -14,9 +14,8 @@ import (
 	"github.com/berthnet/berth/deploy"
 )
 
-// OperatorConfig is what berth-operator reaches ControlPlane with: its service
-// account, with the roles and admission policies of a mode, which it applies unless it did
-// so last.
+// OperatorConfig is the operator's access to ControlPlane: its service account, with the roles and
+// admission policies of a mode, which it applies unless they are there.
 func OperatorConfig(t *testing.T, mode string) *rest.Config {
 	t.Helper()
 	return OperatorConfigOf(t, deploy.InMode(mode, "test"))
@@ -53,12 +52,12 @@ func ApplyAccessOf(ctx context.Context, r deploy.Release) error {
 	return err
 }
 
-// access is the release, as JSON, whose access ControlPlane has: nearly all tests of a package
-// have the same, and to apply it takes longer than many a test.
+// access is the release, as JSON, whose access ControlPlane has. Nearly all tests of a package have
+// the same, and applying it takes longer than many a test.
 var access atomic.Value
 
-// Through has a client's requests go through do, which may send each by next, and
-// is called concurrently.
+// Through sends a client's requests through do, which may send each by next, and is called
+// concurrently.
 func Through(do func(r *http.Request, next http.RoundTripper) (*http.Response, error)) transport.WrapperFunc {
 	return func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) { return do(r, next) })

@@ -14,7 +14,7 @@ func races(log string) (reports []string) {
 	return reports
 }
 
-// ofOVSDBLibrary tells whether a report is of libovsdb's own race and of nothing else: in
+// ofOVSDBLibrary reports whether a report is of libovsdb's own race and of nothing else: in
 // version 0.8.1, connect adds to its WaitGroup while handleDisconnectNotification, which it
 // has started, may wait for it already, when a connection is lost as soon as it is made. Of
 // such a group the detector shows no access to memory but a call of its own, from the
@@ -24,7 +24,7 @@ func ofOVSDBLibrary(report string) bool {
 	return len(stacks) >= 2 && waitGroupOfOVSDB(stacks[0]) && waitGroupOfOVSDB(stacks[1])
 }
 
-// waitGroupOfOVSDB tells whether a stack, innermost call first, is of a call of a WaitGroup
+// waitGroupOfOVSDB reports whether a stack, innermost call first, is of a call of a WaitGroup
 // by the library's client.
 func waitGroupOfOVSDB(stack string) bool {
 	marked := false

@@ -16,12 +16,11 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// FamiliesVar is the environment variable that says of which IP families pods have
-// addresses in labs of node mode and operator mode that do not say it themselves: ipv4,
-// dual or ipv6 (`make families`); ipv4 when it is not set.
+// FamiliesVar is the environment variable with the IP families of pods in labs of node mode and
+// operator mode that do not choose any: ipv4 (the default), dual or ipv6 (`make families`).
 const FamiliesVar = "BERTH_IP_FAMILIES"
 
-// families reads what FamiliesVar says. The error names it.
+// families parses FamiliesVar. The error names it.
 func families(asked string) (ipfamily.Set, error) {
 	s, err := ipfamily.Parse(asked)
 	if err != nil {
@@ -30,13 +29,13 @@ func families(asked string) (ipfamily.Set, error) {
 	return s, nil
 }
 
-// Families are those of a lab that does not say which.
+// Families are those of a lab that does not choose any.
 func Families() ipfamily.Set {
 	s, _ := families(os.Getenv(FamiliesVar)) // Main has looked at it
 	return s
 }
 
-// withFamilies is a lab of Families, if it does not say of which it is and can be.
+// withFamilies gives a lab Families, unless it chooses its own or can have none.
 func withFamilies(o lab.Options) lab.Options {
 	if o.IPFamilies == "" && (o.Mode == lab.NodeMode || o.Mode == lab.OperatorMode) {
 		o.IPFamilies = Families()
@@ -44,8 +43,7 @@ func withFamilies(o lab.Options) lab.Options {
 	return o
 }
 
-// Size is an instance type for how many of whose pods there are addresses, in labs of
-// Families.
+// Size is an instance type with the number of pods that it has addresses for, in labs of Families.
 type Size struct {
 	Type    string
 	ENIs    int
@@ -53,9 +51,9 @@ type Size struct {
 	PerENI  int // and of each other
 }
 
-// Few is a size for tests of a node that has no more addresses: of an instance type or,
-// where pods have IPv6 alone, of one that has as many ENIs and takes single addresses of
-// IPv6. One that takes a prefix has addresses for any number of pods.
+// Few is a size for tests of a node that runs out of addresses: of an instance type or, with IPv6-only
+// pods, of one with as many ENIs that takes single IPv6 addresses. With a prefix there are addresses
+// for any number of pods.
 func Few(t *testing.T, instanceType string) Size {
 	t.Helper()
 	s := Size{Type: instanceType}
@@ -73,13 +71,13 @@ func Few(t *testing.T, instanceType string) Size {
 	return s
 }
 
-// Further is for how many pods there are addresses on all but the primary ENI.
+// Further is the number of pods with addresses on all but the primary ENI.
 func (s Size) Further() int { return (s.ENIs - 1) * s.PerENI }
 
-// Room is for how many pods there are addresses.
+// Room is the number of pods with addresses.
 func (s Size) Room() int { return s.Primary + s.Further() }
 
-// Resting is how many ENIs a node has that has addresses for one pod.
+// Resting is the number of ENIs of a node with one pod.
 func (s Size) Resting() int {
 	if s.Primary == 0 {
 		return 2
@@ -121,8 +119,8 @@ func Talk(t *testing.T, p, other *node.Pod) error {
 	return errors.Join(errs...)
 }
 
-// Addresses is for how many pods a NodeNetwork has addresses, used or not: of each ENI
-// as many as of the family of which it has fewest.
+// Addresses is the number of pods that a NodeNetwork has addresses for, used or not: on each ENI as
+// many as it has of the scarcer family.
 func Addresses(o *v1alpha1.NodeNetwork) (pods int) {
 	enis := map[string]*[ipfamily.Number]int{}
 	for text, at := range o.Spec.IPAM.Available {

@@ -31,7 +31,7 @@ import (
 	"github.com/berthnet/berth/lab/run/kube"
 )
 
-// ControlPlane is the package's while Kube runs.
+// ControlPlane is the package's control plane while Kube runs.
 var ControlPlane *kube.ControlPlane
 
 // Kube starts a control plane that has Berth's CRDs, has prepare add to it, runs a
@@ -43,14 +43,14 @@ func Kube(run func() int, prepare ...func() error) (code int) {
 	return kubeOf(kube.Options{}, run, prepare...)
 }
 
-// KubeWithControllers is Kube with kube-controller-manager too, and Services of both
-// families: Deployments have pods, which nobody runs, and what lost its owner goes.
+// KubeWithControllers is Kube with kube-controller-manager and dual-stack Services: Deployments get
+// pods, which nobody runs, and garbage is collected.
 func KubeWithControllers(run func() int, prepare ...func() error) (code int) {
 	return kubeOf(kube.Options{Controllers: true, Families: ipfamily.Dual}, run, prepare...)
 }
 
-// KubeWithScheduler is Kube with kube-scheduler too: pods get Nodes, on which nobody runs
-// them. A Node begins with a taint that nobody takes off.
+// KubeWithScheduler is Kube with kube-scheduler: pods get Nodes, on which nobody runs them. Nobody
+// removes the first taint of a Node.
 func KubeWithScheduler(run func() int, prepare ...func() error) (code int) {
 	return kubeOf(kube.Options{Scheduler: true}, run, prepare...)
 }
@@ -76,7 +76,18 @@ func kubeOf(o kube.Options, run func() int, prepare ...func() error) (code int) 
 	return code
 }
 
-// kubeUp sets ControlPlane, and starts it (own) if no other process runs it for the tests.
+// StartKube runs a control plane as Kube does until the test ends, for packages whose other
+// tests need none.
+func StartKube(t *testing.T) {
+	t.Helper()
+	own, err := kubeUp(kube.Options{})
+	OK(t, err)
+	if own {
+		t.Cleanup(func() { OK(t, errors.Join(ControlPlane.Stop(), os.RemoveAll(ControlPlane.Dir))) })
+	}
+}
+
+// kubeUp sets ControlPlane, and starts it (own) unless another process runs one for the tests.
 func kubeUp(o kube.Options) (own bool, err error) {
 	if dir := os.Getenv(kube.RemoteDir); dir != "" {
 		ControlPlane, err = kube.Remote(dir)
@@ -97,8 +108,8 @@ func kubeUp(o kube.Options) (own bool, err error) {
 	return true, nil
 }
 
-// WithoutAPIServer kills the API server of ControlPlane. It runs again, with the
-// data that it had, once back has returned, or after the test.
+// WithoutAPIServer kills the API server of ControlPlane. back, or the end of the test, starts it again
+// with its data.
 func WithoutAPIServer(t *testing.T) (back func()) {
 	t.Helper()
 	OK(t, ControlPlane.KillAPIServer())
@@ -115,8 +126,7 @@ func WithoutAPIServer(t *testing.T) (back func()) {
 	}
 }
 
-// KubeClient reads and writes Berth's and Kubernetes' own kinds as the
-// administrator, without a cache.
+// KubeClient is the administrator's client for Berth's and Kubernetes' kinds, without a cache.
 func KubeClient(t *testing.T) client.Client {
 	t.Helper()
 	return KubeClientFor(t, ControlPlane.Config())
@@ -146,8 +156,8 @@ func newKubeClient(cfg *rest.Config) (client.Client, error) {
 	return client.New(cfg, o)
 }
 
-// kubeScheme and kubeMapper, which is of ControlPlane, are made once: tests make hundreds of
-// clients, and each mapper asks the API server for its kinds.
+// kubeScheme and kubeMapper, which is ControlPlane's, are made once: tests make hundreds of clients,
+// and each mapper asks the API server for its kinds.
 var (
 	kubeScheme = sync.OnceValues(func() (*runtime.Scheme, error) {
 		scheme := runtime.NewScheme()
@@ -163,8 +173,7 @@ var (
 	})
 )
 
-// KubeClean removes all objects of Berth's kinds, Nodes, Events and Pods, now
-// and when the test ends, so that tests of a package do not see each other's.
+// KubeClean removes all objects of Berth's kinds, Nodes, Events and Pods, now and when the test ends.
 func KubeClean(t *testing.T) {
 	t.Helper()
 	if err := kubeClean(t.Context()); err != nil {
@@ -194,7 +203,7 @@ func kubeCleanOnce(ctx context.Context, c client.Client) error {
 	}
 	for _, ns := range namespaces.Items {
 		for _, o := range []client.Object{&corev1.Pod{}, &corev1.Event{}} {
-			// No kubelet ends pods here, so nobody waits for it.
+			// No kubelet ends pods here.
 			if err := c.DeleteAllOf(ctx, o, client.InNamespace(ns.Name), client.GracePeriodSeconds(0)); err != nil {
 				return fmt.Errorf("namespace %s: %w", ns.Name, err)
 			}
@@ -219,8 +228,7 @@ func kubeCleanOnce(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// removeAll deletes the objects of a kind and any finalizers that nobody is
-// left to see to.
+// removeAll deletes the objects of a kind with their finalizers.
 func removeAll(ctx context.Context, c client.Client, list client.ObjectList) error {
 	if err := c.List(ctx, list); err != nil {
 		return err

@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/ovn"
 	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Raise starts a lab with the programs under test. It is removed when the test
-// ends, after a look at the programs' logs for data races and panics. Dir,
-// with Nodes and InstanceType, Spec are filled in, and BinDir if there is none.
+// Raise starts a lab with the programs under test. It is removed when the test ends, after a check of
+// the programs' logs for data races and panics. Raise sets Dir and, if empty, BinDir.
 func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	t.Helper()
 	Slot(t)
@@ -40,8 +40,8 @@ func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	return l
 }
 
-// Start is Raise for what is no test of its own: the caller looks at the logs
-// of Programs, and removes the lab as end does.
+// Start is Raise outside a test: the caller checks the logs of Programs, and removes the lab as end
+// does.
 func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
 	dir, err := os.MkdirTemp("", "lab-") // t.TempDir's paths are too long for sockets
 	if err != nil {
@@ -55,8 +55,7 @@ func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
 	return l, nil
 }
 
-// end removes a lab and its directory. The error is also what went wrong in the
-// lab itself while it ran.
+// end removes a lab and its directory. The error includes what went wrong in the lab itself.
 func end(l *lab.Lab) error {
 	var errs []error
 	if err := l.Close(); err != nil {
@@ -79,8 +78,8 @@ func Programs(l *lab.Lab) (programs []*proc.Process) {
 	return programs
 }
 
-// CheckLog fails the test for what must never stand in a program's log, and
-// shows the log's end when the test has failed.
+// CheckLog fails the test for data races and panics in a program's log, and shows the log's end when
+// the test has failed.
 func CheckLog(t *testing.T, p *proc.Process) {
 	t.Helper()
 	if err := BadLog(p); err != nil {
@@ -91,8 +90,8 @@ func CheckLog(t *testing.T, p *proc.Process) {
 	}
 }
 
-// BadLog is an error when what must never stand in a program's log does: a
-// data race that is not only libovsdb's own (ofOVSDBLibrary), or a panic.
+// BadLog is an error if a program logged a data race that is not only libovsdb's own (ofOVSDBLibrary),
+// or a panic.
 func BadLog(p *proc.Process) error {
 	data, err := os.ReadFile(p.LogFile())
 	if os.IsNotExist(err) && p.Starts() == 0 {
@@ -113,7 +112,7 @@ func BadLog(p *proc.Process) error {
 	return errors.Join(errs...)
 }
 
-// Rest is the time within which everything must have settled.
+// Rest is the time within which a lab must be at rest.
 const Rest = 3 * time.Minute
 
 // Settle waits until the lab agrees with itself (oracle.Check).
@@ -126,9 +125,8 @@ func Settle(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// Eventually tries until is returns nil, and fails the test with its last
-// error when that takes longer than within. It is for the edges of other
-// processes and of the kernel, which tell nobody when they are done.
+// Eventually tries until is returns nil, and fails the test with the last error after a time. It is
+// for other processes and the kernel, which have no event for it.
 func Eventually(t *testing.T, within time.Duration, what string, is func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -152,4 +150,63 @@ func Deadline(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// quickDaemon are settings of daemons in every mode under which nothing takes long. berth is alone in
+// the CNI configuration, as CHECK of the reference plugins (1.1.1) fails where they have nothing to
+// do.
+var quickDaemon = []string{"--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--netns-grace=1s", "--repair-interval=5s"}
+
+// quickLeases are settings of operators that stay leaders on a busy machine.
+var quickLeases = []string{"--log-level=debug", "--lease-duration=3600s", "--renew-deadline=3000s", "--retry-period=1s"}
+
+// Settings of daemons and operators with ports.
+var (
+	quickPorts    = []string{"--port-wait=5s", "--warm-wait=5s"}
+	quickPortDesk = []string{"--listing-interval=2s", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s", "--unplug-grace=3s"}
+)
+
+// quickReconciler are settings of the program that calls EC2: daemon or operator.
+var quickReconciler = []string{"--shrink-delay=300ms", "--listing-interval=2s"}
+
+// Quick is a lab of a mode with settings under which nothing takes long, whose pods have addresses of
+// Families. Settings of o override them.
+func Quick(m lab.Mode, o lab.Options) lab.Options {
+	o.Mode = m
+	o = withFamilies(o)
+	daemon, operator := quickDaemon, quickLeases
+	switch m {
+	case lab.NodeMode:
+		daemon = slices.Concat(daemon, quickReconciler, []string{"--warm-wait=1s"})
+	case lab.OperatorMode: // nodes keep one address warm and leave the primary ENI to themselves
+		daemon = slices.Concat(daemon, []string{"--pre-allocate=1", "--warm-wait=2s"})
+		operator = slices.Concat(operator, quickReconciler, []string{"--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s"})
+	case lab.PoolMode:
+		daemon = slices.Concat(daemon, []string{"--block-release-delay=300ms"})
+		operator = slices.Concat(operator, []string{"--orphan-interval=1s"})
+	case lab.PortMode:
+		daemon, operator = slices.Concat(daemon, quickPorts), slices.Concat(operator, quickPortDesk)
+	}
+	if o.VPCPorts {
+		daemon, operator = slices.Concat(daemon, quickPorts), slices.Concat(operator, quickPortDesk)
+	}
+	o.DaemonArgs, o.OperatorArgs = slices.Concat(daemon, o.DaemonArgs), slices.Concat(operator, o.OperatorArgs)
+	return o
+}
+
+// CanRun skips a test if the programs of a mode are not installed.
+func CanRun(t *testing.T, m lab.Mode) {
+	t.Helper()
+	if m != lab.PortMode {
+		return
+	}
+	if err := ovn.Installed(); err != nil {
+		t.Skipf("NOT RUN: %v", err)
+	}
+}
+
+// RaiseQuick is Raise of Quick.
+func RaiseQuick(t *testing.T, m lab.Mode, o lab.Options) *lab.Lab {
+	t.Helper()
+	return Raise(t, Quick(m, o))
 }

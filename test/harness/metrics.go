@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 )
 
-// CheckMetrics compares what Prometheus reads of collectors: samples by name and
-// labels as they are written, and that all families are there, as documented.
+// CheckMetrics compares samples of collectors by name and labels, and the metric families with the
+// documented ones.
 func CheckMetrics(t *testing.T, collectors []prometheus.Collector, families []metric.Family, want map[string]string) {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()

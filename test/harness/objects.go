@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// NodeNetwork is a node's, as the API server has it. One that is busy is asked
-// again, here and in all that a person does: that is no trouble of Berth's.
+// NodeNetwork reads a node's NodeNetwork. Like all that a person does here, it is repeated while the
+// API server is busy.
 func NodeNetwork(t *testing.T, l *lab.Lab, name string) (o *v1alpha1.NodeNetwork) {
 	t.Helper()
 	Becomes(t, l, name, "read", func(now *v1alpha1.NodeNetwork) error {
@@ -22,7 +22,7 @@ func NodeNetwork(t *testing.T, l *lab.Lab, name string) (o *v1alpha1.NodeNetwork
 	return o
 }
 
-// Becomes waits until a node's NodeNetwork is as a test wants it.
+// Becomes waits until is returns nil for a node's NodeNetwork.
 func Becomes(t *testing.T, l *lab.Lab, name, what string, is func(*v1alpha1.NodeNetwork) error) {
 	t.Helper()
 	Eventually(t, Patience, "NodeNetwork "+name+": "+what, func() error {
@@ -34,7 +34,7 @@ func Becomes(t *testing.T, l *lab.Lab, name, what string, is func(*v1alpha1.Node
 	})
 }
 
-// Edit changes what a person may of a NodeNetwork, as a person does.
+// Edit changes the spec of a NodeNetwork, as a person does.
 func Edit(t *testing.T, l *lab.Lab, name string, change func(*v1alpha1.NodeNetworkSpec)) {
 	t.Helper()
 	Eventually(t, Patience, "edit NodeNetwork "+name, func() error {
@@ -42,7 +42,7 @@ func Edit(t *testing.T, l *lab.Lab, name string, change func(*v1alpha1.NodeNetwo
 	})
 }
 
-// Blocks are the blocks of the default pool that a node has, by index.
+// Blocks are a node's blocks of the default pool, by index.
 func Blocks(t *testing.T, l *lab.Lab, n *node.Node) []v1alpha1.AddressBlock {
 	t.Helper()
 	var all []v1alpha1.AddressBlock
@@ -57,7 +57,7 @@ func Blocks(t *testing.T, l *lab.Lab, n *node.Node) []v1alpha1.AddressBlock {
 	return mine
 }
 
-// HasBlocks waits until a node has so many blocks of the default pool.
+// HasBlocks waits until a node has a number of blocks of the default pool.
 func HasBlocks(t *testing.T, l *lab.Lab, n *node.Node, want int) {
 	t.Helper()
 	Eventually(t, Patience, fmt.Sprintf("%s has %d blocks", n.Name, want), func() error {
@@ -65,7 +65,7 @@ func HasBlocks(t *testing.T, l *lab.Lab, n *node.Node, want int) {
 	})
 }
 
-// PodNIC is the one of an interface of a pod.
+// PodNIC is the PodNIC of a pod's interface.
 func PodNIC(t *testing.T, l *lab.Lab, p *node.Pod, link string) *v1alpha1.PodNIC {
 	t.Helper()
 	all, err := l.Kube.PodNICs(t.Context())

@@ -16,12 +16,11 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Patience is for what takes a moment on a machine with nothing else to do: far
-// more than that, and than the minute after which what only a person can heal is
-// tried again. It only ends what hangs.
+// Patience only ends what hangs: it is far longer than any step takes, and than the minute after which
+// errors that only a person can fix are tried again.
 const Patience = 5 * time.Minute
 
-// Add makes a pod as a kubelet does, trying again.
+// Add makes a pod as a kubelet does, with retries.
 func Add(t *testing.T, n *node.Node, name string) *node.Pod {
 	t.Helper()
 	p, err := n.AddPod(Deadline(t, Patience), name, node.PodOptions{})
@@ -36,7 +35,7 @@ func AddOnce(t *testing.T, n *node.Node, name string) error {
 	return err
 }
 
-// AddMany makes pods name-0 and so on, all at once.
+// AddMany makes pods name-0 and so on, all at the same time.
 func AddMany(t *testing.T, n *node.Node, name string, count int, o node.PodOptions) error {
 	t.Helper()
 	ctx := Deadline(t, Patience)
@@ -46,7 +45,7 @@ func AddMany(t *testing.T, n *node.Node, name string, count int, o node.PodOptio
 	})
 }
 
-// Once is of a pod that is not tried again.
+// Once has no retries.
 var Once = node.PodOptions{Once: true}
 
 // Remove removes a pod.
@@ -55,14 +54,14 @@ func Remove(t *testing.T, n *node.Node, name string) {
 	OK(t, n.DelPod(Deadline(t, Patience), name))
 }
 
-// RemoveAll removes all pods of a node, at once.
+// RemoveAll removes all pods of a node at the same time.
 func RemoveAll(t *testing.T, n *node.Node) {
 	t.Helper()
 	ctx, pods := Deadline(t, Patience), n.Pods()
 	OK(t, AtOnce(len(pods), func(i int) error { return n.DelPod(ctx, pods[i].Name) }))
 }
 
-// AtOnce calls do with 0 to count-1, all at once, and returns when all have.
+// AtOnce calls do with 0 to count-1 at the same time, and returns when all have.
 func AtOnce(count int, do func(i int) error) error {
 	errs := make([]error, count)
 	var wg sync.WaitGroup
@@ -73,7 +72,7 @@ func AtOnce(count int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// Document is what a node's daemon tells of itself.
+// Document is the introspection document of a node's daemon.
 func Document(t *testing.T, n *node.Node) introspect.Document {
 	t.Helper()
 	doc, err := lab.Document(Deadline(t, Patience), n)
@@ -81,7 +80,7 @@ func Document(t *testing.T, n *node.Node) introspect.Document {
 	return doc
 }
 
-// Shows waits until what a node's daemon tells of itself is as a test wants it.
+// Shows waits until is returns nil for a daemon's introspection document.
 func Shows(t *testing.T, n *node.Node, what string, is func(introspect.Document) error) {
 	t.Helper()
 	Eventually(t, Patience, what, func() error {
@@ -93,7 +92,7 @@ func Shows(t *testing.T, n *node.Node, what string, is func(introspect.Document)
 	})
 }
 
-// Waiting waits until so many ADDs wait for an address.
+// Waiting waits until a number of ADDs wait for an address.
 func Waiting(t *testing.T, n *node.Node, want int) {
 	t.Helper()
 	Shows(t, n, fmt.Sprintf("%d ADDs wait", want), func(doc introspect.Document) error {
@@ -101,8 +100,8 @@ func Waiting(t *testing.T, n *node.Node, want int) {
 	})
 }
 
-// HasError waits until a node's daemon tells of its last error, and ErrorGone
-// until it does no more.
+// HasError waits until a node's daemon reports a last error with words, ErrorGone until it reports
+// none.
 func HasError(t *testing.T, n *node.Node, words ...string) {
 	t.Helper()
 	Shows(t, n, "the daemon tells of its last error", func(doc introspect.Document) error {
@@ -138,7 +137,7 @@ func Restart(t *testing.T, n *node.Node, more ...string) {
 	Ready(t, n)
 }
 
-// StartedOnce wants that none of some programs was started again.
+// StartedOnce checks that no program was restarted.
 func StartedOnce(t *testing.T, programs ...*proc.Process) {
 	t.Helper()
 	for _, p := range programs {
@@ -151,7 +150,7 @@ func StartedOnce(t *testing.T, programs ...*proc.Process) {
 // ENIs are a node's, as EC2 has them: the primary one first.
 func ENIs(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Snapshot().InstanceENIs(n.InstanceID) }
 
-// PrimaryAddress is a node's own.
+// PrimaryAddress is a node's own IPv4 address.
 func PrimaryAddress(t *testing.T, l *lab.Lab, n *node.Node) netip.Addr {
 	t.Helper()
 	enis := ENIs(l, n)
@@ -161,7 +160,7 @@ func PrimaryAddress(t *testing.T, l *lab.Lab, n *node.Node) netip.Addr {
 	return enis[0].Primary
 }
 
-// Equal is an error when two numbers are not.
+// Equal is an error when two numbers differ.
 func Equal(what string, got, want int) error {
 	if got != want {
 		return fmt.Errorf("%d %s, want %d", got, what, want)
@@ -169,7 +168,7 @@ func Equal(what string, got, want int) error {
 	return nil
 }
 
-// Says tells whether a text has all of words.
+// Says reports whether a text has all words.
 func Says(text string, words ...string) bool {
 	for _, w := range words {
 		if !strings.Contains(text, w) {
@@ -179,7 +178,7 @@ func Says(text string, words ...string) bool {
 	return true
 }
 
-// Fails wants a CNI error of a code that says all of words.
+// Fails expects a CNI error with a code and all words.
 func Fails(t *testing.T, err error, code uint, words ...string) {
 	t.Helper()
 	if err == nil {

@@ -2,10 +2,9 @@
 
 package harness
 
-// race tells that the daemons under test report data races, since the test does.
+// race reports whether the daemons under test have the race detector.
 const race = true
 
-// RaceMemory is how many times as much memory a daemon under test takes at most
-// as it does without the race detector (Go documentation, "Data Race Detector":
-// five to ten times).
+// RaceMemory is the factor by which a daemon's memory may grow with the race detector (Go
+// documentation, "Data Race Detector": five to ten times).
 const RaceMemory = 10

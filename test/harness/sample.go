@@ -9,28 +9,26 @@ import (
 	"testing"
 )
 
-// SampleVar is the environment variable that says which of many cases that are alike
-// are run: "all" (`make sampled` and `make families`), or the number of a slice from 0 to Slices-1, 0 when it is not set.
+// SampleVar is the environment variable with the sample to run: "all" (`make sampled` and `make
+// families`), or a slice from 0, the default, to Slices-1.
 const SampleVar = "BERTH_SAMPLE"
 
-// Slices is how many gates in a row run all that is sampled and all that rotates, if each
-// has the next slice.
+// Slices is the number of gates in a row that run everything, each with the next slice.
 const Slices = 10
 
-// EvenSlices are those of the first of two tests, or halves of one, that take turns.
+// EvenSlices are for the first of two tests that take turns.
 var EvenSlices = []int{0, 2, 4, 6, 8}
 
-// OddSlices are those of the second.
+// OddSlices are for the second.
 var OddSlices = []int{1, 3, 5, 7, 9}
 
-// errSlice says that SampleVar has no value that it may have.
+// errSlice is about the value of SampleVar.
 var errSlice = errors.New("not a slice")
 
-// Sample returns the cases that a test runs of a list of those that are alike, such as a
-// kill at each step: every n-th, and one of them when there are fewer than n, which is at
-// most Slices. All slices together have all cases. An odd n has of steps in order, each with a
-// place before and one after it, both kinds. Of samples within a sample no two numbers may have a
-// common divisor, or some pairs are never run.
+// Sample returns every n-th of cases that are alike, such as kills at each step, and one if there are
+// fewer than n, which is at most Slices. All slices together have all cases. An odd n selects both
+// kinds of steps that come in pairs of before and after. In a sample within a sample the numbers may
+// have no common divisor, or some pairs never run.
 func Sample[T any](t *testing.T, n int, all []T) []T {
 	t.Helper()
 	if n > Slices {
@@ -47,8 +45,9 @@ func Sample[T any](t *testing.T, n int, all []T) []T {
 	return part
 }
 
-// Rotate skips the test in gates of other slices. Without a slice, it runs in make e2e alone. If it samples as well, every n-th case must
-// still be in some of them: of five slices that are even or odd, n may be 3 or 5.
+// Rotate skips the test in gates of other slices. Without a slice, only make e2e runs it. If the test
+// samples as well, its slices must still reach every n-th case: of five even or odd slices, n may be 3
+// or 5.
 func Rotate(t *testing.T, slice ...int) {
 	t.Helper()
 	if number, every := asked(t); !due(number, every, slice) {
@@ -56,11 +55,10 @@ func Rotate(t *testing.T, slice ...int) {
 	}
 }
 
-// due tells whether what belongs to some slices is run.
+// due reports whether a test of some slices runs.
 func due(number int, every bool, of []int) bool { return every || slices.Contains(of, number) }
 
-// WithAll returns the cases if all are asked for, else none: they are too many, or too much
-// like others, for the sample that is run by default.
+// WithAll returns cases that run only if all are asked for.
 func WithAll[T any](all []T) []T {
 	if os.Getenv(SampleVar) == "all" {
 		return all
@@ -68,7 +66,7 @@ func WithAll[T any](all []T) []T {
 	return nil
 }
 
-// asked is which slice SampleVar asks for, or that it asks for every one.
+// asked is the slice that SampleVar asks for, or that it asks for all.
 func asked(t *testing.T) (number int, every bool) {
 	t.Helper()
 	value := os.Getenv(SampleVar)

@@ -13,9 +13,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Sandbox is a pod's empty network namespace on a node, whose network a test
-// drives itself through CNI. The lab does not know of it: the test deletes its
-// network before it looks at the lab's invariants.
+// Sandbox is a pod's empty network namespace on a node, for CNI calls of a test. The lab does not know
+// it: the test deletes its network before Settle.
 type Sandbox struct {
 	*libcni.RuntimeConf
 	Node *node.Node
@@ -23,7 +22,7 @@ type Sandbox struct {
 	name string            // of the namespace
 }
 
-// NewSandbox makes one; it is removed when the test ends.
+// NewSandbox makes a sandbox, which is removed when the test ends.
 func NewSandbox(t *testing.T, n *node.Node) *Sandbox {
 	t.Helper()
 	b := make([]byte, 32)
@@ -75,7 +74,7 @@ func (s *Sandbox) Status(t *testing.T, list *libcni.NetworkConfigList) error {
 	return s.CNI.GetStatusNetworkList(Deadline(t, Patience), list)
 }
 
-// Vanish removes the namespace as a dying sandbox does, without a word to CNI.
+// Vanish removes the namespace without a CNI call.
 func (s *Sandbox) Vanish(t *testing.T) {
 	t.Helper()
 	if err := ns.Remove(s.name); err != nil {

@@ -15,24 +15,22 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// labsAtOnce is how many labs the tests of all packages keep alive at once. On two
-// cores more of them only wait for each other: with ten in each of three packages the
-// same tests took four times as long, and three times the processor time.
+// labsAtOnce is how many labs the tests of all packages have at a time. On two cores more of them only
+// wait for each other: with ten in each of three packages the same tests took four times as long, and
+// three times the processor time.
 const labsAtOnce = 5
 
-// errNoSlot says that labsAtOnce labs are alive.
 var errNoSlot = errors.New("all slots for labs are taken")
 
-// slots are the tests of this process that hold a slot.
+// slots are the slots that tests of this process hold.
 var slots = struct {
 	sync.Mutex
 	holders map[string]bool // by the test's name
 }{holders: map[string]bool{}}
 
-// Slot waits until fewer than labsAtOnce labs are alive in the sandbox, whichever package
-// they belong to, and counts as one until the test has ended. A test that holds a slot, or
-// whose parent does, does not wait for a second one, so slots cannot deadlock. Raise calls it;
-// tests that start labs in another way call it themselves.
+// Slot waits until fewer than labsAtOnce labs of all packages run in the sandbox, and counts as one
+// until the test has ended. A test that holds a slot, or whose parent does, gets no second one, so
+// slots cannot deadlock. Raise calls it; tests that start labs in another way call it themselves.
 func Slot(t *testing.T) {
 	t.Helper()
 	name := t.Name()

@@ -1,7 +1,6 @@
 package ports
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -21,8 +20,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Pods whose first interface comes from ENIs or a pool, and further ones from ports of a VPC,
-// where berthd has what the chart gives it.
+// TestBeside has pods whose first interface comes from ENIs or a pool, and further interfaces from ports of a VPC.
+// berthd has the privileges that the chart grants.
 func TestBeside(t *testing.T) {
 	harness.Rotate(t, 0, 2, 4, 7, 9) // TestMachines has the others
 	for _, mode := range harness.Sample(t, 3, []lab.Mode{lab.PoolMode, lab.NodeMode, lab.OperatorMode}) {
@@ -40,18 +39,16 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-// two asks for two NICs beside the first interface.
+// two requests two NICs beside the first interface.
 const two = "[{subnet: subnet-1}, {subnet: subnet-2}]"
 
-// addIn makes a pod with NICs in the first VPC at the first attempt.
+// addIn adds a pod with NICs in the first VPC, at the first attempt.
 func (b *bench) addIn(n *node.Node, name, nics string) *node.Pod {
 	b.Helper()
-	p, err := n.AddPod(harness.Deadline(b.T, harness.Patience), name, vpcPod(b.VPCs[0].Name, nics))
-	harness.OK(b.T, err)
-	return p
+	return b.addPod(n, name, vpcPod(b.VPCs[0].Name, nics))
 }
 
-// links are the interfaces of a pod besides lo, by name, with their addresses of IPv4.
+// links are the interfaces of a pod but lo, by name, with their IPv4 addresses.
 func (b *bench) links(p *node.Pod) map[string]netip.Addr {
 	b.Helper()
 	all := map[string]netip.Addr{}
@@ -72,8 +69,7 @@ func (b *bench) links(p *node.Pod) map[string]netip.Addr {
 	return all
 }
 
-// leavesBy is the interface by which a pod's packets to an address leave that come from
-// another, or from any.
+// leavesBy is the interface by which a pod sends packets to an address, from a source or from any.
 func (b *bench) leavesBy(p *node.Pod, to, from netip.Addr) (name string) {
 	b.Helper()
 	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
@@ -94,7 +90,7 @@ func (b *bench) leavesBy(p *node.Pod, to, from netip.Addr) (name string) {
 	return name
 }
 
-// askingForNone has pods that ask for no NIC be as they are where there are no ports.
+// askingForNone adds pods that request no NIC: no port is created.
 func (b *bench) askingForNone() {
 	b.model.Neutron.HTTP.ResetCalls()
 	near, far := harness.Add(b.T, b.a, "near"), harness.Add(b.T, b.b, "far")
@@ -111,7 +107,7 @@ func (b *bench) askingForNone() {
 	b.empty()
 }
 
-// packetsBeside has packets of every interface, and routes that keep them apart.
+// packetsBeside sends packets by every interface, and checks the routes that separate them.
 func (b *bench) packetsBeside() {
 	near, far := b.addIn(b.a, "near", two), b.addIn(b.b, "far", two)
 	here, there := b.links(near), b.links(far)
@@ -159,39 +155,13 @@ func (b *bench) packetsBeside() {
 	b.empty()
 }
 
-// checkBeside finds what somebody took away of an interface of either kind, and GC what a pod
-// left whose DEL never came.
+// checkBeside checks that CHECK notices a change of a port's interface.
 func (b *bench) checkBeside() {
-	p := b.addIn(b.a, "checked", two)
-	ctx := harness.Deadline(b.T, harness.Patience)
-	harness.OK(b.T, b.a.CheckPod(ctx, "checked"))
-	harness.OK(b.T, b.a.GC(ctx))
-	harness.OK(b.T, b.a.CheckPod(ctx, "checked"))
-	addr := b.links(p)["eth2"]
-	// berthd may put the address back before CHECK looks: then it is taken again.
-	harness.Eventually(b.T, harness.Patience, "CHECK names the address that eth2 lacks", func() error {
-		harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
-			l, err := h.LinkByName("eth2")
-			if err != nil {
-				return err
-			}
-			list, err := h.AddrList(l, netlink.FAMILY_V4)
-			for _, a := range list {
-				err = errors.Join(err, h.AddrDel(l, &a))
-			}
-			return err
-		}))
-		err := b.a.CheckPod(ctx, "checked")
-		if err == nil || !harness.Says(err.Error(), "eth2", addr.String()) {
-			return fmt.Errorf("CHECK of a pod whose eth2 has lost %s: %s", addr, fmt.Sprint(err))
-		}
-		return nil
-	})
-	harness.Remove(b.T, b.a, "checked")
-	b.empty()
+	b.checkNotices(b.addIn(b.a, "checked", two), "eth2")
+	b.clear()
 }
 
-// refusedBeside are NICs that cannot be beside an interface that is no port.
+// refusedBeside requests NICs that cannot exist beside an interface that is no port.
 func (b *bench) refusedBeside() {
 	ctx := harness.Deadline(b.T, harness.Patience)
 	_, err := b.a.AddPod(ctx, "twice", vpcPod(b.VPCs[0].Name, "[{name: eth0}]"))
@@ -207,7 +177,7 @@ func (b *bench) refusedBeside() {
 	b.empty()
 }
 
-// restartBeside has berthd killed and started again under pods of both kinds.
+// restartBeside kills and restarts berthd under pods with and without NICs.
 func (b *bench) restartBeside() {
 	plain, several := harness.Add(b.T, b.a, "plain"), b.addIn(b.a, "several", two)
 	far := b.addIn(b.b, "far", two)
@@ -227,13 +197,10 @@ func (b *bench) restartBeside() {
 	harness.OK(b.T, b.a.CheckPod(ctx, "several"))
 	harness.OK(b.T, b.a.CheckPod(ctx, "plain"))
 	b.reaches(plain, far)
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
+	b.clear()
 }
 
-// killsBeside has berthd killed between the interface of the mode and the ports, and between
-// the ports, at ADD and at DEL.
+// killsBeside kills berthd between the mode's interface and the ports, and between the ports, at ADD and at DEL.
 func (b *bench) killsBeside() {
 	points := []string{"daemon.add.leased"}
 	if b.Mode != lab.OperatorMode { // whose source is that of node mode
@@ -279,7 +246,7 @@ func (b *bench) killsBeside() {
 	}
 }
 
-// withoutOpenVSwitch has a node without it: pods that ask for no NIC are not concerned.
+// withoutOpenVSwitch runs berthd without Open vSwitch: only pods that request NICs fail.
 func (b *bench) withoutOpenVSwitch() {
 	harness.OK(b.T, b.a.Stop(harness.Patience))
 	harness.OK(b.T, b.a.Start("--ovsdb="))
@@ -289,14 +256,10 @@ func (b *bench) withoutOpenVSwitch() {
 	b.reaches(harness.Add(b.T, b.a, "plain"), far)
 	_, err := b.a.AddPod(ctx, "several", vpcPod(b.VPCs[0].Name, two))
 	harness.Fails(b.T, err, 7, `Kind: "OVS"`, "--ovsdb")
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
+	b.clear()
 	harness.OK(b.T, b.a.Stop(harness.Patience))
 	harness.OK(b.T, b.a.Start())
 	harness.OK(b.T, b.a.WaitReady(ctx))
 	b.addIn(b.a, "several", two)
-	harness.Settle(b.T, b.Lab)
-	harness.RemoveAll(b.T, b.a)
-	b.empty()
+	b.clear()
 }

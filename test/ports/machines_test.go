@@ -17,12 +17,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Virtual machines in pods have NICs that are ports, by a tap device that is there or by a
-// bridge of their runtime's own, with each way to plug.
+// TestMachines has virtual machines in pods with NICs that are ports, by a tap device or by a bridge of their runtime,
+// with each way to plug.
 func TestMachines(t *testing.T) {
 	harness.Rotate(t, 1, 3, 5, 6, 8)                                         // TestBeside has the others
 	b := raise(t, lab.Options{DaemonArgs: []string{"--repair-interval=1h"}}) // what is mended is mended by events
-	for _, p := range harness.Sample(t, 3, []proof{
+	for _, p := range harness.Sample(t, 3, []testCase{
 		{"Tap", func(b *bench) { b.machines("tap") }},
 		{"Bridge", func(b *bench) { b.machines("bridge") }},
 		{"ByALinuxBridge", (*bench).machinesByALinuxBridge},
@@ -35,7 +35,7 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// machinesByALinuxBridge has nodes plug as Neutron's hybrid plug does.
+// machinesByALinuxBridge has nodes that plug as Neutron's hybrid plug does.
 func (b *bench) machinesByALinuxBridge() {
 	for _, n := range b.Nodes() {
 		b.model.Neutron.AddHost(n.Name, neutronfake.Host{Agent: true, Hybrid: true})
@@ -48,7 +48,7 @@ func (b *bench) machinesByALinuxBridge() {
 	}
 }
 
-// machinesInAlcor has a tap device lead to a link of Alcor's agent too; a bridge cannot.
+// machinesInAlcor has tap devices that lead to links of Alcor's agent. Bridges cannot.
 func (b *bench) machinesInAlcor() {
 	b.machines("tap")
 	_, err := b.a.AddPod(harness.Deadline(b.T, harness.Patience), "bridged", pod("[{binding: bridge}]"))
@@ -56,14 +56,12 @@ func (b *bench) machinesInAlcor() {
 	b.empty()
 }
 
-// machine makes a pod with a virtual machine.
+// machine adds a pod with a virtual machine.
 func (b *bench) machine(n *node.Node, name, nics string) *node.Pod {
 	b.Helper()
 	o := pod(nics)
 	o.VM, o.Once = true, false
-	p, err := n.AddPod(harness.Deadline(b.T, harness.Patience), name, o)
-	harness.OK(b.T, err)
-	return p
+	return b.addPod(n, name, o)
 }
 
 // machines has a machine with two NICs talk to a pod on another node and to another machine.
@@ -98,8 +96,7 @@ func (b *bench) machines(binding string) {
 	b.empty()
 }
 
-// deletedLink has somebody remove a link of a machine's port and of a pod's on the node, which are
-// mended at once.
+// deletedLink deletes the node's link of a machine's port, and of a pod's port. Both are repaired at once.
 func (b *bench) deletedLink(prefix string) {
 	vm, plain, far := b.machine(b.a, "vm", "[{binding: tap}]"), b.add(b.a, "plain", ""), b.add(b.b, "far", "")
 	harness.Settle(b.T, b.Lab)
@@ -116,13 +113,10 @@ func (b *bench) deletedLink(prefix string) {
 		b.reaches(p, far)
 		b.reaches(far, p)
 	}
-	harness.Settle(b.T, b.Lab)
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
+	b.clear()
 }
 
-// spoofing has a machine take another MAC address than its port's, which the VPC drops.
+// spoofing gives a machine another MAC address than its port has: the VPC drops its packets.
 func (b *bench) spoofing() {
 	vm, far := b.machine(b.a, "vm", "[{binding: tap}]"), b.add(b.b, "far", "")
 	b.reaches(vm, far)
@@ -144,12 +138,10 @@ func (b *bench) spoofing() {
 	}
 	call(own)
 	b.reaches(vm, far)
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
+	b.clear()
 }
 
-// withoutTun has a node be one without the kernel's module tun.
+// withoutTun has a node without the kernel module tun.
 func (b *bench) withoutTun() {
 	restore := b.container.Without(b.T, "/dev/net")
 	harness.Restart(b.T, b.a)
@@ -163,11 +155,10 @@ func (b *bench) withoutTun() {
 	restore()
 	harness.Restart(b.T, b.a)
 	b.machine(b.a, "no-tun", "[{binding: tap}]")
-	harness.RemoveAll(b.T, b.a)
-	b.empty()
+	b.clear()
 }
 
-// daemonKilled has berthd killed while machines talk, which does not notice.
+// daemonKilled kills berthd while machines talk: no packet is lost.
 func (b *bench) daemonKilled() {
 	tap, bridged, far := b.machine(b.a, "tap", "[{binding: tap}]"), b.machine(b.a, "bridged", "[{binding: bridge}]"), b.add(b.b, "far", "")
 	b.reaches(tap, far)
@@ -192,7 +183,5 @@ func (b *bench) daemonKilled() {
 	ask("berthd runs again")
 	harness.Settle(b.T, b.Lab)
 	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "tap"))
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
+	b.clear()
 }

@@ -24,8 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator"))
 }
 
-// bench is a lab of two nodes with ports, on which berthd has what the chart gives it and no
-// more.
+// bench is a lab of two nodes with ports, on which berthd has the privileges that the chart grants.
 type bench struct {
 	*testing.T
 	*lab.Lab
@@ -35,13 +34,13 @@ type bench struct {
 	a, b      *node.Node
 }
 
-// raise raises a lab of Neutron, if o has no other provider.
+// raise raises a lab in port mode, with Neutron if o has no other provider.
 func raise(t *testing.T, o lab.Options) *bench {
 	t.Helper()
 	return raiseIn(t, lab.PortMode, o)
 }
 
-// raiseIn is raise in another mode, beside which there are ports.
+// raiseIn raises a lab with ports beside another mode.
 func raiseIn(t *testing.T, mode lab.Mode, o lab.Options) *bench {
 	t.Helper()
 	if o.PortCloud == nil {
@@ -62,24 +61,29 @@ func (b *bench) on(t *testing.T) *bench {
 	return &c
 }
 
-// pod is what is special about a pod with NICs as told.
+// pod is a pod with NICs.
 func pod(nics string) node.PodOptions {
 	return node.PodOptions{Annotations: map[string]string{"berth.dev/nics": nics}, Once: true}
 }
 
-// add makes a pod at the first attempt.
+// add adds a pod at the first attempt.
 func (b *bench) add(n *node.Node, name, nics string) *node.Pod {
 	b.Helper()
 	o := pod(nics)
 	if nics == "" {
 		o.Annotations = nil
 	}
+	return b.addPod(n, name, o)
+}
+
+func (b *bench) addPod(n *node.Node, name string, o node.PodOptions) *node.Pod {
+	b.Helper()
 	p, err := n.AddPod(harness.Deadline(b.T, harness.Patience), name, o)
 	harness.OK(b.T, err)
 	return p
 }
 
-// result is what the plugin answered.
+// result is the plugin's result.
 func (b *bench) result(p *node.Pod) *types100.Result {
 	b.Helper()
 	r, err := types100.GetResult(p.Result)
@@ -93,7 +97,7 @@ func (b *bench) nic(p *node.Pod, link string) *v1alpha1.PodNIC {
 	return harness.PodNIC(b.T, b.Lab, p, link)
 }
 
-// reaches waits until a pod gets an answer of another.
+// reaches waits until a pod gets an answer from another.
 func (b *bench) reaches(from, to *node.Pod) {
 	b.Helper()
 	harness.Eventually(b.T, time.Minute, from.Name+" reaches "+to.Name, func() error {
@@ -104,7 +108,7 @@ func (b *bench) reaches(from, to *node.Pod) {
 	})
 }
 
-// addresses are those of the first VPC's PodNIC, without prefix lengths.
+// addresses are those of a PodNIC, without prefix lengths.
 func addresses(n *v1alpha1.PodNIC) string {
 	var all []string
 	for _, a := range n.Status.Addresses {
@@ -114,7 +118,7 @@ func addresses(n *v1alpha1.PodNIC) string {
 	return strings.Join(all, " ")
 }
 
-// vpcPod is a pod of a VPC that its namespace does not name.
+// vpcPod is a pod that names its VPC.
 func vpcPod(vpc, nics string) node.PodOptions {
 	o := node.PodOptions{Annotations: map[string]string{"berth.dev/vpc": vpc}, Once: true}
 	if nics != "" {
@@ -123,10 +127,10 @@ func vpcPod(vpc, nics string) node.PodOptions {
 	return o
 }
 
-// soon is for questions that nobody answers.
+// soon is the deadline of questions that nobody answers.
 func soon(t *testing.T) context.Context { return harness.Deadline(t, time.Second) }
 
-// calls are how many calls of a method the provider had so far, of a path below that of ports.
+// calls counts the provider's calls of a method, of a path below that of ports.
 func (b *bench) calls(method, path string) int {
 	if b.alcor != nil {
 		return b.alcor.Managers.HTTP.Count(method, "/project/*/ports"+path)

@@ -22,45 +22,46 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// proof is something that is to hold on a bench, which has no pods before and after it.
-type proof struct {
+// testCase is tried on a bench that has no pods before and after it.
+type testCase struct {
 	name string
 	test func(*bench)
 }
 
-// A pod's life, with one NIC and with several, by the CNI verbs, where berthd has what the chart
-// gives it: with each provider the same, and what each has of its own. By default a third of
-// what is the same is tried with the second provider (harness.Sample).
+// TestPods follows the life of pods with one NIC and with several, by the CNI verbs. berthd has the privileges that
+// the chart grants. Both providers have the same cases, and some of their own; by default a third of the common ones
+// is tried with the second provider (harness.Sample).
 func TestPods(t *testing.T) {
 	for _, provider := range []struct {
 		name  string
 		raise func(context.Context, portcloud.Options) (portcloud.Cloud, error) // nil: as labs have it
 		args  []string                                                          // of berthd
 		every int                                                               // of what all have in common, when it is sampled
-		own   []proof
+		own   []testCase
 	}{
-		{"Neutron", nil, nil, 1, []proof{{"AddressesThatChange", (*bench).addressesThatChange}, {"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
-		{"Alcor", portcloud.NewAlcor, []string{"--agent-wait=1m"}, 3, []proof{{"Machines", (*bench).machinesInAlcor}, {"LinkGoesBack", (*bench).linkGoesBack}, {"AgentAway", (*bench).agentAway}}},
+		{"Neutron", nil, nil, 1, []testCase{{"AddressesThatChange", (*bench).addressesThatChange}, {"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
+		{"Alcor", portcloud.NewAlcor, []string{"--agent-wait=1m"}, 3, []testCase{{"Machines", (*bench).machinesInAlcor}, {"LinkGoesBack", (*bench).linkGoesBack}, {"AgentAway", (*bench).agentAway}}},
 	} {
 		t.Run(provider.name, func(t *testing.T) {
 			t.Parallel() // most of the time something is waited for
 			// A second operator, which there is none of, would wait for the Lease of a killed one.
 			b := raise(t, lab.Options{PortCloud: provider.raise, DaemonArgs: provider.args, OperatorArgs: []string{"--leader-elect=false"}})
-			for _, p := range slices.Concat(harness.Sample(t, provider.every, []proof{
+			for _, p := range slices.Concat(harness.Sample(t, provider.every, []testCase{
 				{"OneNIC", (*bench).oneNIC},
 				{"SeveralNICs", (*bench).severalNICs},
 				{"Check", (*bench).check},
-				{"HotPlug", (*bench).hotPlug},
+				{"HotPlug", flow(demo.HotPlug)},
 				{"HotPlugRefused", (*bench).hotPlugRefused},
 				{"HotPlugOfUsersNICs", (*bench).hotPlugOfUsersNICs},
 				{"HotPlugWhileKilled", (*bench).hotPlugWhileKilled},
-				{"FixedAddress", (*bench).fixedAddress},
-				{"UsersPort", (*bench).usersPort},
+				{"HotPlugAgain", (*bench).hotPlugAgain},
+				{"FixedAddress", flow(demo.FixedNIC)},
+				{"UsersPort", flow(demo.UsersPort)},
+				{"PortOfOnePod", (*bench).portOfOnePod},
 				{"Refused", (*bench).refused},
-				{"OtherVPC", (*bench).otherVPC},
+				{"OtherVPC", flow(demo.OtherVPC)},
 				{"ManyAtOnce", (*bench).manyAtOnce},
-				{"PortDeleted", (*bench).portDeleted},
-				{"Killed", (*bench).killed},
+				{"PortDeleted", flow(demo.PortDeleted)},
 			}), provider.own) {
 				t.Run(p.name, func(t *testing.T) { p.test(b.on(t)) })
 			}
@@ -93,6 +94,15 @@ func (b *bench) oneNIC() {
 	b.empty()
 }
 
+// clear waits until the lab is at rest, removes all pods, and waits until nothing is left of them.
+func (b *bench) clear() {
+	b.Helper()
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
 // empty waits until nothing is left of pods.
 func (b *bench) empty() {
 	b.Helper()
@@ -121,60 +131,57 @@ func (b *bench) severalNICs() {
 	}
 	other := b.add(b.b, "other", "- {subnet: subnet-2, ip: 192.168.1.30}")
 	b.reaches(p, other)
-	harness.Settle(b.T, b.Lab)
-	harness.Remove(b.T, b.a, "several")
-	harness.Remove(b.T, b.b, "other")
-	b.empty()
+	b.clear()
 }
 
-// check finds what somebody took away of a NIC.
+// check checks that CHECK notices a change of a NIC.
 func (b *bench) check() {
 	p := b.add(b.a, "checked", "[{}, {subnet: subnet-2}]")
+	b.checkNotices(p, "eth1")
+	harness.OK(b.T, b.a.Status(harness.Deadline(b.T, harness.Patience)))
+	b.clear()
+}
+
+// checkNotices removes the addresses of an interface: CHECK must name the interface and the address.
+func (b *bench) checkNotices(p *node.Pod, link string) {
+	b.Helper()
 	ctx := harness.Deadline(b.T, harness.Patience)
-	harness.OK(b.T, b.a.CheckPod(ctx, "checked"))
-	takeAddress := func(h *netlink.Handle) error {
-		l, err := h.LinkByName("eth1")
-		if err != nil {
+	harness.OK(b.T, b.a.CheckPod(ctx, p.Name))
+	harness.OK(b.T, b.a.GC(ctx))
+	harness.OK(b.T, b.a.CheckPod(ctx, p.Name))
+	addr := addresses(b.nic(p, link))
+	// A repair may come before CHECK does: then they are taken again.
+	harness.Eventually(b.T, harness.Patience, "CHECK of a pod whose "+link+" lost "+addr, func() error {
+		harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
+			l, err := h.LinkByName(link)
+			if err != nil {
+				return err
+			}
+			list, err := h.AddrList(l, netlink.FAMILY_V4)
+			for _, a := range list {
+				err = errors.Join(err, h.AddrDel(l, &a))
+			}
 			return err
-		}
-		addrs, err := h.AddrList(l, netlink.FAMILY_V4)
-		if err != nil || len(addrs) == 0 { // not repaired yet
-			return err
-		}
-		return h.AddrDel(l, &addrs[0])
-	}
-	// A repair may come before CHECK does.
-	harness.Eventually(b.T, harness.Patience, "CHECK of a pod whose eth1 lost its address", func() error {
-		harness.OK(b.T, ns.Netlink(p.Netns(), takeAddress))
-		switch err := b.a.CheckPod(ctx, "checked"); {
-		case err == nil:
-			return errors.New("no error")
-		case !harness.Says(err.Error(), "eth1"):
-			return fmt.Errorf("an error about something else: %w", err)
+		}))
+		if err := b.a.CheckPod(ctx, p.Name); err == nil || !harness.Says(err.Error(), link, addr) {
+			return errors.Join(errors.New("CHECK does not say so"), err)
 		}
 		return nil
 	})
-	harness.OK(b.T, b.a.Status(ctx))
-	harness.OK(b.T, b.a.GC(ctx))
-	harness.Remove(b.T, b.a, "checked")
-	b.empty()
 }
 
-// flow is one that the demo and the tests of a real Neutron go through too.
-func (b *bench) flow(try demo.Flow) {
-	b.Helper()
-	figures, err := try(harness.Deadline(b.T, harness.Patience), b.Lab)
-	harness.OK(b.T, err)
-	b.T.Log(figures)
-	b.empty()
+// flow is a proof of the demo, which the tests of a real Neutron try too.
+func flow(try demo.Flow) func(*bench) {
+	return func(b *bench) {
+		figures, err := try(harness.Deadline(b.T, harness.Patience), b.Lab)
+		harness.OK(b.T, err)
+		b.T.Log(figures)
+		b.empty()
+	}
 }
 
-func (b *bench) fixedAddress() { b.flow(demo.FixedNIC) }
-
-// usersPort gives a port that a user made to a pod, and takes it back; a second pod cannot have
-// it meanwhile.
-func (b *bench) usersPort() {
-	b.flow(demo.UsersPort)
+// portOfOnePod gives a user's port to a pod: a second pod cannot have it meanwhile.
+func (b *bench) portOfOnePod() {
 	ctx, v := harness.Deadline(b.T, harness.Patience), b.VPCs[0]
 	subnet := v.Network.Subnet("subnet-1")
 	made, err := b.Ports.AddPort(ctx, portcloud.Port{
@@ -191,7 +198,7 @@ func (b *bench) usersPort() {
 	b.empty()
 }
 
-// refused are pods that nobody can have.
+// refused requests NICs that cannot exist.
 func (b *bench) refused() {
 	ctx := harness.Deadline(b.T, harness.Patience)
 	for name, tc := range map[string]struct {
@@ -215,11 +222,7 @@ func (b *bench) refused() {
 	b.empty()
 }
 
-func (b *bench) otherVPC() { b.flow(demo.OtherVPC) }
-
-func (b *bench) portDeleted() { b.flow(demo.PortDeleted) }
-
-// manyAtOnce makes pods at one moment on both nodes.
+// manyAtOnce adds pods on both nodes at once.
 func (b *bench) manyAtOnce() {
 	const each = 8
 	calls := func() [3]int { return [...]int{b.calls("POST", ""), b.calls("PUT", "/*"), b.calls("GET", "")} }
@@ -227,31 +230,11 @@ func (b *bench) manyAtOnce() {
 	harness.OK(b.T, harness.AtOnce(2, func(i int) error { return harness.AddMany(b.T, b.Nodes()[i], "many", each, harness.Once) }))
 	after := calls()
 	b.Logf("%d pods by %d calls that create ports, %d that change them, %d that list them", 2*each, after[0]-before[0], after[1]-before[1], after[2]-before[2])
-	harness.Settle(b.T, b.Lab)
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
+	b.clear()
 }
 
-// killed ends a daemon and the operator while pods run, and has them make more pods.
-func (b *bench) killed() {
-	near, far := b.add(b.a, "near", ""), b.add(b.b, "far", "")
-	b.reaches(near, far)
-	operator := b.Operators()[0]
-	harness.OK(b.T, errors.Join(b.a.Kill(), operator.Kill()))
-	b.reaches(near, far) // packets need neither
-	harness.OK(b.T, errors.Join(operator.Start(), b.a.Start()))
-	harness.OK(b.T, b.WaitReady(harness.Deadline(b.T, harness.Patience)))
-	harness.Add(b.T, b.a, "later")
-	b.reaches(near, far)
-	harness.Settle(b.T, b.Lab)
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
-}
-
-// linkGoesBack has a NIC outlive its pod: the agent's link is in the pod, then back in the VPC's
-// namespace as the agent made it, and gone with the port.
+// linkGoesBack has a NIC that outlives its pod: the agent's link moves into the pod, back to the VPC's namespace, and
+// goes with the port.
 func (b *bench) linkGoesBack() {
 	ctx := harness.Deadline(b.T, harness.Patience)
 	nic := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: b.VPCs[0].Name}}
@@ -280,8 +263,8 @@ func (b *bench) linkGoesBack() {
 	b.empty()
 }
 
-// agentAway has the agent of a node be away when a pod comes: its ADD waits for the port's link, no
-// longer than for all together, and another has it once the agent is back.
+// agentAway stops a node's agent: an ADD waits for the port's link until its timeout, and another succeeds once the
+// agent is back.
 func (b *bench) agentAway() {
 	harness.OK(b.T, b.alcor.Crash(b.a.Name))
 	ctx := harness.Deadline(b.T, harness.Patience)
@@ -298,12 +281,10 @@ func (b *bench) agentAway() {
 	})
 	harness.OK(b.T, b.alcor.Revive(b.a.Name))
 	harness.OK(b.T, <-added)
-	harness.Settle(b.T, b.Lab)
-	harness.Remove(b.T, b.a, "late")
-	b.empty()
+	b.clear()
 }
 
-// byALinuxBridge has pods of hosts whose firewall is of iptables, as Neutron tells.
+// byALinuxBridge has pods on hosts whose firewall Neutron calls an iptables one.
 func (b *bench) byALinuxBridge() {
 	for _, n := range b.Nodes() {
 		b.model.Neutron.AddHost(n.Name, neutronfake.Host{Agent: true, Hybrid: true})
@@ -330,20 +311,19 @@ func (b *bench) byALinuxBridge() {
 	b.empty()
 }
 
-// socketOfAnotherUser has Open vSwitch's socket be one that berthd, which has no right to pass
-// over permissions, may not write to.
+// socketOfAnotherUser has a socket of Open vSwitch to which berthd may not write without DAC_OVERRIDE.
 func (b *bench) socketOfAnotherUser() {
 	socket := strings.TrimPrefix(b.model.OVN.Switch(b.a.Name).Endpoint(), "unix:")
 	info, err := os.Stat(socket)
 	harness.OK(b.T, err)
 	harness.OK(b.T, os.Chmod(socket, 0))
-	begun, err := os.Stat(b.a.LogFile())
+	before, err := os.Stat(b.a.LogFile())
 	harness.OK(b.T, err)
 	harness.OK(b.T, b.a.Kill())
 	harness.OK(b.T, b.a.Start())
-	harness.Eventually(b.T, harness.Patience, "berthd tells that permission is denied", func() error {
+	harness.Eventually(b.T, harness.Patience, "berthd logs that permission is denied", func() error {
 		text, err := os.ReadFile(b.a.LogFile())
-		if err == nil && !harness.Says(string(text[begun.Size():]), socket, "permission denied") {
+		if err == nil && !harness.Says(string(text[before.Size():]), socket, "permission denied") {
 			err = errors.New(b.a.LogTail(20))
 		}
 		return err
@@ -353,6 +333,5 @@ func (b *bench) socketOfAnotherUser() {
 	b.add(b.a, "let-in", "")
 	b.container.Allow(b.T, b.container.Capabilities()...)
 	harness.OK(b.T, os.Chmod(socket, info.Mode()))
-	harness.RemoveAll(b.T, b.a)
-	b.empty()
+	b.clear()
 }

@@ -29,16 +29,14 @@ import (
 var modes = []string{string(lab.NodeMode), string(lab.OperatorMode), string(lab.PoolMode), string(lab.PortMode)}
 
 const (
-	// labDirs is what the clusters' folders begin with, one for each mode. Sockets lie
-	// in them, so they are short.
+	// labDirs is the prefix of the clusters' folders, one for each mode. Socket paths must be short.
 	labDirs = "/run/vpclab/up"
-	// nodes is how many the cluster has, each in a zone of its own: specs of traffic
-	// within a zone need three.
+	// nodes is the number of nodes, each in a zone of its own: specs of traffic within a zone need
+	// three.
 	nodes = 3
-	// instanceType has addresses for the pods of several specs at a time, with those
-	// that cool down.
+	// instanceType has addresses for the pods of several specs at a time, with those that cool.
 	instanceType = "m5.xlarge"
-	// patience ends a cluster that does not come up.
+	// patience ends the start of a cluster that hangs.
 	patience = 5 * time.Minute
 )
 
@@ -52,8 +50,8 @@ var daemonArgs = map[lab.Mode][]string{
 
 var apiWithoutSNAT = fmt.Sprintf("--exclude-snat-cidrs=%s/32", fabric.APIEndpoint)
 
-// podFamilies are those of pods' addresses. Where they are of ENIs and nothing is asked for, one
-// of both modes has IPv4 and the other both families: their data path is the same.
+// podFamilies are the IP families of pods. By default one mode with ENIs has IPv4 and the other both,
+// as their data path is the same.
 func (o options) podFamilies() ipfamily.Set {
 	of := lab.Options{Mode: lab.Mode(o.mode), IPFamilies: o.families}
 	if of.IPFamilies == "" && of.Mode == lab.OperatorMode {
@@ -62,8 +60,7 @@ func (o options) podFamilies() ipfamily.Set {
 	return of.PodFamilies()
 }
 
-// network is what the cluster of a mode has. Both modes of kube-proxy get their run,
-// unless one is asked for.
+// network is the network of a mode's cluster. By default each mode of kube-proxy gets a run.
 func (o options) network() network {
 	n := network{families: o.podFamilies(), ports: lab.Mode(o.mode) == lab.PortMode, proxy: host.NFTables}
 	if lab.Mode(o.mode) == lab.PoolMode {
@@ -89,7 +86,7 @@ func inZones() *labspec.Spec {
 	return &s
 }
 
-// existing is a cluster that somebody else has raised.
+// existing is a cluster of somebody else's.
 func existing(ctx context.Context, kubeconfig string) (cluster, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -106,7 +103,7 @@ func existing(ctx context.Context, kubeconfig string) (cluster, error) {
 	return cluster{kubeconfig: kubeconfig, nodes: len(nodes.Items)}, nil
 }
 
-// zone gives nodes that no cloud has labelled a zone each.
+// zone gives nodes without a zone one each.
 func zone(ctx context.Context, c *lab.Cluster) error {
 	var list corev1.NodeList
 	if err := c.Client.List(ctx, &list); err != nil {
@@ -126,8 +123,7 @@ func zone(ctx context.Context, c *lab.Cluster) error {
 	return nil
 }
 
-// forget removes the folder of a cluster that was raised and is lowered, with the logs of its
-// programs, which nobody needs where all went well.
+// forget removes the folder of a cluster that was removed after a success.
 func (o options) forget() error {
 	dir := labDirs + o.mode
 	if _, err := lab.Sweep(dir, lab.IDOf(dir)); err != nil {
@@ -140,8 +136,7 @@ func (o options) forget() error {
 	return nil
 }
 
-// raise raises a cluster of the lab with Berth in it, from the chart and the images
-// that users have, and returns what removes it again.
+// raise raises a cluster of the lab with Berth's chart and images, and returns what removes it.
 func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() error, error) {
 	began, labDir := time.Now(), labDirs+o.mode
 	fmt.Fprintf(out, "Raising a cluster of %d nodes in mode %s, pods of %s ...\n", nodes, o.mode, o.podFamilies())
@@ -175,7 +170,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 		defer release()
 		return errors.Join(l.Err(), l.Close())
 	}
-	// The tests know the API server by its own address alone.
+	// The tests use the API server's own address.
 	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes}
 	if err := errors.Join(zone(up, l.Kube), kube.WriteKubeconfig(c.kubeconfig, l.Kube.Config())); err != nil {
 		return cluster{}, nil, errors.Join(err, lower())

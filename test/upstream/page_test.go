@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-func TestTable(t *testing.T) {
+func TestTableOfResults(t *testing.T) {
 	all := []results{
 		{Mode: "node", Families: ipfamily.OnlyIPv6, Kubernetes: "v1.37.1", Specs: []result{
 			{Name: "a", Group: "conformance", Outcome: passed},

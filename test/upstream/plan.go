@@ -57,7 +57,7 @@ var short = []string{
 	"[sig-node] Pods should support remote command execution over websockets [NodeConformance] [Conformance]",
 }
 
-// isShort tells whether a spec is of the group "short". Releases of Kubernetes add
+// isShort reports whether a spec is of the group "short". Releases of Kubernetes add
 // tags to names, so those need not be the same.
 func isShort(s spec) bool {
 	return slices.ContainsFunc(short, func(name string) bool { return withoutTags(name) == withoutTags(s.name) })
@@ -133,7 +133,7 @@ type choice struct {
 	focus, skip *regexp.Regexp
 }
 
-// whole tells whether it has whole groups.
+// whole reports whether it has whole groups.
 func (c choice) whole() bool {
 	return c.focus == nil && c.skip == nil && !slices.Contains(c.groups, "short")
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/lab/run/host"
 )
 
-func TestChoose(t *testing.T) {
+func TestSpecsAreChosenByGroup(t *testing.T) {
 	all := []spec{
 		{"[sig-network] Services should serve [Conformance]", []string{"sig-network", "Conformance"}},
 		{"[sig-network] Services should hairpin", []string{"sig-network"}},

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -21,7 +24,7 @@ const report = `[{"SpecReports": [
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "came too late", "State": "skipped"}
 ]}]`
 
-func TestJudge(t *testing.T) {
+func TestOutcomesOfSpecs(t *testing.T) {
 	reports, err := readReport(strings.NewReader(report))
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +54,7 @@ func TestJudge(t *testing.T) {
 
 // Results of a mode and of families are kept apart from those of others, and those of groups that
 // were not run now stay, if they are of the same Kubernetes.
-func TestKeep(t *testing.T) {
+func TestResultsAreKeptByGroup(t *testing.T) {
 	folder := t.TempDir()
 	of := func(mode string, families ipfamily.Set, version, group, name string) results {
 		return results{Mode: mode, Families: families, Kubernetes: version, Specs: []result{{Name: name, Group: group, Outcome: passed}}}
@@ -113,5 +116,38 @@ func TestSetUpThatFailed(t *testing.T) {
 	reports[0].State = passed
 	if got := setUpFailed(reports); got != "" {
 		t.Errorf("said %q of one that passed", got)
+	}
+}
+
+func TestProgressOfSpecs(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(&out, 4)
+	for _, part := range []string{
+		"Will run 4 of 3206 specs\nSSSS", "•S", "SS•", "SS\n------\n", "SS• [FAILED] [12.3 ", "seconds]\n[sig-network] DNS works [It]\n", "text\n",
+	} {
+		if _, err := p.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out.String() != "  FAILED [sig-network] DNS works [It]\n" {
+		t.Errorf("told %q", out.String())
+	}
+	out.Reset()
+	p.tick(p.started.Add(chatty - time.Second))
+	if out.Len() > 0 {
+		t.Errorf("told %q too early", out.String())
+	}
+	p.tick(p.started.Add(chatty))
+	if want := "  3 of 4, 1 failed, 30s\n"; out.String() != want {
+		t.Errorf("told %q, expected %q", out.String(), want)
+	}
+}
+
+// A runner that cannot be started is an error that names it.
+func TestRunnerThatCannotBeStarted(t *testing.T) {
+	s := suite{e2e: "/nowhere/e2e.test", ginkgo: "/nowhere/ginkgo", out: t.TempDir(), procs: 1, limit: time.Second}
+	_, err := s.run(t.Context(), cluster{kubeconfig: "none"}, []spec{{name: "a"}}, newProgress(io.Discard, 1))
+	if err == nil || !strings.Contains(err.Error(), "/nowhere/ginkgo") {
+		t.Errorf("got %v", err)
 	}
 }

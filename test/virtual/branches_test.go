@@ -19,8 +19,8 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/branch"
 )
 
-// withBranches makes a node in operator mode with a trunk, whose pods have a branch as their
-// first or second interface. One branch is kept warm.
+// withBranches makes a node in operator mode with a trunk. Pods have a branch as their first or second
+// interface, and one branch is kept warm.
 func withBranches(t *testing.T) *nics {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1", "--trunk-eni", "--vpc-ports", "--ovsdb="})...)
 	n.inVPC("m5.large")
@@ -63,7 +63,7 @@ func (m *nics) warm(want int) func() error {
 	}
 }
 
-func TestWarmBranches(t *testing.T) {
+func TestHaltsWithWarmBranches(t *testing.T) {
 	eachCrash(t, warmOperator, func(t *testing.T, at crash) {
 		m := withBranches(t)
 		m.c.start()
@@ -91,8 +91,9 @@ func TestWarmBranches(t *testing.T) {
 				made++
 			}
 		}
-		// Three cold branches and the first warm one, which pod-3 or pod-4 takes; its successor, and a
-		// cold one for the other pod. Besides: the trunk, an ENI with addresses, and the orphan of inVPC.
+		// Three cold branches and the first warm one, which pod-3 or pod-4 gets; its successor, and a
+		// cold one for the other pod. In addition the trunk, an ENI with addresses, and the orphan of
+		// inVPC.
 		if made != 6+3 {
 			t.Errorf("%d ENIs were made, want 6 branches and 3 others", made)
 		}

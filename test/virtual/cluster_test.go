@@ -36,12 +36,12 @@ import (
 	"github.com/berthnet/berth/test/harness/apifake"
 )
 
-// transport brings requests of all programs to the API servers of their tests.
+// transport sends requests of all programs to their test's API server.
 var transport apifake.Transport
 
 func TestMain(m *testing.M) {
 	http.DefaultTransport = &transport // of client-go for servers without TLS
-	// The others hold errors of one bubble back by the time of another.
+	// The other handlers delay errors of one bubble by the time of another.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // there is no other way
 	debug.SetGCPercent(400)                                   // all is garbage soon, and there is room for it
 	os.Exit(m.Run())
@@ -74,8 +74,8 @@ func namespaced(resource, kind string, status bool) apifake.Kind {
 	return k
 }
 
-// newCluster makes a control plane, within a bubble, whose operator has settings besides
-// those that all have. Call start next.
+// newCluster makes a control plane within a bubble, with further settings of the operator. Call start
+// next.
 func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
 	t.Helper()
 	c := &cluster{settings: settings, dir: t.TempDir(), log: log}
@@ -98,7 +98,6 @@ func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
 	return c
 }
 
-// check ends the test with an error.
 func check(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -106,11 +105,11 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// kubeconfig is a file by which one program reaches the API server. Requests take no time: the
+// kubeconfig writes a file by which one program reaches the API server. Requests take no time: the
 // operator makes some with a mutex held, for which virtual time does not pass.
 func (c *cluster) kubeconfig(do apifake.Do) string {
 	c.made++
-	// Names of hosts are unique in the process.
+	// Host names are unique in the process.
 	path, err := transport.Kubeconfig(c.dir, fmt.Sprintf("api-%d-%d", time.Now().UnixNano(), c.made), c.api, do)
 	check(c.t, err)
 	return path
@@ -156,7 +155,7 @@ func (c *cluster) addNode(n *node) {
 	n.pods.ready = func(name string, addresses []string) error { return c.ready("default", name, addresses) }
 }
 
-// ready has a Pod say that it is ready, with addresses in CIDR form.
+// ready marks a Pod as ready, with addresses in CIDR form.
 func (c *cluster) ready(namespace, name string, addresses []string) error {
 	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	status := corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
@@ -177,8 +176,8 @@ func patch[O any](t *testing.T, by func(context.Context, client.Object, client.P
 	return by(t.Context(), o, client.RawPatch(types.MergePatchType, body))
 }
 
-// takeBackReleases has the operator list addresses to be released, and pods come that need them before
-// the daemon, whose requests are slow, has confirmed that. So the operator takes the release back.
+// takeBackReleases has the operator ask for the release of addresses, and pods come that need them
+// before the slow daemon has confirmed it. The operator takes the release back.
 func (c *cluster) takeBackReleases(n *node) {
 	c.t.Helper()
 	n.pods.each(90, 96, n.pods.add)
@@ -198,7 +197,7 @@ func (c *cluster) takeBackReleases(n *node) {
 	n.pods.each(90, 96, n.pods.del)
 }
 
-// addPool makes an address pool with blocks of four pods.
+// addPool creates an address pool with blocks of four addresses.
 func (c *cluster) addPool(name, ipv4, ipv6 string) {
 	c.t.Helper()
 	check(c.t, c.admin.Create(c.t.Context(), &v1alpha1.AddressPool{
@@ -207,8 +206,8 @@ func (c *cluster) addPool(name, ipv4, ipv6 string) {
 	}))
 }
 
-// blocksAgree compares the node's blocks, of which it is to have so many, with what its kernel
-// announces, and wants no request to be left.
+// blocksAgree compares the node's blocks, of which it must have a number, with what its kernel
+// announces, and expects no open request.
 func (c *cluster) blocksAgree(n *node, want int) error {
 	var blocks v1alpha1.AddressBlockList
 	var requests v1alpha1.BlockRequestList
@@ -241,7 +240,7 @@ func (c *cluster) blocksAgree(n *node, want int) error {
 	return same("announced blocks", announced, has)
 }
 
-// nothingLeft wants all blocks and the pool that was deleted to be gone.
+// nothingLeft expects no block, and one pool fewer.
 func (c *cluster) nothingLeft() error {
 	var blocks v1alpha1.AddressBlockList
 	var pools v1alpha1.AddressPoolList

@@ -29,7 +29,6 @@ import (
 	"github.com/berthnet/berth/test/harness/apifake"
 )
 
-// Failpoints that are halted at with egress.
 var (
 	egressDaemon   = named("daemon.egress.")
 	egressOperator = named("operator.gateways.", "operator.egressclient.")
@@ -52,7 +51,7 @@ var egressKinds = func() (kinds []apifake.Kind) {
 	return kinds
 }()
 
-func TestEgress(t *testing.T) {
+func TestHaltsWithEgress(t *testing.T) {
 	eachCrash(t, slices.Concat(egressOperator, egressDaemon, harness.Sample(t, 9, ofDaemon)), func(t *testing.T, at crash) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--egress", "--egress-probe-interval=0"})...)
 		c := newCluster(t, n.log, "--ipam=pool", "--egress", "--egress-image=berth-egress:test")
@@ -74,8 +73,8 @@ func TestEgress(t *testing.T) {
 	})
 }
 
-// egressUsers are persons who make Egresses and pods, and what Kubernetes' controllers and
-// kubelets do about these. Pods are in namespace default, Egresses in namespace internet.
+// egressUsers create Egresses and pods, and do the work of Kubernetes' controllers and kubelets for
+// these. Pods are in namespace default, Egresses in namespace internet.
 type egressUsers struct {
 	*cluster
 	n        *node
@@ -84,7 +83,7 @@ type egressUsers struct {
 	gateways map[string][]string         // by Egress: pods
 }
 
-// wish is what a pod has to do with Egresses.
+// wish are the labels and annotations of a pod.
 type wish struct {
 	named string // the Egress that its annotation names; empty: none
 	pays  bool   // it has the label that Egress dc selects
@@ -110,12 +109,12 @@ func newEgressUsers(c *cluster, n *node) *egressUsers {
 
 func inMetadata(fields map[string]any) map[string]any { return map[string]any{"metadata": fields} }
 
-// exercise makes Egresses and pods, changes all of it while pods run, and removes the Egresses,
-// one before the pods that use it and one after.
+// exercise creates Egresses and pods, changes all of them while pods run, and deletes the Egresses,
+// one before its pods and one after.
 func (u *egressUsers) exercise() {
 	u.t.Helper()
 	pods := &u.n.pods
-	// What a pod names may be a part of what selects it; the other way round it would be refused.
+	// A pod may name destinations within those of an Egress that selects it, not the other way round.
 	u.make("nat", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24", "2001:db8::/48"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}})
 	u.make("dc", v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0", "::/0"}, Clients: &v1alpha1.EgressClientSelector{
 		NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "shop"}}, PodSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "pay"}},
@@ -149,7 +148,6 @@ func (u *egressUsers) exercise() {
 	u.n.settle(u.agree)
 }
 
-// make makes an Egress.
 func (u *egressUsers) make(name string, spec v1alpha1.EgressSpec) {
 	u.t.Helper()
 	one := intstr.FromInt32(1)
@@ -159,7 +157,6 @@ func (u *egressUsers) make(name string, spec v1alpha1.EgressSpec) {
 	u.egresses[name] = e
 }
 
-// change edits an Egress.
 func (u *egressUsers) change(name string, edit func(*v1alpha1.EgressSpec)) {
 	u.t.Helper()
 	e := u.egresses[name]
@@ -168,14 +165,13 @@ func (u *egressUsers) change(name string, edit func(*v1alpha1.EgressSpec)) {
 	check(u.t, u.admin.Patch(u.t.Context(), e, client.MergeFrom(before)))
 }
 
-// remove deletes an Egress.
 func (u *egressUsers) remove(name string) {
 	u.t.Helper()
 	check(u.t, u.admin.Delete(u.t.Context(), u.egresses[name]))
 	delete(u.egresses, name)
 }
 
-// collect has what belongs to an Egress that is gone go too.
+// collect deletes the objects of a deleted Egress.
 func (u *egressUsers) collect(name string) {
 	u.t.Helper()
 	for _, pod := range u.gateways[name] {
@@ -185,14 +181,14 @@ func (u *egressUsers) collect(name string) {
 	u.api.Collect()
 }
 
-// elsewhereAt are the addresses of gateways that are on another node.
+// elsewhereAt are the addresses of gateways on another node.
 var elsewhereAt = map[string][]string{"nat": {"10.9.0.1", "fd09::1"}, "dc": {"10.9.0.2", "fd09::2"}}
 
-// onNode tells of a gateway whether it is on the node: every second one of an Egress.
+// onNode reports whether a gateway is on the node: every second one of an Egress is.
 func onNode(gateway string) bool { return strings.HasSuffix(gateway, "-1") }
 
-// scale waits until an Egress's Deployment asks for so many gateways, of which some may be there,
-// and does what the controllers of Deployments and ReplicaSets and the kubelets do.
+// scale waits until an Egress's Deployment has a number of replicas, and does what controllers of
+// Deployments and ReplicaSets and kubelets do.
 func (u *egressUsers) scale(name string, replicas int) {
 	u.t.Helper()
 	ctx, key := u.t.Context(), client.ObjectKey{Namespace: "internet", Name: name}
@@ -215,7 +211,6 @@ func (u *egressUsers) scale(name string, replicas int) {
 	}
 }
 
-// end ends a gateway.
 func (u *egressUsers) end(pod string) {
 	u.t.Helper()
 	if onNode(pod) {
@@ -225,7 +220,7 @@ func (u *egressUsers) end(pod string) {
 	check(u.t, u.object(pod, false))
 }
 
-// object makes the Pod of a person or of a gateway, or removes it.
+// object creates or deletes the Pod of a user or a gateway.
 func (u *egressUsers) object(name string, exists bool) error {
 	ctx, w := u.t.Context(), u.wishes[name]
 	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: u.namespaceOf(name), Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
@@ -249,7 +244,6 @@ func (u *egressUsers) object(name string, exists bool) error {
 	return u.admin.Create(ctx, o)
 }
 
-// namespaceOf is that of a pod.
 func (u *egressUsers) namespaceOf(pod string) string {
 	if _, person := u.wishes[pod]; person {
 		return "default"
@@ -257,7 +251,7 @@ func (u *egressUsers) namespaceOf(pod string) string {
 	return "internet"
 }
 
-// describe has an ADD tell of a pod what its Pod says.
+// describe adds a Pod's metadata to an ADD.
 func (u *egressUsers) describe(r *rpc.AddRequest) error {
 	o := &corev1.Pod{}
 	err := u.admin.Get(u.t.Context(), client.ObjectKey{Namespace: u.namespaceOf(r.Pod.Name), Name: r.Pod.Name}, o)
@@ -265,12 +259,12 @@ func (u *egressUsers) describe(r *rpc.AddRequest) error {
 	return err
 }
 
-// ready is that of a pod's kubelet.
+// ready does what a pod's kubelet does.
 func (u *egressUsers) ready(pod string, addresses []string) error {
 	return u.cluster.ready(u.namespaceOf(pod), pod, addresses)
 }
 
-// made gives a Pod what those of an Egress's Deployment have, of whose ReplicaSet it is.
+// made adds to a Pod what those of an Egress's ReplicaSet have.
 func (u *egressUsers) made(ctx context.Context, egress string, o *corev1.Pod) error {
 	d, rs := &appsv1.Deployment{}, &appsv1.ReplicaSet{}
 	if err := u.admin.Get(ctx, client.ObjectKey{Namespace: "internet", Name: egress}, d); err != nil {
@@ -292,7 +286,7 @@ func (u *egressUsers) made(ctx context.Context, egress string, o *corev1.Pod) er
 	return nil
 }
 
-// wish has a pod that runs have other labels and annotations.
+// wish changes labels and annotations of a running pod.
 func (u *egressUsers) wish(pod string, w wish) {
 	u.t.Helper()
 	u.wishes[pod] = w
@@ -307,7 +301,7 @@ func (u *egressUsers) wish(pod string, w wish) {
 	})))
 }
 
-// ask is what gateways answer: they serve a pod once a slice has it.
+// ask is a gateway's answer: it serves a pod once a slice has it.
 func (u *egressUsers) ask(ctx context.Context, _ netip.AddrPort, pod string, addrs []netip.Addr) error {
 	for ; ; time.Sleep(100 * time.Millisecond) { //nolint:forbidigo // virtual time
 		var list v1alpha1.EgressClientSliceList
@@ -329,7 +323,7 @@ func texts(addrs []netip.Addr) (out []string) {
 	return out
 }
 
-// view is what there is, and what should be, a line each.
+// view has the observed and the desired state, a line each.
 type view struct {
 	have, want []string
 }
@@ -339,8 +333,8 @@ func (v *view) wants(format string, args ...any) {
 	v.want = append(v.want, fmt.Sprintf(format, args...))
 }
 
-// agree compares what Egresses and pods ask for with the objects of the operator, the daemon's
-// records, and the pods' tunnels.
+// agree compares what Egresses and pods ask for with the operator's objects, the daemon's records, and
+// the pods' tunnels.
 func (u *egressUsers) agree() error {
 	ctx, pods := u.t.Context(), &corev1.PodList{}
 	if err := u.admin.List(ctx, pods); err != nil {
@@ -386,7 +380,7 @@ func without(list, others []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(others, s) })
 }
 
-// wantTunnels wants what pods on the node are to have.
+// wantTunnels adds the tunnels that pods on the node should have.
 func (u *egressUsers) wantTunnels(v *view, of map[string]*corev1.Pod) {
 	p := &u.n.pods
 	p.mu.Lock()
@@ -411,7 +405,7 @@ func (u *egressUsers) wantTunnels(v *view, of map[string]*corev1.Pod) {
 	}
 }
 
-// wantOwned wants what Egresses are to have, until garbage is collected.
+// wantOwned adds the objects that Egresses should have, until garbage is collected.
 func (u *egressUsers) wantOwned(v *view) {
 	for name := range u.egresses {
 		v.wants("egresses internet/%s", name)
@@ -445,7 +439,7 @@ func (u *egressUsers) addressesOf(name string, of map[string]*corev1.Pod) (out [
 	return out
 }
 
-// haveTunnels tells what pods and records have.
+// haveTunnels adds the tunnels in pods and records.
 func (u *egressUsers) haveTunnels(v *view) error {
 	w, _ := u.n.daemon()
 	records, err := records(u.n.dir(w.number))

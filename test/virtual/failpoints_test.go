@@ -31,7 +31,7 @@ var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool {
 	return strings.HasPrefix(name, "daemon.egress.") || strings.HasPrefix(name, "daemon.nics.")
 })
 
-// Failpoints that are halted at in each mode, by the program that passes them.
+// Failpoints that programs are halted at, by mode and program.
 var (
 	nodeDaemon       = slices.Concat(named("eni.", "inventory.", "intent."), ofDaemon)
 	operatorDaemon   = slices.Concat(slices.DeleteFunc(named("nodenetwork."), isElsewhere), named("inventory.save."), ofDaemon)
@@ -40,29 +40,29 @@ var (
 	poolOperator     = named("operator.pool.")
 	portDaemon       = slices.Concat(named("port.", "daemon.nics."), ofDaemon)
 	portOperator     = named("operator.port.")
-	// The steps of the warm pool, and those that take a branch from it, tag it and delete it.
+	// The steps of the pool of warm branches, and those that take a branch from it, tag it and delete
+	// it.
 	warmOperator = named("operator.warm.", "operator.port.record.", "operator.port.change.", "operator.port.delete.")
 )
 
-// elsewhere are failpoints at which nothing is halted here, by what their names begin with,
-// and why.
+// elsewhere are prefixes of failpoints at which nothing is halted here, with the reason.
 var elsewhere = map[string]string{
 	"plug.": "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
 }
 
-// once are failpoints that a run of a test passes once, so that nothing is halted at their second hit;
-// sometimes are those that one passes twice or not.
+// once are failpoints that a run passes once, so that nothing is halted at the second hit; sometimes
+// are those that a run may pass twice.
 var once = map[string][]string{
-	"TestNodeMode": named("eni.collect.", "eni.create.", "eni.tag.", "eni.unassign.", "intent.save."),
-	"TestOperatorMode": named("eni.assign.", "eni.attach.after", "eni.collect.", "eni.create.", "eni.delete.", "eni.detach.", "eni.tag.", "eni.unassign.",
+	"TestHaltsInNodeMode": named("eni.collect.", "eni.create.", "eni.tag.", "eni.unassign.", "intent.save."),
+	"TestHaltsInOperatorMode": named("eni.assign.", "eni.attach.after", "eni.collect.", "eni.create.", "eni.delete.", "eni.detach.", "eni.tag.", "eni.unassign.",
 		"nodenetwork.create.", "nodenetwork.replace.deleted"),
-	"TestPortMode":     {"daemon.nics.changed", "daemon.nics.removed", "operator.port.keep.after"},
-	"TestWarmBranches": named("operator.port.change.", "operator.warm.drop."),
-	"TestPoolMode":     named("operator.pool.end.before", "operator.pool.release.after", "operator.pool.release.deleted"),
+	"TestHaltsInPortMode":       {"daemon.nics.changed", "daemon.nics.removed", "operator.port.keep.after"},
+	"TestHaltsWithWarmBranches": named("operator.port.change.", "operator.warm.drop."),
+	"TestHaltsInPoolMode":       named("operator.pool.end.before", "operator.pool.release.after", "operator.pool.release.deleted"),
 }
 
 var sometimes = map[string][]string{
-	"TestNodeMode": {"eni.attach.after"}, // an ENI that takes long to attach, with random waits, is given up or not
+	"TestHaltsInNodeMode": {"eni.attach.after"}, // an ENI that takes long to attach, with random waits, is given up or not
 }
 
 func isElsewhere(name string) bool {
@@ -74,8 +74,7 @@ func isElsewhere(name string) bool {
 	return false
 }
 
-// No failpoint is forgotten when one is added or renamed. Each test wants its failpoint
-// to be reached.
+// TestEveryFailpointIsHaltedAt fails for a failpoint that no test halts at.
 func TestEveryFailpointIsHaltedAt(t *testing.T) {
 	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator, portDaemon, portOperator, warmOperator, egressDaemon, egressOperator)
 	for _, name := range failpoint.Names() {
@@ -93,7 +92,7 @@ func TestEveryFailpointIsHaltedAt(t *testing.T) {
 	}
 }
 
-func TestNodeMode(t *testing.T) {
+func TestHaltsInNodeMode(t *testing.T) {
 	for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual} {
 		t.Run(string(families), func(t *testing.T) {
 			eachCrash(t, nodeDaemon, func(t *testing.T, at crash) {
@@ -112,13 +111,13 @@ func TestNodeMode(t *testing.T) {
 	}
 }
 
-// quick are settings of all daemons, quickReconciler of who calls EC2.
+// quick are settings of all daemons, quickReconciler of the program that calls EC2.
 var (
 	quick           = []string{"--warm-wait=5s", "--cooling-period=" + cooling.String()}
 	quickReconciler = []string{"--shrink-delay=5s", "--settle-time=2s", "--orphan-age=20s", "--orphan-interval=10s"}
 )
 
-// inVPC makes the node an instance of a cloud, of some type.
+// inVPC makes the node an instance of a type in a fake cloud.
 func (n *node) inVPC(kind string) {
 	n.instance = kind
 	n.cloud = cloudfake.New(cloudfake.Options{Latency: 100 * time.Millisecond, AttachTime: time.Second})
@@ -135,7 +134,7 @@ func (n *node) inVPC(kind string) {
 	n.families = ipfamily.OnlyIPv4
 }
 
-func TestOperatorMode(t *testing.T) {
+func TestHaltsInOperatorMode(t *testing.T) {
 	eachCrash(t, slices.Concat(operatorOperator, operatorDaemon), func(t *testing.T, at crash) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1"})...)
 		n.inVPC(instanceType)
@@ -166,7 +165,7 @@ func TestOperatorMode(t *testing.T) {
 	})
 }
 
-func TestPoolMode(t *testing.T) {
+func TestHaltsInPoolMode(t *testing.T) {
 	eachCrash(t, slices.Concat(poolOperator, poolDaemon), func(t *testing.T, at crash) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--block-release-delay=10s"})...)
 		c := newCluster(t, n.log, "--ipam=pool", "--block-claim-grace=20s", "--orphan-interval=30s")
@@ -191,8 +190,8 @@ func TestPoolMode(t *testing.T) {
 	})
 }
 
-// leaveOrphans leaves what others made: an ENI of this cluster that is attached and names
-// another instance, and a detached one of an instance that is gone.
+// leaveOrphans makes ENIs of this cluster: an attached one that names another instance, and a detached
+// one of an instance that is gone.
 func (n *node) leaveOrphans() {
 	const vanished = "i-0bad"
 	tags := map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: vanished}
@@ -203,9 +202,8 @@ func (n *node) leaveOrphans() {
 	}
 }
 
-// exercise makes as many pods as the node takes, replaces half of them at once, removes
-// all, and wants everything to be at rest in between. At the end the node must have what it
-// keeps.
+// exercise makes as many pods as the node takes, replaces half of them, and removes all, with
+// everything at rest in between. At the end the node must have what it keeps.
 func (n *node) exercise(pods int, empty func() error) {
 	n.t.Helper()
 	half := (pods + 1) / 2

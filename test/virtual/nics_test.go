@@ -23,7 +23,7 @@ import (
 
 const vpcName = "blue"
 
-// nics are the NICs of a node's pods: ports of one VPC.
+// nics are the NICs of a node's pods, ports of one VPC.
 type nics struct {
 	*node
 	c     *cluster
@@ -48,7 +48,7 @@ func withNICs(n *node, c *cluster, first nicrequest.First, spec v1alpha1.VPCSpec
 	return m
 }
 
-// object makes or removes a Pod.
+// object creates or deletes a Pod.
 func (m *nics) object(name string, exists bool) error {
 	o := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{v1alpha1.AnnotationVPC: vpcName, v1alpha1.AnnotationNICs: m.asks[name]}},
@@ -80,7 +80,6 @@ func (m *nics) annotate(pod, asks string) {
 	check(m.t, m.c.admin.Patch(m.t.Context(), o, patch(fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, asks))))
 }
 
-// settle waits until all agree.
 func (m *nics) settle(also ...func() error) {
 	m.t.Helper()
 	await(m.t, func() error {
@@ -108,7 +107,7 @@ func (m *nics) agree() error {
 	recorded, unready := inRecords(records)
 	plugged, nobodys := inPods(m.plugs.Plugged(), records)
 	has, active, inactive := inPodNICs(list.Items)
-	return cmp.Or(err, unready, nobodys, inactive, m.told(records),
+	return cmp.Or(err, unready, nobodys, inactive, m.repliesAgree(records),
 		same("NICs with PodNICs", names(active), asked),
 		same("NICs in records", recorded, active),
 		same("plugged NICs", plugged, recorded),
@@ -148,8 +147,8 @@ func (m *nics) asked() (out []string, err error) {
 	return out, err
 }
 
-// told compares the records with the addresses in the replies to ADDs.
-func (m *nics) told(records []attachment.Record) error {
+// repliesAgree compares the records with the addresses in the replies to ADDs.
+func (m *nics) repliesAgree(records []attachment.Record) error {
 	m.pods.mu.Lock()
 	defer m.pods.mu.Unlock()
 	for pod, s := range m.pods.live {
@@ -202,8 +201,7 @@ func inPods(plugged map[string]plug.Want, records []attachment.Record) (out []st
 	return out, err
 }
 
-// inPodNICs are the NICs of all PodNICs, and those of PodNICs that a pod has, which must be
-// active.
+// inPodNICs are the NICs of all PodNICs, and those of PodNICs with a pod, which must be active.
 func inPodNICs(list []v1alpha1.PodNIC) (all, active []string, err error) {
 	for i := range list {
 		o := &list[i]

@@ -59,7 +59,7 @@ type node struct {
 	client rpc.NodeClient // of the daemon that runs; guarded by mu
 }
 
-// virtualClock is a bubble's time, also since the boot.
+// virtualClock is the clock of a bubble.
 type virtualClock struct {
 	clock.Real
 	boot time.Time
@@ -68,8 +68,7 @@ type virtualClock struct {
 // Boot implements clock.Clock.
 func (c virtualClock) Boot() time.Duration { return time.Since(c.boot) }
 
-// newNode makes a node, within a bubble. Its daemons have settings besides those that
-// all have. Call start next.
+// newNode makes a node within a bubble, with further settings of its daemons. Call start next.
 func newNode(t *testing.T, settings ...string) *node {
 	t.Helper()
 	parent := "/dev/shm" // a tmpfs, as state directories should be on
@@ -90,7 +89,7 @@ func newNode(t *testing.T, settings ...string) *node {
 	return n
 }
 
-// moved moves the state directory to where the next daemon has it.
+// moved renames the state directory to that of the next daemon.
 func (n *node) moved(w *world) {
 	next := n.dir(w.number + 1)
 	if err := os.Rename(n.dir(w.number), next); err != nil {
@@ -102,7 +101,7 @@ func (n *node) moved(w *world) {
 // dir is the state directory of a daemon.
 func (n *node) dir(daemon int) string { return filepath.Join(n.root, fmt.Sprint(daemon)) }
 
-// daemon is the daemon that runs, or was halted last, and its client.
+// daemon is the daemon that runs or was halted last, and its client.
 func (n *node) daemon() (*world, rpc.NodeClient) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -164,7 +163,7 @@ func (n *node) launch(w *world) {
 	})
 }
 
-// slowly has the daemon's requests to the API server take the node's latency.
+// slowly delays requests to the API server by the node's latency.
 func (n *node) slowly(do apifake.Do) apifake.Do {
 	return func(ctx context.Context, call func(context.Context) error) error {
 		return do(ctx, func(ctx context.Context) error {
@@ -179,7 +178,6 @@ func (n *node) slowly(do apifake.Do) apifake.Do {
 	}
 }
 
-// What all nodes have in common.
 const (
 	nodeName    = "node-1"
 	clusterName = "test"
@@ -215,13 +213,12 @@ const instanceType = "t3.small"
 
 var vpcCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")}
 
-// logBuffer keeps a log for the case that a test fails.
+// logBuffer keeps the programs' log until the test ends, and shows it if it has failed.
 type logBuffer struct {
 	mu   sync.Mutex
 	text []byte // guarded by mu
 }
 
-// newLog is one of the programs of a test.
 func newLog(t *testing.T) *logBuffer {
 	l := &logBuffer{}
 	t.Cleanup(func() {

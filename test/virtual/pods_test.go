@@ -13,15 +13,15 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// pods are those of a node, as its runtime and kubelet see them.
+// pods are the pods of a node, as its runtime and kubelet see them.
 type pods struct {
 	node *node
-	// object makes or removes the Pod of a pod; nil: there is no API server.
+	// object creates or deletes the Pod of a pod; nil: there is no API server.
 	object func(name string, exists bool) error
-	// describe adds to an ADD what a runtime knows of a pod besides its name; nil: nothing.
+	// describe adds what a runtime knows of a pod to an ADD; nil: its name alone.
 	describe func(r *rpc.AddRequest) error
 	cooling  time.Duration // of addresses
-	// ready has the Pod of a pod say that it is ready, with addresses in CIDR form; nil: nobody does.
+	// ready marks the Pod of a pod as ready, with addresses in CIDR form; nil: nobody does.
 	ready func(name string, addresses []string) error
 
 	mu      sync.Mutex // guards all below
@@ -32,7 +32,7 @@ type pods struct {
 	retries int                      // of calls that failed or got no reply
 }
 
-// sandbox is one of a pod that runs.
+// sandbox is that of a running pod.
 type sandbox struct {
 	number           int // of the sandboxes of a node, from 1
 	container, netns string
@@ -43,7 +43,7 @@ func newPods(n *node) pods {
 	return pods{node: n, cooling: cooling, live: map[string]sandbox{}, owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
 }
 
-// patience is how long an operation may be tried again.
+// patience is how long an operation is retried.
 const patience = 10 * time.Minute
 
 // callTimeout is how long a runtime waits for a plugin.
@@ -67,8 +67,8 @@ func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) e
 	return err
 }
 
-// add makes a pod. A call that got no reply is made again for the same sandbox with even
-// numbers; otherwise the sandbox is removed and another one made, as after a failure.
+// add makes a pod. After a call without a reply it calls again for the same sandbox with even numbers;
+// otherwise it makes another sandbox, as after a failure.
 func (p *pods) add(name string) error {
 	if p.object != nil {
 		if err := p.object(name, true); err != nil {
@@ -121,7 +121,7 @@ func (p *pods) newSandbox(pod string) sandbox {
 	return sandbox{number: p.made, container: container, netns: p.node.kernel.AddNetns(container)}
 }
 
-// has notes a pod's addresses, which nobody else may have and which must have cooled.
+// has records a pod's addresses, which must have cooled and no other owner.
 func (p *pods) has(name string, s sandbox, addresses []string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,7 +148,7 @@ func (p *pods) has(name string, s sandbox, addresses []string) error {
 	return nil
 }
 
-// del removes a pod. Its addresses are free from the moment that DEL begins.
+// del removes a pod. Its addresses may be reused as soon as DEL begins.
 func (p *pods) del(name string) error {
 	p.mu.Lock()
 	s := p.live[name]
@@ -167,7 +167,7 @@ func (p *pods) del(name string) error {
 	return p.object(name, false)
 }
 
-// remove removes a sandbox, with as many calls as it takes.
+// remove removes a sandbox, with retries.
 func (p *pods) remove(s sandbox) error {
 	for begun := time.Now(); ; time.Sleep(time.Second) { //nolint:forbidigo // virtual time
 		err := p.call(func(ctx context.Context, client rpc.NodeClient) error {
@@ -184,7 +184,7 @@ func (p *pods) remove(s sandbox) error {
 	}
 }
 
-// each does something for the pods from and up to, but not including, to, all at once.
+// each calls do for the pods from and up to, but not including, to, at the same time.
 func (p *pods) each(from, to int, do func(name string) error) {
 	p.node.t.Helper()
 	var wg sync.WaitGroup

@@ -25,10 +25,10 @@ var blue = vpcport.Network{ID: "n-blue", Name: "blue", MTU: 1442, Subnets: []vpc
 	ID: "s-web", Name: "web", CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1"),
 }}}
 
-// strangers is a port that is plugged at the start and of no record.
+// strangers is a port that is plugged at the start and in no record.
 const strangers = "0badc0de-76f7-46d4-9d11-000000000000"
 
-// recorded tells whether a record of the daemon that runs names a port.
+// recorded reports whether a record of the present daemon names a port.
 func (n *node) recorded(port string) bool {
 	files, _ := filepath.Glob(filepath.Join(n.dir(n.running().number), "attachments", "attachment-*.json"))
 	return slices.ContainsFunc(files, func(path string) bool {
@@ -37,12 +37,12 @@ func (n *node) recorded(port string) bool {
 	})
 }
 
-// inPortMode makes a node in port mode, whose VPC is in a Neutron. Two leftovers are plugged
-// there, one of them half made.
+// inPortMode makes a node in port mode with a fake Neutron. Two unknown NICs are plugged, one of them
+// by half.
 func inPortMode(t *testing.T) (m *nics) {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=port", "--ovsdb="})...)
 	n.pods.cooling = 0 // addresses go with their ports
-	// With this orphan age, the sweep for orphans hides no leak.
+	// This orphan age keeps the collection of orphans from hiding a leak.
 	c := newCluster(t, n.log, "--ipam=port", "--listing-interval=20s", "--settle-time=2s", "--orphan-interval=30s", "--orphan-age=1h")
 	// The provider chooses MAC addresses, so it does not refuse a second port for a NIC.
 	c.vpc = portfake.New(portfake.Options{Latency: 100 * time.Millisecond, Lag: time.Second, Traits: vpcport.Traits{MaxBatch: 64, MaxFilter: 100, Revisions: true}})
@@ -129,7 +129,7 @@ func (m *nics) portOf(name string) string {
 	return o.Status.PortID
 }
 
-func TestPortMode(t *testing.T) {
+func TestHaltsInPortMode(t *testing.T) {
 	eachCrash(t, slices.Concat(portOperator, portDaemon), func(t *testing.T, at crash) {
 		m := inPortMode(t)
 		victim := m.program

@@ -19,8 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// settle waits until all agree, and fails the test with what they differ in if that
-// takes too long.
+// settle waits until all views agree, and fails the test with their differences.
 func (n *node) settle(also ...func() error) {
 	n.t.Helper()
 	await(n.t, func() error {
@@ -48,7 +47,7 @@ func await(t *testing.T, is func() error) {
 	t.Errorf("not at rest after %v: %v", patience, err)
 }
 
-// agree compares the records, the kernel, the cloud and what pods were told.
+// agree compares records, kernel, cloud and replies to pods.
 func (n *node) agree() error {
 	w, _ := n.daemon()
 	dir := n.dir(w.number)
@@ -68,7 +67,7 @@ func (n *node) agree() error {
 	})
 }
 
-// podsAgree compares the records and the kernel with what pods were told.
+// podsAgree compares records and kernel with the replies to pods.
 func (n *node) podsAgree(records []attachment.Record) error {
 	n.pods.mu.Lock()
 	defer n.pods.mu.Unlock()
@@ -131,8 +130,7 @@ func records(dir string) (out []attachment.Record, err error) {
 	return out, nil
 }
 
-// cloudAgrees compares what EC2 has assigned with the daemon's inventory, its data path
-// and leases.
+// cloudAgrees compares what EC2 has assigned with the daemon's inventory, data path and leases.
 func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 	var errs []error
 	inv, ok, err := enisource.Files{Dir: dir}.Load()
@@ -208,7 +206,7 @@ func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 	return errors.Join(errs...)
 }
 
-// primaryAlone tells whether the node is back to its primary ENI.
+// primaryAlone is an error unless the node is back to its primary ENI.
 func (n *node) primaryAlone() error {
 	if list := n.cloud.State.Truth(); len(list) != 1 {
 		return fmt.Errorf("%d ENIs, want the primary one alone", len(list))
@@ -216,7 +214,7 @@ func (n *node) primaryAlone() error {
 	return nil
 }
 
-// oneFurther tells whether the node is back to one further ENI with one address.
+// oneFurther is an error unless the node is back to one further ENI with one address.
 func (n *node) oneFurther() error {
 	list := n.cloud.State.Truth()
 	addresses := 0

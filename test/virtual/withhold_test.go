@@ -16,9 +16,10 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// A pool has the address of another node: no pod gets it. A node that joins has that of a
-// pod that runs: it keeps it, it and the pool are told, and no other pod gets it.
-func TestPoolWithAddressesOfNodes(t *testing.T) {
+// TestPoolWithholdsAddressesOfNodes has a pool with the address of a node: no pod gets it. Another
+// node joins with the address of a running pod: the pod keeps it, pod and pool report it, and no
+// further pod gets it.
+func TestPoolWithholdsAddressesOfNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, append(quick, "--ipam=pool")...)
 		c := newCluster(t, n.log, "--ipam=pool")
@@ -37,7 +38,7 @@ func TestPoolWithAddressesOfNodes(t *testing.T) {
 		n.pods.wantFree("10.2.0.2")
 		joined := n.pods.live["pod-0"].addresses[0]
 		joins("node-3", joined.String())
-		await(t, func() error { return c.told(joined) })
+		await(t, func() error { return c.reportsShared(joined) })
 		if err := n.pods.del("pod-0"); err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +49,7 @@ func TestPoolWithAddressesOfNodes(t *testing.T) {
 	})
 }
 
-// wantFree wants no pod to have one of some addresses.
+// wantFree checks that no pod has an address.
 func (p *pods) wantFree(addresses ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,8 +60,8 @@ func (p *pods) wantFree(addresses ...string) {
 	}
 }
 
-// told wants pod-0 and its pool to be told that node-3 has its address, too.
-func (c *cluster) told(a netip.Addr) error {
+// reportsShared expects pod-0 and its pool to report that node-3 has its address too.
+func (c *cluster) reportsShared(a netip.Addr) error {
 	var events eventsv1.EventList
 	p := &v1alpha1.AddressPool{}
 	if err := c.admin.Get(c.t.Context(), client.ObjectKey{Name: v1alpha1.DefaultPool}, p); err != nil {

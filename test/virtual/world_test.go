@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// errHalted is what a program gets from everything outside it once it is halted.
+// errHalted is the error of everything outside a halted program.
 var errHalted = errors.New("this program was halted")
 
 // crash is where a program is to be halted.
@@ -24,8 +24,8 @@ type crash struct {
 	hit       int
 }
 
-// eachCrash runs a test in virtual time for each failpoint, at which a program is halted at
-// the first hit, and for a sample of them once more with the second hit.
+// eachCrash runs a test in virtual time for each failpoint, at whose first hit a program is halted,
+// and for a sample of them again with the second hit.
 func eachCrash(t *testing.T, failpoints []string, test func(t *testing.T, at crash)) {
 	t.Helper()
 	var first, second []crash
@@ -42,10 +42,8 @@ func eachCrash(t *testing.T, failpoints []string, test func(t *testing.T, at cra
 	}
 }
 
-// world is one life of a program. Everything that the program can change outside itself
-// it changes by do or request, or below a directory that halt moves away. So nothing that
-// a halted program still does has an effect, and it may go on until its context has
-// ended it.
+// world is one life of a program. All effects of the program pass do or request, or are below a
+// directory that halt renames. So a halted program has no effect until its context ends it.
 type world struct {
 	number int             // of the program's lives, from 1
 	ctx    context.Context // ends with the world
@@ -57,12 +55,11 @@ type world struct {
 	halted string       // the failpoint; guarded by mu
 }
 
-// program is berthd of a node or berth-operator: one life after the other.
+// program is berthd of a node or berth-operator: its lives, one after the other.
 type program struct {
 	t    *testing.T
 	name string
-	// launch starts the program in a world, by run. Moved moves its files away from a world
-	// that is halted.
+	// launch starts the program in a world, by run. moved renames the files of a halted world.
 	launch func(w *world)
 	moved  func(w *world)
 
@@ -78,7 +75,7 @@ type program struct {
 // pause is how long a kubelet waits before it starts a program again.
 const pause = time.Second
 
-// start runs the program, and again each time it is halted, until close is called.
+// start runs the program, again after each halt, until close is called.
 func (p *program) start() {
 	p.ctx, p.stop = context.WithCancel(p.t.Context())
 	p.done = make(chan struct{})
@@ -119,14 +116,13 @@ func (p *program) running() *world {
 	return p.world
 }
 
-// close ends the program in order.
+// close stops the program.
 func (p *program) close() {
 	p.stop()
 	<-p.done
 }
 
-// haltAt has the program that passes a failpoint be halted there. Those of undoing an ADD
-// need ADDs that fail until then.
+// haltAt halts the program at a failpoint. Those of undoing an ADD need ADDs that fail until then.
 func (p *program) haltAt(at crash) {
 	p.t.Helper()
 	spec := fmt.Sprintf("%s=halt@%d", at.failpoint, at.hit)
@@ -145,7 +141,8 @@ func (p *program) haltAt(at crash) {
 	p.t.Cleanup(restore)
 }
 
-// wantHalt wants it to have been halted once, or never at the second hit of what a run passes once.
+// wantHalt checks that the program was halted once, or never at the second hit of a failpoint that a
+// run passes once.
 func (p *program) wantHalt(at crash) {
 	p.t.Helper()
 	test, _, _ := strings.Cut(p.t.Name(), "/")
@@ -169,7 +166,7 @@ func (w *world) run(program func(ctx context.Context) error) {
 	}()
 }
 
-// halt ends the world at a failpoint. Moved moves away what the program has of files.
+// halt ends the world at a failpoint. moved renames the program's files.
 func (w *world) halt(failpoint string, moved func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -178,7 +175,7 @@ func (w *world) halt(failpoint string, moved func()) {
 	w.cancel(errHalted)
 }
 
-// alive is errHalted once the world was halted.
+// alive is errHalted once the world is halted.
 func (w *world) alive() error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -188,7 +185,7 @@ func (w *world) alive() error {
 	return nil
 }
 
-// do has something happen outside the program, at once, unless the world was halted.
+// do applies an effect at once, unless the world is halted.
 func (w *world) do(effect func()) error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -199,8 +196,7 @@ func (w *world) do(effect func()) error {
 	return nil
 }
 
-// request makes a call that takes time. One that is on its way when the world is halted
-// does not arrive, and no reply reaches a program that was halted.
+// request makes a call that takes time. A halted program's calls do not arrive, and it gets no reply.
 func (w *world) request(ctx context.Context, call func(context.Context) error) error {
 	if err := w.alive(); err != nil {
 		return err

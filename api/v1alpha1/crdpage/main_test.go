@@ -65,7 +65,7 @@ func TestPageOfAKind(t *testing.T) {
 				}
 			}
 			if strings.Count(text, "ipv4 cannot be changed") > 1 {
-				t.Error("a rule that blames a field stands elsewhere too")
+				t.Error("a field's rule is also listed elsewhere")
 			}
 		})
 	}
@@ -85,7 +85,7 @@ func TestFieldWithoutAWriter(t *testing.T) {
 
 func TestWrongArguments(t *testing.T) {
 	if err := run([]string{"crdpage"}, os.Stderr); err == nil {
-		t.Error("no file, no error")
+		t.Error("run without a file succeeded")
 	}
 	if err := run([]string{"crdpage", "main.go", policies}, os.Stderr); err == nil || !strings.Contains(err.Error(), "main.go") {
 		t.Errorf("error %v, want one that names the file", err)

@@ -18,23 +18,25 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/bundle/cluster"
 	"github.com/berthnet/berth/internal/ctl/bundle/local"
 	"github.com/berthnet/berth/internal/ctl/connect"
+	"github.com/berthnet/berth/internal/ctl/view"
 )
 
 const (
 	long = `Collect logs, settings, metrics, addresses, the kernel's network state, CNI
-configuration, records, versions and Kubernetes objects into one tar.gz, without
-secrets as far as they are known for such, to hand to whoever helps.
+configuration, records, versions and Kubernetes objects into one tar.gz for support.
+Secrets that Berth recognizes are removed.
 
 `
-	ofNode = `Without --node and --all it is of the node that it runs on, and needs no API server.
-With them it`
-	ofCluster   = `It`
+	ofNode = `Without --node and --all the bundle covers the node that the command runs on, and needs
+no API server. With them the command`
+	ofCluster   = `The command`
 	nodeExample = `  berthctl support-bundle                  # of this node
   berthctl support-bundle --node node-1    # of a node and its cluster, from anywhere
   berthctl support-bundle --all --since 2h`
@@ -43,7 +45,8 @@ With them it`
 	longEnd = ` reads objects and the logs of Berth's pods through the API server, and runs
 /berthctl in the pod of berthd on each of the nodes.
 
-What cannot be read is told, also in errors.txt of the archive, and stops nothing.`
+A part that cannot be read does not stop the others; the command prints it and lists it in
+errors.txt of the archive.`
 )
 
 // atOnce is the number of parts collected at a time on a node, where memory is limited.
@@ -78,25 +81,25 @@ func New(o Options) *cobra.Command {
 		scope, example = ofNode, nodeExample
 	}
 	cmd := &cobra.Command{
-		Use: "support-bundle", Short: "Collect what helps to find out what is wrong", Long: long + scope + longEnd, Example: example, Args: cobra.NoArgs,
+		Use: "support-bundle", Short: "Collect diagnostic data for support", Long: long + scope + longEnd, Example: example, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&c.nodes, "node", nil, "collect from this node of the cluster; may be repeated")
 	f.BoolVar(&c.all, "all", false, "collect from all nodes of the cluster")
-	f.BoolVar(&c.isLocal, "local", false, "collect from the node that this runs on; so without --node and --all")
+	f.BoolVar(&c.isLocal, "local", false, "collect from the node that this runs on; the default without --node and --all")
 	f.StringVarP(&c.output, "output", "o", "", "the file to write, or - for standard output (default berth-support-SCOPE-TIME.tar.gz)")
-	f.DurationVar(&c.local.Since, "since", 24*time.Hour, "how far back logs go")
-	f.DurationVar(&c.local.Timeout, "timeout", 20*time.Second, "how long each part may take")
-	f.DurationVar(&c.cluster.NodeTimeout, "node-timeout", 3*time.Minute, "how long each node may take, of a cluster")
-	f.Var(&c.file, "max-file-size", "most that one file may have before compression; of logs the newest lines are kept")
-	f.Var(&c.total, "max-size", "most that all files may have together, before compression")
+	f.DurationVar(&c.local.Since, "since", 24*time.Hour, "maximum age of log lines")
+	f.DurationVar(&c.local.Timeout, "timeout", 20*time.Second, "limit for each part")
+	f.DurationVar(&c.cluster.NodeTimeout, "node-timeout", 3*time.Minute, "limit for each node of a cluster")
+	f.Var(&c.file, "max-file-size", "maximum size of a file before compression; logs keep their newest lines")
+	f.Var(&c.total, "max-size", "maximum size of all files together, before compression")
 	f.StringVar(&c.local.Address, "address", "localhost:6666", "where berthd serves introspection on the node (its --introspection-address)")
-	f.StringVar(&c.local.StateDir, "state-dir", "", "where berthd keeps its records (default as berthd says, or as its default is)")
-	f.StringVar(&c.local.CNIConfDir, "cni-conf-dir", "", "where the runtime looks for network configuration (default likewise)")
-	f.StringVar(&c.local.CRISocket, "cri-socket", "", "socket of the container runtime (default likewise, or where runtimes usually have it)")
-	f.StringVar(&c.local.Root, "root", "/", "where the node's root file system is mounted, of a container that has it")
-	f.StringVar(&c.cluster.Namespace, "berth-namespace", "", "the namespace of Berth's pods (default any)")
+	f.StringVar(&c.local.StateDir, "state-dir", "", "where berthd keeps its records (default: berthd's setting)")
+	f.StringVar(&c.local.CNIConfDir, "cni-conf-dir", "", "where the runtime looks for network configuration (default: berthd's setting)")
+	f.StringVar(&c.local.CRISocket, "cri-socket", "", "socket of the container runtime (default: berthd's setting, or the usual paths)")
+	f.StringVar(&c.local.Root, "root", "/", "where the node's root file system is mounted in a container")
+	f.StringVar(&c.cluster.Namespace, "berth-namespace", "", "namespace of Berth's pods (default: any)")
 	if o.Config == nil {
 		c.flags.Register(f)
 	}
@@ -128,7 +131,7 @@ func (c *command) run(cmd *cobra.Command) error {
 	if err := keep(); err != nil {
 		return fmt.Errorf("no bundle was written: %w", err)
 	}
-	c.tell(cmd.ErrOrStderr(), index, name)
+	c.report(cmd.ErrOrStderr(), index, name)
 	return nil
 }
 
@@ -138,7 +141,7 @@ type job func(a *archive.Archive, progress io.Writer) error
 // prepare returns what to collect. It fails if there is nothing to collect from.
 func (c *command) prepare(ctx context.Context) (scope string, do job, err error) {
 	if !c.all && len(c.nodes) == 0 && !c.isLocal && c.Config != nil {
-		return "", nil, errors.New("say --all, --node NODE, or --local for the node that this runs on")
+		return "", nil, errors.New("specify --all, --node NODE, or --local for the node that this runs on")
 	}
 	if !c.all && len(c.nodes) == 0 {
 		host, err := os.Hostname()
@@ -222,8 +225,8 @@ func (c *command) open(cmd *cobra.Command, name string) (out io.Writer, keep, dr
 	return f, f.Keep, f.Drop, nil
 }
 
-// tell says where the bundle is and what it lacks.
-func (c *command) tell(w io.Writer, index archive.Index, name string) {
+// report prints where the bundle is and what it lacks.
+func (c *command) report(w io.Writer, index archive.Index, name string) {
 	var bytes int64
 	for _, f := range index.Files {
 		bytes += f.Size
@@ -236,28 +239,18 @@ func (c *command) tell(w io.Writer, index archive.Index, name string) {
 	if len(index.Errors) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "%d parts could not be read, or not all of them (%s in it has this list):\n", len(index.Errors), archive.ErrorsFile)
+	fmt.Fprintf(w, "%d parts could not be read completely (see also %s in the bundle):\n", len(index.Errors), archive.ErrorsFile)
 	for i, e := range index.Errors {
-		if i == maxTold {
+		if i == maxListed {
 			fmt.Fprintf(w, "  and %d more\n", len(index.Errors)-i)
 			break
 		}
-		fmt.Fprintf(w, "  %s: %s\n", printable(e.Part), printable(e.Error))
+		fmt.Fprintf(w, "  %s: %s\n", view.Printable(e.Part), view.Printable(e.Error))
 	}
 }
 
-// maxTold is how many parts that could not be read are told on the terminal.
-const maxTold = 40
-
-// printable replaces control characters by spaces.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return ' '
-		}
-		return r
-	}, s)
-}
+// maxListed is the number of parts that could not be read that the terminal shows.
+const maxListed = 40
 
 // plain replaces characters that may not be part of a file name.
 func plain(name string) string {
@@ -267,4 +260,25 @@ func plain(name string) string {
 		}
 		return '_'
 	}, name)
+}
+
+// size is a number of bytes in the format of Kubernetes quantities: 4Mi, 500k.
+type size int64
+
+func (s size) String() string { return resource.NewQuantity(int64(s), resource.BinarySI).String() }
+
+// Type implements pflag.Value.
+func (s *size) Type() string { return "size" }
+
+// minSize leaves room for the index of a bundle.
+const minSize = 4 << 10
+
+// Set implements pflag.Value.
+func (s *size) Set(text string) error {
+	q, err := resource.ParseQuantity(text)
+	if err != nil || q.Value() < minSize {
+		return fmt.Errorf("expected a size of at least %s, such as 4Mi", size(minSize))
+	}
+	*s = size(q.Value())
+	return nil
 }

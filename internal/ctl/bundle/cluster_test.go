@@ -85,7 +85,7 @@ func (f front) serveExec(w http.ResponseWriter, r *http.Request, pod string) {
 	_ = json.NewEncoder(streams[3]).Encode(status)
 }
 
-// reach gives a kubeconfig that leads through a front with the credentials of cfg.
+// reach returns a kubeconfig for a front, which has the credentials of cfg.
 func reach(t *testing.T, cfg *rest.Config, exec func(context.Context, string, []string, io.Writer, io.Writer) int) (kubeconfig string) {
 	t.Helper()
 	target, err := url.Parse(cfg.Host)
@@ -108,7 +108,7 @@ func configFor(t *testing.T, server string) string {
 	return path
 }
 
-// bundled runs the command, which must succeed, and returns what is in the bundle.
+// bundled runs the command, which must succeed, and returns the content of the bundle.
 func bundled(t *testing.T, args ...string) (said string, files map[string][]byte, index archive.Index) {
 	t.Helper()
 	said, left, err := run(t.Context(), t, args...)
@@ -122,7 +122,26 @@ func bundled(t *testing.T, args ...string) (said string, files map[string][]byte
 	return said, files, index
 }
 
-// run runs the command in an empty folder, and returns what it left there.
+// wantContent checks that the files of a bundle have these texts, and that none has a planted secret.
+func wantContent(t *testing.T, files map[string][]byte, want map[string][]string) {
+	t.Helper()
+	for name, texts := range want {
+		for _, text := range texts {
+			if !bytes.Contains(files[name], []byte(text)) {
+				t.Errorf("%s lacks %q:\n%s", name, text, files[name])
+			}
+		}
+	}
+	for name, content := range files {
+		for _, secret := range []string{planted, base64.StdEncoding.EncodeToString([]byte(planted)), "kind: Secret\n"} {
+			if bytes.Contains(content, []byte(secret)) {
+				t.Errorf("%s has a secret:\n%s", name, content)
+			}
+		}
+	}
+}
+
+// run runs the command in an empty folder, and returns the files that it left there.
 func run(ctx context.Context, t *testing.T, args ...string) (said string, files []string, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -140,8 +159,8 @@ func run(ctx context.Context, t *testing.T, args ...string) (said string, files 
 	return out.String(), files, err
 }
 
-// populate makes a cluster of nodes, of which each has a daemon unless its phase is empty,
-// with secrets in every kind of object.
+// populate makes a cluster of nodes with secrets in every kind of object. A node has a daemon in the
+// given phase, or none.
 func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -189,8 +208,7 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 	}
 }
 
-// nodeBundle is what a node's program writes: by parts that put secrets into it which an
-// older one does not know, and a name that leads elsewhere.
+// nodeBundle writes the bundle of a node's program, with a file name that leads elsewhere.
 func nodeBundle(out io.Writer) int {
 	a := archive.New(out, "x", "node-1", archive.Limits{File: 1 << 20, Total: 8 << 20}, time.Now)
 	err := a.Collect(context.Background(), 1, []archive.Part{{Name: "routes", Timeout: time.Minute, Collect: func(_ context.Context, s *archive.Sink) error {
@@ -202,8 +220,7 @@ func nodeBundle(out io.Writer) int {
 	return 0
 }
 
-// TestCluster: objects, logs, events and the nodes' own bundles are in one archive, and it
-// says of each node what could not be had of it.
+// One archive has objects, logs, events, the nodes' own bundles, and what is missing of each node.
 func TestCluster(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning, "node-2": corev1.PodRunning, "node-3": corev1.PodRunning, "node-4": "", "node-5": corev1.PodPending})
 	var asked []string
@@ -221,7 +238,7 @@ func TestCluster(t *testing.T) {
 		return 1
 	})
 	said, got, index := bundled(t, "--all", "--kubeconfig", kubeconfig, "--since=1h", "--node-timeout=2s")
-	for name, parts := range map[string][]string{
+	wantContent(t, got, map[string][]string{
 		"cluster/version.json":                                {"gitVersion"},
 		"cluster/nodes.yaml":                                  {"name: node-1", "name: node-5"},
 		"cluster/daemonsets.yaml":                             {"kind: DaemonSet", "value: stays", "image: agent:stays", "hostNetwork: true"},
@@ -238,18 +255,7 @@ func TestCluster(t *testing.T) {
 		"nodes/node-1/index.json":                             {`"scope": "node-1"`},
 		"errors.txt": {"routes: half of it", "node node-2: running /berthctl in pod kube-system/berthd-node-2: ", "it says: no such file",
 			"node node-3: not done within 2s", "node node-4: no pod with", "node node-5: pod kube-system/berthd-node-5 of berthd is Pending"},
-	} {
-		for _, part := range parts {
-			if !bytes.Contains(got[name], []byte(part)) {
-				t.Errorf("%s lacks %q:\n%s", name, part, got[name])
-			}
-		}
-	}
-	for name, content := range got {
-		if bytes.Contains(content, []byte(planted)) {
-			t.Errorf("%s has a secret:\n%s", name, content)
-		}
-	}
+	})
 	if strings.Contains(said, planted) || !strings.Contains(said, "node-4: no pod") {
 		t.Errorf("said:\n%s", said)
 	}
@@ -261,7 +267,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// TestBundleOfEgresses: Egresses, what belongs to them, and the logs of their gateways are in it.
+// The bundle has Egresses, their objects, and the logs of their gateways.
 func TestBundleOfEgresses(t *testing.T) {
 	populate(t, nil)
 	c := harness.KubeClient(t)
@@ -292,19 +298,10 @@ func TestBundleOfEgresses(t *testing.T) {
 	harness.OK(t, c.Status().Update(t.Context(), gateway))
 	// That Berth's own pods are elsewhere makes no difference.
 	_, got, index := bundled(t, "--all", "--berth-namespace", ns, "--kubeconfig", reach(t, harness.ControlPlane.Config(), nil))
-	for name, part := range map[string]string{
-		"cluster/egresses.yaml": "192.0.2.0/24", "cluster/egressclients.yaml": "podUID: u-1", "cluster/egressclientslices.yaml": "10.0.0.5", "cluster/services.yaml": "name: internet", "cluster/gateways.yaml": "name: internet-1",
-		"cluster/gateways/default/logs/internet-1/egress.log": "of=internet-1",
-	} {
-		if !bytes.Contains(got[name], []byte(part)) {
-			t.Errorf("%s lacks %q:\n%s", name, part, got[name])
-		}
-	}
-	for name, content := range got {
-		if bytes.Contains(content, []byte(planted)) {
-			t.Errorf("%s has a secret:\n%s", name, content)
-		}
-	}
+	wantContent(t, got, map[string][]string{
+		"cluster/egresses.yaml": {"192.0.2.0/24"}, "cluster/egressclients.yaml": {"podUID: u-1"}, "cluster/egressclientslices.yaml": {"10.0.0.5"}, "cluster/services.yaml": {"name: internet"}, "cluster/gateways.yaml": {"name: internet-1"},
+		"cluster/gateways/default/logs/internet-1/egress.log": {"of=internet-1"},
+	})
 	if log := got["cluster/gateways/default/logs/internet-1/sidecar.log"]; log != nil {
 		t.Errorf("others' logs are in it:\n%s", log)
 	}
@@ -316,8 +313,7 @@ func TestBundleOfEgresses(t *testing.T) {
 	}
 }
 
-// TestBundleOfVPCs: VPCs, PodNICs, NICPolicies and the webhook's configuration are in it, and nothing of the
-// Secrets that they name.
+// The bundle has VPCs, PodNICs, NICPolicies and the webhook's configuration, without the Secrets that they name.
 func TestBundleOfVPCs(t *testing.T) {
 	populate(t, nil)
 	c := harness.KubeClient(t)
@@ -344,30 +340,19 @@ func TestBundleOfVPCs(t *testing.T) {
 		t.Cleanup(func() { _ = client.IgnoreNotFound(c.Delete(context.Background(), o)) })
 	}
 	_, got, index := bundled(t, "--all", "--kubeconfig", reach(t, harness.ControlPlane.Config(), nil))
-	for name, parts := range map[string][]string{
+	wantContent(t, got, map[string][]string{
 		"cluster/vpcs.yaml":                            {"kind: VPC", "network: tenant-a", "keystone.example:5000/v3", "secretName: REDACTED"},
 		"cluster/podnics.yaml":                         {"kind: PodNIC", "name: web-eth0", "vpc: blue"},
 		"cluster/nicpolicies.yaml":                     {"kind: NICPolicy", "name: db", "subnet: subnet-1"},
 		"cluster/validatingwebhookconfigurations.yaml": {"name: berth-ports", "failurePolicy: Ignore"},
 		"cluster/customresourcedefinitions.yaml":       {"vpcs.berth.dev", "podnics.berth.dev", "nicpolicies.berth.dev"},
-	} {
-		for _, part := range parts {
-			if !bytes.Contains(got[name], []byte(part)) {
-				t.Errorf("%s lacks %q:\n%s", name, part, got[name])
-			}
-		}
-	}
-	for name, content := range got {
-		if bytes.Contains(content, []byte(planted)) || bytes.Contains(content, []byte(base64.StdEncoding.EncodeToString([]byte(planted)))) || bytes.Contains(content, []byte("kind: Secret\n")) {
-			t.Errorf("%s has a secret:\n%s", name, content)
-		}
-	}
+	})
 	for _, e := range index.Errors {
 		t.Errorf("%s: %s", e.Part, e.Error)
 	}
 }
 
-// TestOneNode leaves other nodes alone.
+// A bundle of one node has nothing of other nodes.
 func TestOneNode(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning, "node-2": corev1.PodRunning})
 	kubeconfig := reach(t, harness.ControlPlane.Config(), func(_ context.Context, pod string, _ []string, out, _ io.Writer) int {
@@ -387,7 +372,7 @@ func TestOneNode(t *testing.T) {
 	}
 }
 
-// TestWithoutRights: what may not be read is told, each, and the rest is there.
+// The command reports each part that it may not read, and the bundle has the rest.
 func TestWithoutRights(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
 	cfg, err := harness.ControlPlane.ConfigFor("nobody", "nobodies")
@@ -396,7 +381,7 @@ func TestWithoutRights(t *testing.T) {
 	said, got, _ := bundled(t, "--all", "--kubeconfig", kubeconfig)
 	for _, what := range []string{"objects nodes: ", "objects nodenetworks: ", "events: ", "pods of Berth: ", "gateways of Egresses: "} {
 		if !bytes.Contains(got["errors.txt"], []byte(what)) || !strings.Contains(said, what) {
-			t.Errorf("%q is not told:\n%s", what, got["errors.txt"])
+			t.Errorf("%q is missing:\n%s", what, got["errors.txt"])
 		}
 	}
 	if len(got["cluster/version.json"]) == 0 {
@@ -404,8 +389,7 @@ func TestWithoutRights(t *testing.T) {
 	}
 }
 
-// TestRightsThatAreDocumented are all that a bundle of everything needs, but for what
-// kubelets serve.
+// The documented rights suffice for a bundle of everything, except for what kubelets serve.
 func TestRightsThatAreDocumented(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
 	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "troubleshoot.md"))
@@ -449,7 +433,7 @@ func TestRightsThatAreDocumented(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeft of a bundle that was not finished.
+// An unfinished bundle leaves no file.
 func TestNothingIsLeft(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
 	t.Run("interrupt", func(t *testing.T) {
@@ -483,10 +467,9 @@ func TestNothingIsLeft(t *testing.T) {
 	})
 }
 
-// As a part of kubectl it has that program's way to the cluster, and is of no node unless
-// one is named.
+// As a command of kubectl it uses kubectl's client configuration, and needs nodes to be named.
 func TestInKubectl(t *testing.T) {
-	for args, want := range map[string]string{"": "say --all", "--all": "this way", "--kubeconfig=x": "unknown flag"} {
+	for args, want := range map[string]string{"": "specify --all", "--all": "this way", "--kubeconfig=x": "unknown flag"} {
 		cmd := New(Options{Config: func() (*rest.Config, error) { return nil, errors.New("this way") }})
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs(strings.Fields(args))

@@ -110,7 +110,7 @@ func openStream(streams httpstream.Connection, port uint16) (net.Conn, error) {
 		return nil, errors.Join(fmt.Errorf("open the stream of errors: %w", err), streams.Close())
 	}
 	_ = failed.Close() // nothing is written to it
-	c := &forwarded{streams: streams, told: make(chan struct{})}
+	c := &forwarded{streams: streams, decided: make(chan struct{})}
 	go c.listen(failed)
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	if c.Stream, err = streams.CreateStream(headers); err != nil {
@@ -128,7 +128,7 @@ type forwarded struct {
 	httpstream.Stream
 	streams httpstream.Connection
 	once    sync.Once
-	told    chan struct{} // closed when refusal is set
+	decided chan struct{} // closed when refusal is set
 	refusal error         // of the kubelet, such as that nobody listens there
 }
 
@@ -138,7 +138,7 @@ func (c *forwarded) listen(failed io.Reader) {
 	if len(text) > 0 {
 		c.refusal = errors.New(string(text))
 	}
-	close(c.told)
+	close(c.decided)
 }
 
 // Read returns the kubelet's error instead of an early EOF.
@@ -153,7 +153,7 @@ func (c *forwarded) Read(b []byte) (int, error) {
 // because returns the kubelet's error, or err if there is none.
 func (c *forwarded) because(err error) error {
 	select {
-	case <-c.told:
+	case <-c.decided:
 		return cmp.Or(c.refusal, err)
 	case <-time.After(refusalPatience):
 		return err

@@ -64,8 +64,8 @@ func hasAddress(f Facts) *Diagnosis {
 		return slices.ContainsFunc(attachments, func(at introspect.Attachment) bool { return has(at, a) })
 	}
 	if i := slices.IndexFunc(mine, func(a netip.Addr) bool { return !holds(a) }); i >= 0 {
-		return trouble(AddressesDisagree, fmt.Sprintf("The pod's status has %s, and its node has %s for it.", mine[i], list(held(attachments))),
-			"A sandbox that was just replaced looks like this for moments. If it stays, see the kubelet's and berthd's logs, and delete the pod.", seePackets)
+		return trouble(AddressesDisagree, fmt.Sprintf("The pod's status has %s, but its node has %s for it.", mine[i], list(held(attachments))),
+			"This is normal for a moment after a sandbox was replaced. If it persists, check the logs of the kubelet and berthd, and delete the pod.", seePackets)
 	}
 	if d := cmp.Or(broken(attachments), unchecked(attachments, text)); d != nil {
 		return d
@@ -77,12 +77,12 @@ func hasAddress(f Facts) *Diagnosis {
 func added(f Facts, text string) *Diagnosis {
 	attachments := f.View.Value.Attachments
 	if len(attachments) == 0 {
-		return fine(Works, fmt.Sprintf("The pod has %s, which another network gave to it; berthd on node %s has added nothing to it.", text, f.Pod.Spec.NodeName))
+		return fine(Works, fmt.Sprintf("The pod has %s, which another network assigned; berthd on node %s has added nothing.", text, f.Pod.Spec.NodeName))
 	}
 	if d := cmp.Or(broken(ready(f)), unchecked(attachments, text)); d != nil {
 		return d
 	}
-	return fine(Works, fmt.Sprintf("The pod has %s, which another network gave to it; what Berth added on node %s is as it was set up.", text, f.Pod.Spec.NodeName))
+	return fine(Works, fmt.Sprintf("The pod has %s, which another network assigned; what Berth added on node %s is intact.", text, f.Pod.Spec.NodeName))
 }
 
 // attached diagnoses a pod whose node has assigned an address that is not in the pod's status yet.

@@ -50,12 +50,15 @@ func nodeGone(f Facts) *Diagnosis {
 		"Delete the pod, so that its controller creates another elsewhere, or make the node register.", seeNode)
 }
 
+// startDaemon is what to do if no berthd pod runs on a node.
+const startDaemon = "Find out why the DaemonSet has no pod there: check its node selector, tolerations and events (kubectl describe daemonset)."
+
 func noDaemon(f Facts) *Diagnosis {
 	if !f.Daemon.Absent() {
 		return nil
 	}
 	return trouble(NoDaemon, fmt.Sprintf("No berthd pod runs on node %s, so its pods get no addresses.", f.Pod.Spec.NodeName),
-		"Find out why the DaemonSet has no pod there: check its node selector, tolerations and events (kubectl describe daemonset).", seeDaemon)
+		startDaemon, seeDaemon)
 }
 
 func daemonNotReady(f Facts) *Diagnosis {
@@ -64,7 +67,7 @@ func daemonNotReady(f Facts) *Diagnosis {
 		return nil
 	}
 	return trouble(DaemonNotReady, fmt.Sprintf("berthd on node %s is not ready: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, d.Why, "no reason given")),
-		fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Pod, f.Pod.Spec.NodeName), seeNode)
+		fmt.Sprintf("Check its log (kubectl logs %s) and `kubectl berth node %s`.", d.Pod, f.Pod.Spec.NodeName), seeNode)
 }
 
 func nodeNotReady(f Facts) *Diagnosis {

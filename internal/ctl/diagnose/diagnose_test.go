@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -19,7 +20,7 @@ import (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// waits is a pod of a node in this mode that waits for its address, with nothing else wrong.
+// waits returns a pod that waits for its address on a node in a mode, without another problem.
 func waits(mode Mode) Facts {
 	f := Facts{
 		Now: now,
@@ -47,7 +48,7 @@ func waits(mode Mode) Facts {
 	return f
 }
 
-// runs is a pod that has an address, by which its node knows it.
+// runs returns a pod with an address, which its node has recorded.
 func runs() Facts {
 	f := waits(NodeMode)
 	f.Pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}}}
@@ -56,7 +57,7 @@ func runs() Facts {
 	return f
 }
 
-// inVPC is a pod that waits, whose one NIC works.
+// inVPC returns a pod that waits, and whose one NIC works.
 func inVPC() Facts {
 	f, of := waits(PortMode), plugged()
 	f.Pod.UID, f.Pod.CreationTimestamp, f.Pod.Annotations = "u-1", of.NIC.CreationTimestamp, map[string]string{v1alpha1.AnnotationVPC: "blue"}
@@ -64,7 +65,7 @@ func inVPC() Facts {
 	return f
 }
 
-// useEgress makes a pod one that is served, but for an edit of that.
+// useEgress makes a pod a served client of an Egress, and edits the client.
 func useEgress(f Facts, edit func(*ClientFacts)) Facts {
 	of := served()
 	if edit != nil {
@@ -75,12 +76,12 @@ func useEgress(f Facts, edit func(*ClientFacts)) Facts {
 	return f
 }
 
-// static makes a pod the mirror of a kubelet's own, by whose UID there its EgressClient is.
+// static makes a pod the mirror of a static pod, whose UID its EgressClient has.
 func static(f *Facts) {
 	f.Pod.Annotations[corev1.MirrorPodAnnotationKey], f.EgressClient.Value.Spec.PodUID = "u-static", "u-static"
 }
 
-// namesWrong has a pod's annotation name an Egress that it may not use.
+// namesWrong makes the pod's annotation name an Egress that it may not use.
 func namesWrong(f *ClientFacts) {
 	isNot("NotAllowed", "Egress egress/bank does not allow namespace shop", time.Minute)(f)
 	f.Client.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "bank", Reason: "NotAllowed", Message: "Egress egress/bank does not allow namespace shop", Named: true}}
@@ -113,7 +114,12 @@ func sandboxFailed(ago time.Duration, message string) corev1.Event {
 	return corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedCreatePodSandBox", LastTimestamp: metav1.NewTime(now.Add(-ago)), Message: message}
 }
 
-func toldByDaemon(reason, message string) corev1.Event {
+// addFailed is the kubelet's event for a failed ADD of Berth's plugin.
+func addFailed(text string) corev1.Event {
+	return sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): `+text)
+}
+
+func eventOfDaemon(reason, message string) corev1.Event {
 	return corev1.Event{Type: corev1.EventTypeWarning, Reason: reason, ReportingController: "berthd", EventTime: metav1.NewMicroTime(now.Add(-time.Second)), Message: message}
 }
 
@@ -124,6 +130,15 @@ func TestPod(t *testing.T) {
 		return func(f *Facts) { f.NodeNetwork.Value.Status.Conditions = c }
 	}
 	idle := func(f *Facts) { f.View.Value.Waiting = nil } // nobody asked for an address
+	requests := func(list ...v1alpha1.BlockRequest) func(*Facts) { return func(f *Facts) { f.Requests = Of(list) } }
+	poolOf := func(c metav1.Condition) func(*Facts) {
+		return func(f *Facts) {
+			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) { meta.SetStatusCondition(&p.Status.Conditions, c) })})
+		}
+	}
+	said := func(events ...corev1.Event) func(*Facts) {
+		return func(f *Facts) { idle(f); f.Events = events }
+	}
 	for _, tc := range []struct {
 		name string
 		of   Facts
@@ -155,6 +170,9 @@ func TestPod(t *testing.T) {
 		{"not compared", runs(), func(f *Facts) {
 			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].Fault = false, "another call is at work"
 		}, Unchecked, "another call"},
+		{"one of two not compared", runs(), func(f *Facts) {
+			f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work"})
+		}, Unchecked, "another call is at work"},
 		{"node cannot be asked", runs(), func(f *Facts) { f.View = Unread[introspect.Pod]("no answer within 10s") }, Unchecked, "no answer within 10s"},
 		{"daemon gone since", runs(), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, Unchecked, "no berthd pod"},
 		{"another plugin's", runs(), func(f *Facts) { f.View.Value.Attachments = nil }, NotOfBerth, "another plugin"},
@@ -162,9 +180,7 @@ func TestPod(t *testing.T) {
 		{"other address", runs(), func(f *Facts) { f.Pod.Status.PodIPs[0].IP = "10.0.0.6" }, AddressesDisagree, "10.0.0.5"},
 		{"address that is none", waits(NodeMode), func(f *Facts) { f.Pod.Status.PodIPs = []corev1.PodIP{{IP: "\x1b[2J"}} }, Waiting, "7s"},
 		{"address on its way into the status", runs(), func(f *Facts) { f.Pod.Status.PodIPs = nil }, Starting, "10.0.0.5"},
-		{"that one broken", runs(), func(f *Facts) {
-			f.Pod.Status.PodIPs, f.View.Value.Attachments[0].Fault = nil, "bthx is down"
-		}, PathBroken, "bthx is down"},
+		{"that one broken", runs(), func(f *Facts) { f.Pod.Status.PodIPs, f.View.Value.Attachments[0].Fault = nil, "bthx is down" }, PathBroken, "bthx is down"},
 
 		// Its node.
 		{"Node gone", waits(NodeMode), func(f *Facts) { f.Node = Fact[corev1.Node]{} }, NodeGone, "which does not exist"},
@@ -184,59 +200,32 @@ func TestPod(t *testing.T) {
 			f.Node.Value.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}}
 		}, NodeNotReady, "Kubelet stopped"},
 		{"not asked yet", waits(NodeMode), idle, NotAsked, "has not asked for an address"},
-		{"volumes come first", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "secret not found", LastTimestamp: metav1.NewTime(now)}}
-		}, NotAsked, "FailedMount: secret not found"},
+		{"volumes come first", waits(NodeMode), said(corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "secret not found", LastTimestamp: metav1.NewTime(now)}), NotAsked, "FailedMount: secret not found"},
 
 		// What the plugin said.
-		{"refused", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): the attachment's record could not be written; no space left on device`)}
-		}, Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
-		{"refused, with the network's name", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)}
-		}, Refused, "ADD failed: the kernel rejected"},
-		{"another plugin of the chain", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)}
-		}, Refused, "runtime could not make"},
-		{"refused long ago", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)}
-		}, NotAsked, ""},
+		{"refused", waits(NodeMode), said(addFailed(`the attachment's record could not be written; no space left on device`)), Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
+		{"refused, with the network's name", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)), Refused, "ADD failed: the kernel rejected"},
+		{"another plugin of the chain", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)), Refused, "container runtime could not create"},
+		{"refused long ago", waits(NodeMode), said(sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)), NotAsked, ""},
 		{"refused before, waits now", waits(NodeMode), func(f *Facts) {
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): berthd is being restarted; try again`)}
+			f.Events = []corev1.Event{addFailed(`berthd is being restarted; try again`)}
 		}, Waiting, "7s"},
-		{"waited in vain", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)}
-		}, Waiting, "in vain: no subnet that this node may use"},
-		{"berthd tells why it waits", waits(NodeMode), func(f *Facts) {
+		{"waited in vain", waits(NodeMode), said(addFailed(`no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in vain: no subnet that this node may use"},
+		{"berthd reports why it waits", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.LastError = "of another pod"
-			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
+			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no address is free: every ENI is full [eni-limit]"},
 		{"the node says why this ADD waits", waits(NodeMode), func(f *Facts) {
 			f.View.Value.Waiting = append(f.View.Value.Waiting, introspect.Waiting{ContainerID: "d", Since: now, Reason: "subnet-full", Message: "no subnet has a free address"})
 			f.Document.Value.LastError = "of another pod"
-			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
+			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no subnet has a free address [subnet-full]"},
-		{"berthd told that there was none", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{toldByDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")}
-		}, Waiting, "in vain: no address for the pod: every ENI"},
-		{"berthd told that the ADD failed", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{toldByDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")}
-		}, Refused, "the kernel refused a step [kernel]"},
-		{"worked since, before a new sandbox", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), toldByDaemon("AddressAssigned", "has 10.0.0.5")}
-		}, NotAsked, ""},
+		{"berthd reported that there was none", waits(NodeMode), said(eventOfDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in vain: no address for the pod: every ENI"},
+		{"berthd reported that the ADD failed", waits(NodeMode), said(eventOfDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")), Refused, "the kernel refused a step [kernel]"},
+		{"worked since, before a new sandbox", waits(NodeMode), said(addFailed(`x`), eventOfDaemon("AddressAssigned", "has 10.0.0.5")), NotAsked, ""},
 		{"waits again", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "14 ADDs wait for an address"}}
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: every ENI is full`)}
+			f.Events = []corev1.Event{addFailed(`no address for the pod: every ENI is full`)}
 		}, Waiting, "for 7s: every ENI is full"},
 		{"waits, the node knows why", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "every ENI that the instance may have is full"}}
@@ -262,9 +251,7 @@ func TestPod(t *testing.T) {
 		// Address pools.
 		{"waits for a block", waits(PoolMode), nil, Waiting, "7s"},
 		{"no default pool", waits(PoolMode), func(f *Facts) { f.Pools = Of([]v1alpha1.AddressPool{}) }, NoPool, "no annotation of the pod or its namespace"},
-		{"no such pool for the namespace", waits(PoolMode), func(f *Facts) {
-			f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
-		}, NoPool, "the namespace's annotation"},
+		{"no such pool for the namespace", waits(PoolMode), func(f *Facts) { f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"} }, NoPool, "the namespace's annotation"},
 		{"pod may not choose", waits(PoolMode), func(f *Facts) {
 			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
 			f.Pools = Of([]v1alpha1.AddressPool{pool("default", nil), pool("web", nil)})
@@ -273,37 +260,21 @@ func TestPod(t *testing.T) {
 			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
 			f.Pools = Of([]v1alpha1.AddressPool{pool("web", func(p *v1alpha1.AddressPool) { p.Spec.PodNamespaces = []string{"shop"} })})
 		}, Waiting, ""},
-		{"pod names what it gets anyway", waits(PoolMode), func(f *Facts) {
-			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "default"}
-		}, Waiting, ""},
+		{"pod names what it gets anyway", waits(PoolMode), func(f *Facts) { f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "default"} }, Waiting, ""},
 		{"pool being deleted", waits(PoolMode), func(f *Facts) {
 			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) { p.DeletionTimestamp = &metav1.Time{Time: now} })})
 		}, PoolNotReady, "being deleted"},
-		{"pool overlaps", waits(PoolMode), func(f *Facts) {
-			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) {
-				p.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPoolOverlaps, Message: "10.2.0.0/16 overlaps web"}}
-			})})
-		}, PoolNotReady, "overlaps web"},
-		{"pool exhausted", waits(PoolMode), func(f *Facts) {
-			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) {
-				p.Status.Conditions = append(p.Status.Conditions, truth("Exhausted", v1alpha1.ReasonPoolExhausted, "all 8 blocks are taken"))
-			})})
-		}, PoolExhausted, "all 8 blocks"},
-		{"exhausted, as the request says", waits(PoolMode), func(f *Facts) {
-			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "no block is free"))})
-		}, PoolExhausted, "kubectl berth pools"},
+		{"pool overlaps", waits(PoolMode), poolOf(metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPoolOverlaps, Message: "10.2.0.0/16 overlaps web"}), PoolNotReady, "overlaps web"},
+		{"pool exhausted", waits(PoolMode), poolOf(truth("Exhausted", v1alpha1.ReasonPoolExhausted, "all 8 blocks are taken")), PoolExhausted, "all 8 blocks"},
+		{"exhausted, as the request says", waits(PoolMode), requests(request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "no block is free"))), PoolExhausted, "kubectl berth pools"},
 		{"exhausted, but the node has one", waits(PoolMode), func(f *Facts) {
 			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "x"))})
 			f.Document.Value.Pools = []introspect.Pool{{Name: "default", Free: 1}}
 		}, Waiting, ""},
-		{"quota", waits(PoolMode), func(f *Facts) {
-			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "the node has 3 blocks"))})
-		}, RequestRefused, "the node has 3 blocks"},
-		{"another pool's request", waits(PoolMode), func(f *Facts) {
-			f.Requests = Of([]v1alpha1.BlockRequest{request("web", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "x"))})
-		}, Waiting, ""},
-		{"request unanswered", waits(PoolMode), func(f *Facts) { f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute)}) }, RequestUnanswered, "req-1"},
-		{"request just made", waits(PoolMode), func(f *Facts) { f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Second)}) }, Waiting, ""},
+		{"quota", waits(PoolMode), requests(request("default", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "the node has 3 blocks"))), RequestRefused, "the node has 3 blocks"},
+		{"another pool's request", waits(PoolMode), requests(request("web", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "x"))), Waiting, ""},
+		{"request unanswered", waits(PoolMode), requests(request("default", time.Minute)), RequestUnanswered, "req-1"},
+		{"request just made", waits(PoolMode), requests(request("default", time.Second)), Waiting, ""},
 		{"nobody to answer", waits(PoolMode), func(f *Facts) {
 			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute)})
 			f.Operators = Of(Operators{All: 1})
@@ -312,10 +283,10 @@ func TestPod(t *testing.T) {
 
 		// Its NICs that are ports of VPCs.
 		{"NICs that come", inVPC(), nil, Waiting, "7s"},
-		{"no PodNIC", inVPC(), func(f *Facts) { f.NICs = Of([]v1alpha1.PodNIC{}) }, NoPodNIC, "has made no PodNIC"},
+		{"no PodNIC", inVPC(), func(f *Facts) { f.NICs = Of([]v1alpha1.PodNIC{}) }, NoPodNIC, "has created no PodNIC"},
 		{"no PodNIC, no operator", inVPC(), func(f *Facts) { f.NICs, f.Operators = Of([]v1alpha1.PodNIC{}), Of(Operators{All: 2}) }, NoPodNIC, "None of 2"},
 		{"no PodNIC yet", inVPC(), func(f *Facts) { f.NICs, f.Pod.CreationTimestamp = Of([]v1alpha1.PodNIC{}), metav1.NewTime(now) }, Waiting, ""},
-		{"no VPC", inVPC(), func(f *Facts) { f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{}), nil }, VPCNotReady, "no such VPC"},
+		{"no VPC", inVPC(), func(f *Facts) { f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{}), nil }, VPCNotReady, "which does not exist"},
 		{"NICs without a VPC", inVPC(), func(f *Facts) {
 			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), map[string]string{v1alpha1.AnnotationNICs: "[]"}
 		}, NoPodNIC, "names their VPC"},
@@ -331,8 +302,8 @@ func TestPod(t *testing.T) {
 		{"agent is down", inVPC(), nic(func(o *v1alpha1.PodNIC) {
 			o.Status.Conditions = []metav1.Condition{condition(v1alpha1.ConditionBound, metav1.ConditionFalse, "BindingFailed", "at host host-a", time.Hour)}
 		}), NotBound, "BindingFailed"},
-		{"another pod's NIC", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod.UID = nil, "u-0" }), NotBound, "another pod's"},
-		{"NIC that nobody gave it", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod = nil, nil }), NotBound, "has not given it"},
+		{"another pod's NIC", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod.UID = nil, "u-0" }), NotBound, "Another pod uses it"},
+		{"NIC that nobody gave it", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod = nil, nil }), NotBound, "has not assigned it"},
 		{"at another node", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.NodeName = "node-b" }), BoundElsewhere, "node-b"},
 		{"not plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Node = nil }), NotPlugged, "has not reported"},
 		{"cannot be plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) {
@@ -367,11 +338,11 @@ func TestPod(t *testing.T) {
 			f.EgressClient, f.Pod.CreationTimestamp = Fact[v1alpha1.EgressClient]{}, metav1.NewTime(now)
 		}, Works, ""},
 		{"EgressClients may not be read", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Unread[v1alpha1.EgressClient]("forbidden") }, Works, ""},
-		{"another network's address", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "has added nothing to it"},
+		{"another network's address", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "has added nothing"},
 		{"another network's address, and tunnels that are gone", runs(), func(f *Facts) {
 			f.Daemon.Value.Mode, f.View.Value.Attachments[0].Fault = EgressMode, "tunnel fou4 is missing"
 		}, PathBroken, "fou4"},
-		{"another network's address, and what Berth added", runs(), func(f *Facts) { f.Daemon.Value.Mode = EgressMode }, Works, "is as it was set up"},
+		{"another network's address, and what Berth added", runs(), func(f *Facts) { f.Daemon.Value.Mode = EgressMode }, Works, "is intact"},
 		{"another network's address, and nobody looked", runs(), func(f *Facts) {
 			f.Daemon.Value.Mode = EgressMode
 			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].Fault = false, "the kernel was not read"
@@ -395,12 +366,7 @@ func TestPod(t *testing.T) {
 				tc.edit(&tc.of)
 			}
 			d := Pod(tc.of)
-			if d.Verdict != tc.want || !strings.Contains(d.Summary+d.Remedy, tc.says) {
-				t.Errorf("%+v\nwant %s with %q", d, tc.want, tc.says)
-			}
-			if !d.OK && d.Remedy == "" {
-				t.Errorf("%s says nothing of what to do", d.Verdict)
-			}
+			wantDiagnosis(t, d, tc.want, tc.says)
 			verdicts[d.Verdict] = true
 		})
 	}
@@ -411,9 +377,20 @@ func TestPod(t *testing.T) {
 	}
 }
 
+// wantDiagnosis checks the verdict, a text of summary or remedy, and that a problem has a remedy.
+func wantDiagnosis(t *testing.T, d Diagnosis, want Verdict, text string) {
+	t.Helper()
+	if d.Verdict != want || !strings.Contains(d.Summary+d.Remedy, text) {
+		t.Errorf("%+v\nwant %s with %q", d, want, text)
+	}
+	if !d.OK && (d.Remedy == "" || d.See == "" && d.Verdict != NotScheduled) {
+		t.Errorf("%s does not say what to do", d.Verdict)
+	}
+}
+
 var verdicts = map[Verdict]bool{} // that a row had
 
-// literals are what the constants of verdict.go are, by the beginning of their names.
+// literals returns the values of the constants of verdict.go that is selects.
 func literals(t *testing.T, is func(name string, spec *ast.ValueSpec) bool) (out []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "verdict.go", nil, 0)
@@ -439,7 +416,7 @@ func declared(t *testing.T) (out []Verdict) {
 	return out
 }
 
-// Where a diagnosis sends people there is something to read.
+// Each heading that a diagnosis names exists.
 func TestHeadingsExist(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/troubleshoot.md")
 	if err != nil {
@@ -454,16 +431,5 @@ func TestHeadingsExist(t *testing.T) {
 		if !strings.Contains(string(page), "# "+strings.Trim(heading, `"`)+"\n") {
 			t.Errorf("docs/troubleshoot.md has no heading %s", heading)
 		}
-	}
-}
-
-// Of two attachments the one that was not checked says why.
-func TestTheUncheckedSaysWhy(t *testing.T) {
-	f := runs()
-	f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{
-		Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work",
-	})
-	if d := Pod(f); d.Verdict != Unchecked || !strings.Contains(d.Summary, "another call is at work") {
-		t.Errorf("%+v", d)
 	}
 }

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/membership"
 )
 
 // ClientFacts are the inputs for the diagnosis of an EgressClient.
@@ -25,7 +27,7 @@ func EgressClient(f ClientFacts) Diagnosis {
 	spec := f.Client.Spec
 	switch {
 	case f.Client.DeletionTimestamp != nil:
-		return *fine(Ending, "Its pod is gone, or uses no Egress any more.")
+		return *fine(Ending, "Its pod is gone, or no longer uses an Egress.")
 	case len(spec.Egresses)+len(spec.Refused) == 0:
 		return *fine(Unused, "The pod uses no Egress.")
 	case ready == nil:
@@ -40,7 +42,7 @@ func EgressClient(f ClientFacts) Diagnosis {
 func notLooked(f ClientFacts) *Diagnosis {
 	since := f.Client.CreationTimestamp.Time
 	if f.Now.Sub(since) < made {
-		return fine(Starting, "It was just made.")
+		return fine(Starting, "It was just created.")
 	}
 	return trouble(NotLookedAt, fmt.Sprintf("berth-operator has not reported on it for %s.", f.Now.Sub(since).Round(time.Second)), operatorRemedy(f.Operators), seeNoEgress)
 }
@@ -80,24 +82,79 @@ func EgressRemedy(reason string) string {
 var egressRemedies = map[string]string{
 	"GatewaysReady":    "Nothing.",
 	"Applied":          "Nothing.",
-	"NoReplicas":       "Give it replicas: its clients do not reach its destinations until then.",
-	"NoGateways":       "See the pods of its Deployment: their events, and of those that run their log and /readyz.",
-	"FamilyMissing":    "Take out the destination that the message names, or run gateways where pods have addresses of its family.",
-	"ForeignPods":      "Delete the pod that the message names and what makes it, or set tunnelTo to Gateways.",
+	"NoReplicas":       "Set spec.replicas: clients do not reach its destinations until then.",
+	"NoGateways":       "Check the pods of its Deployment: their events and, if they run, their logs and /readyz.",
+	"FamilyMissing":    "Remove the destination that the message names, or run gateways where pods have addresses of its family.",
+	"ForeignPods":      "Delete the pod that the message names and the workload that creates it, or set tunnelTo to Gateways.",
 	"InvalidTemplate":  "Correct the field of spec.template that the message names.",
 	"NameTaken":        "Delete or rename the object that the message names, or name the Egress otherwise.",
-	"PodsRefused":      "Have the Egress in a namespace whose Pod Security admits NET_ADMIN, or see to what else the message names.",
+	"PodsRefused":      "Move the Egress to a namespace whose Pod Security admits NET_ADMIN, or fix what else the message names.",
 	"NotFound":         "Create the Egress that the message names, or correct the pod's annotation.",
-	"NotAllowed":       "Have allowedNamespaces or clients of the Egress allow the pod, or take it out of the annotation.",
-	"Overlaps":         "Have the pod use one of the two Egresses, or change their destinations.",
+	"NotAllowed":       "Allow the pod in allowedNamespaces or clients of the Egress, or remove the Egress from the annotation.",
+	"Overlaps":         "Let the pod use only one of the two Egresses, or change their destinations.",
 	"Invalid":          "Correct the pod's annotation, as the message says.",
-	"WaitingForNode":   "See berthd of the node: its log, and whether it runs with --egress.",
-	"SetUpFailed":      "As the message says, which is the node's; it is tried again.",
-	"AddressConflict":  "See which of the two pods has the address, and which network gave it out twice.",
-	"NoGateway":        "See the Egress's condition Available (kubectl berth egresses).",
-	"Refused":          "See the object or the pod that the message names.",
-	"Waiting":          "See the EgressClient that the message names.",
+	"WaitingForNode":   "Check berthd on the node: its log, and whether it runs with --egress.",
+	"SetUpFailed":      "Fix what the message of the node names; berthd retries.",
+	"AddressConflict":  "Find out which of the two pods has the address, and which network assigned it twice.",
+	"NoGateway":        "Check the Egress's condition Available (kubectl berth egresses).",
+	"Refused":          "Check the object or the pod that the message names.",
+	"Waiting":          "Check the EgressClient that the message names.",
 	"InvalidSelector":  "Correct the selector that the message names: it selects nothing.",
-	"NoConsent":        "Have a cluster administrator annotate the namespaces or label the Egress's, or select fewer namespaces.",
+	"NoConsent":        "Ask a cluster administrator to annotate the namespaces or label the Egress's namespace, or select fewer namespaces.",
 	"TooManySelecting": "Delete other Egresses of the namespace that select pods, or name this one in pods' annotations.",
+}
+
+// EgressClientOf returns the pod's own EgressClient, not that of an earlier pod with the
+// same name, or nil.
+func EgressClientOf(f Facts) *v1alpha1.EgressClient {
+	// The operator identifies a static pod by the UID that the kubelet gave it, which its mirror pod carries.
+	uid := cmp.Or(f.Pod.Annotations[corev1.MirrorPodAnnotationKey], string(f.Pod.UID))
+	if o := f.EgressClient.Value; o != nil && o.Spec.PodUID == uid {
+		return o
+	}
+	return nil
+}
+
+// OfEgress diagnoses the Egresses that the pod uses or requests. It returns nil if there are none.
+func (f Facts) OfEgress() *Diagnosis {
+	o := EgressClientOf(f)
+	if o == nil {
+		return noEgressClient(f)
+	}
+	d := EgressClient(ClientFacts{Now: f.Now, Client: o, Daemon: f.Daemon, Operators: f.Operators})
+	return &d
+}
+
+// egress diagnoses a pod that has an address but does not reach its Egresses.
+func egress(f Facts) *Diagnosis {
+	d := f.OfEgress()
+	if d == nil || d.OK {
+		return nil
+	}
+	d.Summary = "Egress: " + d.Summary
+	return d
+}
+
+// egressNamed diagnoses a pod that does not start because its annotation names an Egress
+// that it may not use. Other problems of an Egress are reported by the ADD.
+func egressNamed(f Facts) *Diagnosis {
+	o := EgressClientOf(f)
+	if o == nil {
+		return noEgressClient(f)
+	}
+	for _, r := range o.Spec.Refused {
+		if r.Named {
+			return trouble(EgressRefused, fmt.Sprintf("The pod names an Egress that it may not use (%s): %s", r.Reason, r.Message), EgressRemedy(r.Reason), seeEgressClients)
+		}
+	}
+	return nil
+}
+
+// noEgressClient diagnoses a pod that names Egresses but has no EgressClient. The operator
+// creates one once the pod has a node.
+func noEgressClient(f Facts) *Diagnosis {
+	if f.Pod.Spec.NodeName == "" || f.EgressClient.Unread != "" || f.Pod.DeletionTimestamp != nil || !membership.Annotated(f.Pod.Annotations) || f.Now.Sub(f.Pod.CreationTimestamp.Time) < made {
+		return nil
+	}
+	return trouble(NoEgressClient, "The pod names Egresses, but berth-operator has created no EgressClient for it.", operatorRemedy(f.Operators)+" It must run with the feature egress.", seeNoEgress)
 }

@@ -1,7 +1,6 @@
 package diagnose
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -60,20 +59,16 @@ func TestEgressClient(t *testing.T) {
 			f.Daemon = Of(Daemon{Pod: "-n kube-system berthd-x", Why: "CrashLoopBackOff"})
 		}}, NotSetUp, "CrashLoopBackOff"},
 		"node fails":   {[]func(*ClientFacts){isNot("SetUpFailed", "berthd of node node-a: no FoU", time.Minute)}, NotSetUp, "no FoU"},
-		"conflict":     {[]func(*ClientFacts){isNot("AddressConflict", "10.0.0.5 is shop/web-1's", time.Minute)}, NotServed, "gave it out twice"},
+		"conflict":     {[]func(*ClientFacts){isNot("AddressConflict", "10.0.0.5 is shop/web-1's", time.Minute)}, NotServed, "assigned it twice"},
 		"no gateway":   {[]func(*ClientFacts){isNot("NoGateway", "Egress egress/internet has no gateway", time.Minute)}, NoGateway, "kubectl berth egresses"},
 		"a new reason": {[]func(*ClientFacts){isNot("OfLater", "something", time.Minute)}, NotServed, "something"},
 	} {
-		f := served()
-		for _, edit := range tt.edit {
-			edit(&f)
-		}
-		d := EgressClient(f)
-		if d.Verdict != tt.want || !strings.Contains(d.Summary+d.Remedy, tt.says) {
-			t.Errorf("%s: %+v\nwant %s with %q", name, d, tt.want, tt.says)
-		}
-		if !d.OK && (d.Remedy == "" || d.See == "") {
-			t.Errorf("%s: %s says nothing of what to do", name, d.Verdict)
-		}
+		t.Run(name, func(t *testing.T) {
+			f := served()
+			for _, edit := range tt.edit {
+				edit(&f)
+			}
+			wantDiagnosis(t, EgressClient(f), tt.want, tt.says)
+		})
 	}
 }

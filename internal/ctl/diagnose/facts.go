@@ -1,8 +1,8 @@
 // Package diagnose explains why a pod, PodNIC or EgressClient does not work, and what to
 // do about it. Its functions are pure: the caller reads the facts.
 //
-//	facts.go         inputs, and the order of the checks
-//	verdict.go       results
+//	facts.go         inputs
+//	verdict.go       results, and the order of the checks
 //	before.go        pods that need no address, or whose node cannot assign one
 //	address.go       pods with an address
 //	operator.go      waiting for ENIs, in operator mode
@@ -10,8 +10,7 @@
 //	waiting.go       waiting for an address, and failed ADDs
 //	podnics.go       NICs in VPCs of a pod
 //	nic.go           one PodNIC
-//	podegress.go     Egresses of a pod
-//	egressclient.go  one EgressClient
+//	egressclient.go  Egresses of a pod, and one EgressClient
 package diagnose
 
 import (

@@ -127,7 +127,7 @@ func podGone(f NICFacts) *Diagnosis {
 	if !gone || !f.late(f.since()) {
 		return nil
 	}
-	return trouble(PodMissing, fmt.Sprintf("It is %s on node %s, and its pod %s is gone.", f.NIC.Status.Phase, f.NIC.Status.NodeName, ref.Name),
+	return trouble(PodMissing, fmt.Sprintf("It is %s on node %s, but its pod %s is gone.", f.NIC.Status.Phase, f.NIC.Status.NodeName, ref.Name),
 		"Nothing, if the pod ended moments ago. Otherwise check whether berth-operator is ready and the leader, and its log.", seeNICs)
 }
 
@@ -153,13 +153,13 @@ func portOf(f NICFacts) *Diagnosis {
 	c := f.condition(v1alpha1.ConditionPortReady)
 	switch {
 	case c != nil && c.Status == metav1.ConditionFalse && differs[c.Reason]:
-		return trouble(PortDiffers, fmt.Sprintf("The port at the provider is not as the PodNIC has it (%s): %s", c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+		return trouble(PortDiffers, fmt.Sprintf("The port at the provider differs from the PodNIC (%s): %s", c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 	case c != nil && c.Status == metav1.ConditionFalse:
-		return trouble(NoPort, fmt.Sprintf("It has no port as asked for (%s): %s", c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+		return trouble(NoPort, fmt.Sprintf("It has no port as requested (%s): %s", c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 	case f.NIC.Status.PortID != "":
 		return nil
 	case !f.late(f.since()):
-		return fine(Starting, "Its port is being made.")
+		return fine(Starting, "Its port is being created.")
 	}
 	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and berth-operator has given no reason.", f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
@@ -175,10 +175,10 @@ func operatorRemedy(operators Fact[Operators]) string {
 // unused diagnoses a NIC that no scheduled pod uses.
 func unused(f NICFacts) *Diagnosis {
 	if PodOf(f.NIC) == nil {
-		return fine(Unused, fmt.Sprintf("It has port %s, and no pod has it.", f.NIC.Status.PortID))
+		return fine(Unused, fmt.Sprintf("Its port is %s; no pod uses it.", f.NIC.Status.PortID))
 	}
 	if p := f.Pod.Value; p != nil && p.Spec.NodeName == "" {
-		return fine(Unscheduled, fmt.Sprintf("It has port %s, and pod %s has no node yet.", f.NIC.Status.PortID, p.Name))
+		return fine(Unscheduled, fmt.Sprintf("Its port is %s; pod %s has no node yet.", f.NIC.Status.PortID, p.Name))
 	}
 	return nil
 }
@@ -189,11 +189,11 @@ func elsewhere(f NICFacts) *Diagnosis {
 	if p == nil || st.Plug == nil || st.NodeName == "" || st.NodeName == p.Spec.NodeName {
 		return nil
 	}
-	text := fmt.Sprintf("Port %s is bound at host %s, of node %s, and pod %s is on node %s.", st.PortID, st.Host, st.NodeName, p.Name, p.Spec.NodeName)
+	text := fmt.Sprintf("Port %s is bound to host %s of node %s, but pod %s is on node %s.", st.PortID, st.Host, st.NodeName, p.Name, p.Spec.NodeName)
 	if !f.late(f.since()) {
 		return fine(Starting, text)
 	}
-	return trouble(BoundElsewhere, text, "The operator binds it anew once the node before has unplugged it: see whether berthd runs there. Of a node that is gone for good delete the Node, or set the taint node.kubernetes.io/out-of-service.", seeNICs)
+	return trouble(BoundElsewhere, text, "berth-operator binds it again once the previous node has unplugged it: check whether berthd runs there. If that node is gone for good, delete its Node, or set the taint node.kubernetes.io/out-of-service.", seeNICs)
 }
 
 func boundOf(f NICFacts) *Diagnosis {
@@ -203,7 +203,7 @@ func boundOf(f NICFacts) *Diagnosis {
 	}
 	switch c.Reason {
 	case "NoPod":
-		return fine(Unused, "No pod has it.")
+		return fine(Unused, "No pod uses it.")
 	case "Unscheduled":
 		return fine(Unscheduled, c.Message)
 	}
@@ -231,7 +231,7 @@ func notPlugged(f NICFacts) *Diagnosis {
 	}
 	if n != nil && n.PortID == st.PortID && n.State == v1alpha1.NodePlugged {
 		if c := f.condition(v1alpha1.ConditionPlugged); c != nil && c.Status == metav1.ConditionFalse {
-			return trouble(PlugFailed, fmt.Sprintf("Port %s is plugged on node %s, and not as it is to be (%s): %s", st.PortID, st.NodeName, c.Reason, c.Message), plugRemedy(c.Reason), seeNICs)
+			return trouble(PlugFailed, fmt.Sprintf("Port %s is plugged on node %s, but not as desired (%s): %s", st.PortID, st.NodeName, c.Reason, c.Message), plugRemedy(c.Reason), seeNICs)
 		}
 		return nil
 	}
@@ -243,16 +243,16 @@ func notPlugged(f NICFacts) *Diagnosis {
 		return fine(Starting, text+" yet.")
 	}
 	return trouble(NotPlugged, fmt.Sprintf("%s for %s.", text, f.age(f.since())),
-		"See the pod's events (kubectl describe pod): images, volumes and secrets come before the network. Else berthd's log on the node.", seeNoNIC)
+		"Check the pod's events (kubectl describe pod): images, volumes and secrets come before the network. Then check berthd's log on the node.", seeNoNIC)
 }
 
 // withoutDaemon diagnoses a step that a node has not taken because no berthd is ready there. It returns nil if one is.
 func withoutDaemon(v Verdict, text string, d Fact[Daemon], node string) *Diagnosis {
 	switch {
 	case d.Absent():
-		return trouble(v, text+": no berthd pod runs there.", "Find out why the DaemonSet has no pod there: check its node selector, tolerations and events (kubectl describe daemonset).", seeDaemon)
+		return trouble(v, text+": no berthd pod runs there.", startDaemon, seeDaemon)
 	case d.Value != nil && !d.Value.Ready:
-		return trouble(v, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(d.Value.Why, "no reason given")), fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Value.Pod, node), seeNode)
+		return trouble(v, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(d.Value.Why, "no reason given")), fmt.Sprintf("Check its log (kubectl logs %s) and `kubectl berth node %s`.", d.Value.Pod, node), seeNode)
 	}
 	return nil
 }
@@ -279,8 +279,8 @@ func notActive(f NICFacts) *Diagnosis {
 	if !f.late(since) {
 		return fine(Starting, text+" yet.")
 	}
-	return trouble(NotActive, fmt.Sprintf("%s since %s.", text, f.age(since)),
-		"See OVN's controller, or the provider's agent, on the node: it installs the flows of the port and reports them.", seeNoNIC)
+	return trouble(NotActive, fmt.Sprintf("%s for %s.", text, f.age(since)),
+		"Check OVN's controller, or the provider's agent, on the node: it installs the flows of the port and reports them.", seeNoNIC)
 }
 
 // Remedy returns what to do about the reason of a condition of a VPC or PodNIC.
@@ -294,51 +294,51 @@ var remedies = map[string]string{
 	"Throttled":              "Nothing: Berth retries. If it persists, raise the provider's rate limit.",
 	"Conflict":               "If somebody else uses the port, release it there; otherwise nothing: Berth retries.",
 	"NoAnswer":               "Check the provider's endpoint, and the path to it from berth-operator's node.",
-	"CertificateRefused":     "Let tls.caBundle of the VPC have the authority that signed the endpoint's certificate, tls.serverName the name in it.",
+	"CertificateRefused":     "Set tls.caBundle of the VPC to the authority that signed the endpoint's certificate, and tls.serverName to a name in the certificate.",
 	"InvalidEndpoint":        "Correct the VPC's endpoint, region or tls as the message says.",
-	"ProviderNotSupported":   "Make the VPC anew with a provider that this release has.",
+	"ProviderNotSupported":   "Create the VPC again with a provider that this release supports.",
 	"SecretNotFound":         "Create the Secret in the namespace of berth-operator.",
 	"SecretIncomplete":       "Give the Secret the key that the message names.",
 	"SecretUnreadable":       "Let berth-operator read Secrets of its own namespace, as the chart's Role does.",
-	"CredentialsRefused":     "Correct the Secret that the VPC names; it is read again at once.",
-	"ProjectChanged":         "Put the credentials of the old project back, or delete the VPC's PodNICs with them before the change.",
-	"Forbidden":              "Let the operator's user do what the message names, or set the VPC's portMAC to Provider if it is about MAC addresses.",
-	"NetworkNotFound":        "Create the network, or make the VPC anew with another.",
-	"NetworkAmbiguous":       "Make the VPC anew with the network's ID: several have the name.",
-	"NetworkChanged":         "Rename the networks as they were, or delete the VPC's PodNICs first.",
-	"NoSubnet":               "Give the network a subnet.",
+	"CredentialsRefused":     "Correct the Secret that the VPC names; berth-operator reads it again at once.",
+	"ProjectChanged":         "Restore the credentials of the old project. Before a change of the project, delete the VPC's PodNICs with them.",
+	"Forbidden":              "Allow the operator's user what the message names, or set the VPC's portMAC to Provider if it is about MAC addresses.",
+	"NetworkNotFound":        "Create the network, or create the VPC again with another.",
+	"NetworkAmbiguous":       "Create the VPC again with the network's ID: several networks have the name.",
+	"NetworkChanged":         "Restore the names of the networks, or delete the VPC's PodNICs first.",
+	"NoSubnet":               "Create a subnet in the network.",
 	"SubnetNotFound":         "Correct the VPC's defaultSubnets.",
 	"Deleting":               "Delete the pods and PodNICs that still have NICs in the VPC.",
 	"NotFound":               "Correct the subnet or security group that the message names, or tag the port for the namespace.",
 	"Invalid":                "Correct what the pod asks for, as the message says.",
-	"VPCNotReady":            "See the VPC's own conditions (kubectl berth vpcs), or create the VPC that the message names.",
+	"VPCNotReady":            "Check the VPC's own conditions (kubectl berth vpcs), or create the VPC that the message names.",
 	"Refused":                "Correct what the pod or the PodNIC asks for, as the message says.",
-	"NoPod":                  "Nothing: no pod has it.",
+	"NoPod":                  "Nothing: no pod uses it.",
 	"Unscheduled":            "Nothing: the scheduler has no node for its pod yet.",
 	"NoHost":                 "Give the Node the label that the message names, or wait for the Node.",
-	"NamespaceLimit":         "Raise maxNICs in namespaceLimits of the VPC, or maxNICsPerNamespace; nothing, if other NICs of the namespace are to go.",
-	"NotAllowed":             "Let namespaceLimits or allowedNamespaces of the VPC allow what the message names, or have the pod end.",
-	"NodeLimit":              "Raise maxNICsPerNode of the VPC, or let the pod go elsewhere; nothing, if pods on the node are to end.",
-	"BindingFailed":          "See whether the provider's agent on the node lives, and has the Node's name or what hostLabel says; it is tried again.",
-	"StillPlugged":           "See whether berthd runs on the node that had it. Of a node that is gone for good delete the Node, or set the taint node.kubernetes.io/out-of-service.",
-	"AddressChanged":         "Give the port the addresses back that the message names, or recreate the pod.",
+	"NamespaceLimit":         "Raise maxNICs in namespaceLimits of the VPC, or maxNICsPerNamespace; nothing, if other NICs of the namespace will be removed.",
+	"NotAllowed":             "Let namespaceLimits or allowedNamespaces of the VPC allow what the message names, or delete the pod.",
+	"NodeLimit":              "Raise maxNICsPerNode of the VPC, or move the pod to another node; nothing, if pods on the node will end.",
+	"BindingFailed":          "Check whether the provider's agent runs on the node, and has the Node's name or the value of hostLabel; Berth retries.",
+	"StillPlugged":           "Check whether berthd runs on the node that had it. If that node is gone for good, delete its Node, or set the taint node.kubernetes.io/out-of-service.",
+	"AddressChanged":         "Restore the addresses of the port that the message names, or recreate the pod.",
 	"InterfaceExists":        "Remove the interface of that name from the pod, or give the NIC another name.",
-	"DefaultRoute":           "Leave defaultRoute out, or recreate the pod: another interface has its default route.",
-	"NoTun":                  "Load the kernel's module tun on the node, and see that berthd may open /dev/net/tun.",
-	"NoVLAN":                 "Load the kernel's module 8021q on the node.",
-	"NotActive":              "See that OVN's controller, or the provider's agent, runs on the node, or that its trunk is attached.",
-	"OpenVSwitchUnreachable": "See that Open vSwitch runs on the node, where --ovsdb says.",
-	"NoBridge":               "See that Open vSwitch on the node has the bridge (--ovs-bridges).",
-	"LinkNameTaken":          "Remove what has the link's name, or the VLAN, on the node.",
-	"PortInUse":              "Nothing, if another sandbox of the pod has the port still; else see which attachment has it.",
+	"DefaultRoute":           "Omit defaultRoute, or recreate the pod: another interface has its default route.",
+	"NoTun":                  "Load the kernel module tun on the node, and let berthd open /dev/net/tun.",
+	"NoVLAN":                 "Load the kernel module 8021q on the node.",
+	"NotActive":              "Make sure that OVN's controller, or the provider's agent, runs on the node, or that its trunk is attached.",
+	"OpenVSwitchUnreachable": "Make sure that Open vSwitch runs on the node and listens at the address of --ovsdb.",
+	"NoBridge":               "Make sure that Open vSwitch on the node has the bridge (--ovs-bridges).",
+	"LinkNameTaken":          "Remove the link that has the name or the VLAN on the node.",
+	"PortInUse":              "Nothing, if another sandbox of the pod still has the port; otherwise find out which attachment has it.",
 	"PlugFailed":             "Fix what the message names; Berth retries.",
 	"UnplugFailed":           "Fix what the message names; Berth retries.",
 	"Unplugged":              "Nothing: the node has nothing left of it.",
 	"PortDeleted":            "Nothing: Berth creates another port if it created this one.",
 	"MACTaken":               "Nothing: Berth creates it again.",
-	"SubnetFull":             "Take another subnet, or give the network a further one; it is tried again once an address is free.",
+	"SubnetFull":             "Use another subnet, or add one to the network; Berth retries once an address is free.",
 	"AddressTaken":           "Ask for another address, or remove the port that has it.",
 	"OverQuota":              "Raise the project's quota of ports.",
-	"TooLarge":               "Ask for help, with the message.",
-	"UnexpectedAnswer":       "Ask for help, with the message.",
+	"TooLarge":               "Contact support with the message.",
+	"UnexpectedAnswer":       "Contact support with the message.",
 }

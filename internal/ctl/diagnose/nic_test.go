@@ -74,29 +74,27 @@ func TestNIC(t *testing.T) {
 	}{
 		"works":                        {nil, Works, "Port p-1 is plugged on node node-a"},
 		"its pod was not looked at":    {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Unread[corev1.Pod]("forbidden") }}, Works, ""},
-		"just made":                    {[]func(*NICFacts){bare, young}, Starting, "being made"},
+		"just made":                    {[]func(*NICFacts){bare, young}, Starting, "being created"},
 		"no port, and nobody says why": {[]func(*NICFacts){bare}, NoPort, "berth-operator has given no reason"},
-		"no port, no operator": {[]func(*NICFacts){bare, func(f *NICFacts) { f.Operators = Of(Operators{All: 2}) }},
-			NoPort, "None of 2 berth-operator pods"},
-		"no such VPC": {[]func(*NICFacts){bare, young, func(f *NICFacts) { f.VPC = Fact[v1alpha1.VPC]{} }}, VPCNotReady, "VPC blue does not exist"},
+		"no port, no operator":         {[]func(*NICFacts){bare, func(f *NICFacts) { f.Operators = Of(Operators{All: 2}) }}, NoPort, "None of 2 berth-operator pods"},
+		"no such VPC":                  {[]func(*NICFacts){bare, young, func(f *NICFacts) { f.VPC = Fact[v1alpha1.VPC]{} }}, VPCNotReady, "VPC blue does not exist"},
 		"VPC that is not reached": {[]func(*NICFacts){bare, func(f *NICFacts) {
 			f.VPC.Value.Status.Conditions[0] = condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAnswer", "connection refused", time.Minute)
 		}}, VPCNotReady, "connection refused"},
 		"the same, with a NIC that is there": {[]func(*NICFacts){func(f *NICFacts) {
 			f.VPC.Value.Status.Conditions[0] = condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAnswer", "connection refused", time.Minute)
 		}}, Works, ""},
-		"full subnet":        {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "SubnetFull", "subnet web is full")}, NoPort, "subnet web is full"},
-		"refused":            {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Refused", "ip: 10.0.0.1 is the gateway")}, NoPort, "Correct what the pod"},
-		"port deleted":       {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "PortDeleted", "port p-1 was deleted by somebody else")}, PortDiffers, "deleted by somebody else"},
-		"port of somebody":   {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Conflict", "port p-1 is in use by nova")}, PortDiffers, "in use by nova"},
-		"agent is down":      {[]func(*NICFacts){is(v1alpha1.ConditionBound, "BindingFailed", "could not bind the port at host host-a")}, NotBound, "agent on the node lives"},
-		"held by a node":     {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b says that it has the port plugged still")}, NotBound, "out-of-service"},
-		"no reason known":    {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NewReason", "of a release to come")}, NotBound, "Berth retries"},
-		"not scheduled":      {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", "pod web-0 has no node yet")}, Unscheduled, ""},
-		"not scheduled, too": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", ""), func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "" }}, Unscheduled, "has no node yet"},
-		"nobody's": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it"), func(f *NICFacts) { f.NIC.Spec.Pod, f.NIC.Status.Pod = nil, nil }},
-			Unused, "no pod has it"},
-		"nobody's, and said otherwise": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it")}, Unused, "No pod has it"},
+		"full subnet":                  {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "SubnetFull", "subnet web is full")}, NoPort, "subnet web is full"},
+		"refused":                      {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Refused", "ip: 10.0.0.1 is the gateway")}, NoPort, "Correct what the pod"},
+		"port deleted":                 {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "PortDeleted", "port p-1 was deleted by somebody else")}, PortDiffers, "deleted by somebody else"},
+		"port of somebody":             {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Conflict", "port p-1 is in use by nova")}, PortDiffers, "in use by nova"},
+		"agent is down":                {[]func(*NICFacts){is(v1alpha1.ConditionBound, "BindingFailed", "could not bind the port at host host-a")}, NotBound, "agent runs on the node"},
+		"held by a node":               {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b says that it has the port plugged still")}, NotBound, "out-of-service"},
+		"no reason known":              {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NewReason", "of a release to come")}, NotBound, "Berth retries"},
+		"not scheduled":                {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", "pod web-0 has no node yet")}, Unscheduled, ""},
+		"not scheduled, too":           {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", ""), func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "" }}, Unscheduled, "has no node yet"},
+		"nobody's":                     {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it"), func(f *NICFacts) { f.NIC.Spec.Pod, f.NIC.Status.Pod = nil, nil }}, Unused, "no pod uses it"},
+		"nobody's, and said otherwise": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it")}, Unused, "No pod uses it"},
 		"at another node":              {[]func(*NICFacts){func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "node-b" }}, BoundElsewhere, "is on node node-b"},
 		"at another node for a moment": {[]func(*NICFacts){young, func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "node-b" }}, Starting, "is on node node-b"},
 		"its pod is gone":              {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Fact[corev1.Pod]{} }}, PodMissing, "pod web-0 is gone"},
@@ -108,9 +106,8 @@ func TestNIC(t *testing.T) {
 		"its node speaks of another port": {[]func(*NICFacts){bound, func(f *NICFacts) {
 			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: "p-0"}
 		}}, NotPlugged, ""},
-		"its node has no berthd": {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon = Fact[Daemon]{} }}, NotPlugged, "no berthd pod runs there"},
-		"its node's berthd crashes": {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon.Value.Ready, f.Daemon.Value.Why = false, "CrashLoopBackOff" }},
-			NotPlugged, "CrashLoopBackOff"},
+		"its node has no berthd":    {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon = Fact[Daemon]{} }}, NotPlugged, "no berthd pod runs there"},
+		"its node's berthd crashes": {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon.Value.Ready, f.Daemon.Value.Why = false, "CrashLoopBackOff" }}, NotPlugged, "CrashLoopBackOff"},
 		"its node cannot": {[]func(*NICFacts){bound, func(f *NICFacts) {
 			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: "p-1", Message: "no bridge br-int"}
 		}}, PlugFailed, "no bridge br-int"},
@@ -135,17 +132,13 @@ func TestNIC(t *testing.T) {
 			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
 		}}, NotReleased, "node node-b says"},
 	} {
-		f := plugged()
-		for _, edit := range tt.edit {
-			edit(&f)
-		}
-		d := NIC(f)
-		if d.Verdict != tt.want || !strings.Contains(d.Summary+d.Remedy, tt.says) {
-			t.Errorf("%s: %+v\nwant %s with %q", name, d, tt.want, tt.says)
-		}
-		if !d.OK && (d.Remedy == "" || d.See == "") {
-			t.Errorf("%s: %s says nothing of what to do", name, d.Verdict)
-		}
+		t.Run(name, func(t *testing.T) {
+			f := plugged()
+			for _, edit := range tt.edit {
+				edit(&f)
+			}
+			wantDiagnosis(t, NIC(f), tt.want, tt.says)
+		})
 	}
 }
 

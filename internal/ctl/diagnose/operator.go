@@ -20,24 +20,24 @@ func operatorMode(f Facts) *Diagnosis {
 	switch n := f.NodeNetwork; {
 	case n.Absent():
 		return trouble(NoNodeNetwork, fmt.Sprintf("NodeNetwork %s, by which the operator assigns addresses to the node, does not exist.", name),
-			"berthd makes it by --auto-create-node-network; see its log for why it cannot, such as a missing role, or that the instance is not the node's.", seeOperator)
+			"berthd creates it with --auto-create-node-network; its log says why it cannot, such as a missing role or an instance of another node.", seeOperator)
 	case n.Value == nil:
 		return nil
 	case otherInstance(f):
-		return trouble(OtherInstance, fmt.Sprintf("NodeNetwork %s is of instance %s, and the node is %s.", name, n.Value.Spec.InstanceID, instanceOf(f.Node.Value.Spec.ProviderID)),
-			"Delete the NodeNetwork: berthd makes it anew. It does so by itself with --auto-create-node-network.", seeOperator)
+		return trouble(OtherInstance, fmt.Sprintf("NodeNetwork %s belongs to instance %s, but the node is instance %s.", name, n.Value.Spec.InstanceID, instanceOf(f.Node.Value.Spec.ProviderID)),
+			"Delete the NodeNetwork, so that berthd creates it again. With --auto-create-node-network berthd replaces it itself.", seeOperator)
 	}
 	conditions := f.NodeNetwork.Value.Status.Conditions
 	if c := is(conditions, v1alpha1.ConditionDegraded); c != nil {
-		return trouble(Degraded, fmt.Sprintf("The operator can get no addresses for node %s (%s): %s", name, c.Reason, c.Message),
+		return trouble(Degraded, fmt.Sprintf("berth-operator gets no addresses for node %s (%s): %s", name, c.Reason, c.Message),
 			"Fix what it names; the operator retries.", seeReasons)
 	}
 	if d := noOperator(f); d != nil {
 		return d
 	}
 	if c := is(conditions, v1alpha1.ConditionAtCapacity); c != nil {
-		return trouble(AtCapacity, fmt.Sprintf("Node %s has no free address and may have no more (%s): %s", name, c.Reason, c.Message),
-			"Run fewer pods there (lower the kubelet's maxPods to what the instance type allows: berthctl max-pods), take a larger type or prefixes, or give further subnets.", seeReasons)
+		return trouble(AtCapacity, fmt.Sprintf("Node %s has no free address and has reached its limit (%s): %s", name, c.Reason, c.Message),
+			"Run fewer pods there (lower the kubelet's maxPods to what the instance type allows: berthctl max-pods), use a larger type or prefixes, or add subnets.", seeReasons)
 	}
 	return nil
 }
@@ -48,8 +48,8 @@ func noOperator(f Facts) *Diagnosis {
 		return nil
 	}
 	o := f.Operators.Value
-	return trouble(NoOperator, fmt.Sprintf("Node %s has no free address, and none of %d berth-operator pods is ready to give it more.", f.Pod.Spec.NodeName, o.All),
-		"See the operator's pods and their logs (app.kubernetes.io/name=berth-operator).", seeOperator)
+	return trouble(NoOperator, fmt.Sprintf("Node %s has no free address, and none of %d berth-operator pods is ready to assign more.", f.Pod.Spec.NodeName, o.All),
+		"Check the operator's pods and their logs (app.kubernetes.io/name=berth-operator).", seeOperator)
 }
 
 // mode returns the mode of the pod's node. If its daemon is not known, the NodeNetwork decides.
@@ -85,7 +85,7 @@ func (f Facts) freeHere() bool {
 func is(list []metav1.Condition, kind string) *metav1.Condition {
 	if c := meta.FindStatusCondition(list, kind); c != nil && c.Status == metav1.ConditionTrue {
 		out := *c
-		out.Message = cmp.Or(c.Message, "no more is known")
+		out.Message = cmp.Or(c.Message, "no details")
 		return &out
 	}
 	return nil

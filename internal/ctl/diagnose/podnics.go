@@ -51,17 +51,17 @@ func nics(f Facts) *Diagnosis {
 	case len(*f.NICs.Value) > 0, vpc == "" && err == nil:
 		return nil
 	case err != nil:
-		return trouble(NoPodNIC, fmt.Sprintf("The pod asks for NICs that it cannot have: %v", err), "Correct its annotations.", seeNoNIC)
+		return trouble(NoPodNIC, fmt.Sprintf("The pod requests NICs that it cannot have: %v", err), "Correct its annotations.", seeNoNIC)
 	case f.VPCs[vpc].Absent():
-		return trouble(VPCNotReady, fmt.Sprintf("The pod is to have NICs in VPC %s, and there is no such VPC.", vpc), "Create it, or correct the annotation "+v1alpha1.AnnotationVPC+" of the pod or its namespace.", seeNICs)
+		return trouble(VPCNotReady, fmt.Sprintf("The pod requests NICs in VPC %s, which does not exist.", vpc), "Create it, or correct the annotation "+v1alpha1.AnnotationVPC+" of the pod or its namespace.", seeNICs)
 	case f.Now.Sub(f.Pod.CreationTimestamp.Time) < made:
 		return nil
 	}
-	remedy := "See the pod's events, which say what is wrong with its annotations; else whether berth-operator leads, and its log."
+	remedy := "Check the pod's events, which say what is wrong with its annotations; then whether berth-operator is the leader, and its log."
 	if o := f.Operators.Value; o != nil && o.Ready == 0 {
 		remedy = fmt.Sprintf("None of %d berth-operator pods is ready: check them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
 	}
-	return trouble(NoPodNIC, fmt.Sprintf("The pod is to have NICs in VPC %s, and the operator has made no PodNIC for it.", vpc), remedy, seeNoNIC)
+	return trouble(NoPodNIC, fmt.Sprintf("The pod requests NICs in VPC %s, but berth-operator has created no PodNIC for it.", vpc), remedy, seeNoNIC)
 }
 
 // OfNIC diagnoses one NIC of the pod.
@@ -70,9 +70,9 @@ func (f Facts) OfNIC(o *v1alpha1.PodNIC) Diagnosis {
 	ref := PodOf(o)
 	switch {
 	case ref == nil && o.DeletionTimestamp == nil && f.Now.Sub(f.Pod.CreationTimestamp.Time) > patience:
-		return *trouble(NotBound, "The pod names it, and the operator has not given it to the pod.", operatorRemedy(g.Operators), seeNICs)
+		return *trouble(NotBound, "The pod names it, but berth-operator has not assigned it to the pod.", operatorRemedy(g.Operators), seeNICs)
 	case ref != nil && ref.UID != string(f.Pod.UID):
-		return *trouble(NotBound, fmt.Sprintf("It is another pod's: %s has it.", ref.Name), "Nothing, if that one ends: the pod waits until then. Else name another PodNIC.", seeNICs)
+		return *trouble(NotBound, fmt.Sprintf("Another pod uses it: %s.", ref.Name), "Nothing, if that pod ends: this pod waits until then. Otherwise name another PodNIC.", seeNICs)
 	}
 	if o.Status.NodeName != f.Pod.Spec.NodeName { // f has no daemon of that node
 		g.Daemon = Unread[Daemon]("it is another node's")

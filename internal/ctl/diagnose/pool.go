@@ -65,14 +65,14 @@ func notAllowed(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 
 func poolNotReady(_ Facts, pool v1alpha1.AddressPool) *Diagnosis {
 	if pool.DeletionTimestamp != nil {
-		return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s is being deleted and gives no address any more.", pool.Name),
-			"Let the annotation "+v1alpha1.AnnotationPool+" of the namespace name another.", seePools)
+		return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s is being deleted and gives no more addresses.", pool.Name),
+			"Name another pool in the annotation "+v1alpha1.AnnotationPool+" of the namespace.", seePools)
 	}
 	c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady)
 	if c == nil || c.Status != metav1.ConditionFalse || c.Reason == v1alpha1.ReasonPoolExhausted {
 		return nil
 	}
-	return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s gives no block (%s): %s", pool.Name, c.Reason, c.Message), "Correct the pool as it says.", seePools)
+	return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s gives no block (%s): %s", pool.Name, c.Reason, c.Message), "Correct the pool as the message says.", seePools)
 }
 
 // requestOf diagnoses the node's requests for a block of the pool.
@@ -103,10 +103,10 @@ func requestOf(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 		return d
 	}
 	return trouble(RequestUnanswered, fmt.Sprintf("Node %s asked for a block of AddressPool %s %s ago (BlockRequest %s), and the operator has not answered.",
-		f.Pod.Spec.NodeName, pool.Name, f.Now.Sub(oldest.CreationTimestamp.Time).Round(time.Second), oldest.Name), "See the log of berth-operator.", seePoolWaits)
+		f.Pod.Spec.NodeName, pool.Name, f.Now.Sub(oldest.CreationTimestamp.Time).Round(time.Second), oldest.Name), "Check the log of berth-operator.", seePoolWaits)
 }
 
 func exhausted(pool, message string) *Diagnosis {
 	return trouble(PoolExhausted, fmt.Sprintf("No block of AddressPool %s is free: %s", pool, message),
-		"Append a subnet to the pool, or end pods elsewhere: `kubectl berth pools` shows which nodes have its blocks.", seePools)
+		"Append a subnet to the pool, or delete pods elsewhere: `kubectl berth pools` shows which nodes have its blocks.", seePools)
 }

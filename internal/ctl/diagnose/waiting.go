@@ -78,8 +78,8 @@ func refused(f Facts) *Diagnosis {
 		return nil
 	}
 	if by == runtime {
-		return trouble(Refused, "The node's runtime could not make the pod's sandbox: "+said,
-			"If it names another plugin, see to that one, or to network configurations on the node that sort before Berth's.", seeSandbox)
+		return trouble(Refused, "The node's container runtime could not create the pod's sandbox: "+said,
+			"If the message names another plugin, fix that plugin, or remove network configurations on the node that sort before Berth's.", seeSandbox)
 	}
 	return trouble(Refused, "The pod's ADD failed: "+said, "Fix what the message names; the kubelet retries.", seeSandbox)
 }

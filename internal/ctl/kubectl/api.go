@@ -1,6 +1,7 @@
 package kubectl
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +10,9 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
 
@@ -28,8 +33,23 @@ const page = 500
 // size of the program. A failed read is recorded in unread and does not stop the others.
 type api struct {
 	rest   rest.Interface
-	unread []string
+	unread unread
 }
+
+// unread lists what could not be read, and why, as "WHAT: WHY".
+type unread []string
+
+// why returns why something could not be read, or "".
+func (u unread) why(what string) string {
+	i := slices.IndexFunc(u, func(why string) bool { return strings.HasPrefix(why, what) })
+	if i < 0 {
+		return ""
+	}
+	return u[i]
+}
+
+// texts returns the list for an output, where it is never null.
+func (u unread) texts() []string { return append([]string{}, u...) }
 
 // codecs decode a Status, the API server's form of an error.
 var codecs = func() serializer.CodecFactory {
@@ -38,28 +58,54 @@ var codecs = func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(s)
 }()
 
-// restClient returns a client for absolute paths.
-func restClient(cfg *rest.Config) (rest.Interface, error) {
-	cfg = rest.CopyConfig(cfg)
+// connect returns a client of the API server, which it does not contact.
+func (p *program) connect() (*api, error) {
+	cfg, err := p.config()
+	if err != nil {
+		return nil, err
+	}
 	cfg.GroupVersion, cfg.NegotiatedSerializer = &schema.GroupVersion{}, codecs.WithoutConversion()
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	c, err := rest.UnversionedRESTClientFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
 	}
-	return c, nil
+	return &api{rest: c}, nil
 }
 
-func (p *program) connect() (*api, error) {
-	cfg, err := p.config()
+// reach returns a client. It fails if the API server does not respond or rejects the
+// credentials. Without it, commands would print nothing but errors of every list.
+func (p *program) reach(ctx context.Context) (*api, error) {
+	a, err := p.connect()
 	if err != nil {
 		return nil, err
 	}
-	c, err := restClient(cfg)
-	if err != nil {
-		return nil, err
+	var v struct{}
+	err = into(ctx, a.rest.Get().AbsPath("/version"), &v)
+	if status := apierrors.APIStatus(nil); err == nil || errors.As(err, &status) && !apierrors.IsUnauthorized(err) {
+		return a, nil
 	}
-	return &api{rest: c}, nil
+	return nil, fmt.Errorf("ask the Kubernetes API: %w", err)
+}
+
+// config returns a copy of the client configuration of the API server.
+func (p *program) config() (*rest.Config, error) {
+	cfg := p.Options.Config
+	if cfg == nil {
+		var err error
+		if cfg, err = p.Flags.Config(); err != nil {
+			return nil, err
+		}
+	}
+	return connect.As("kubectl-berth", cfg), nil
+}
+
+// namespace returns the value of --namespace, or else the context's namespace, or else "default".
+func (p *program) namespace() (string, error) {
+	if p.Options.Config != nil {
+		return cmp.Or(p.NamedNamespace(), "default"), nil
+	}
+	return p.Namespace()
 }
 
 // query holds the query parameters of a request.
@@ -104,6 +150,12 @@ func all[T any](ctx context.Context, a *api, what, path string, q query) (out []
 	}
 }
 
+// list is all without the resource version.
+func list[T any](ctx context.Context, a *api, what, path string, q query) []T {
+	out, _ := all[T](ctx, a, what, path, q)
+	return out
+}
+
 func into(ctx context.Context, req *rest.Request, v any) error {
 	result := req.Do(ctx)
 	if err := result.Error(); err != nil { // has the server's message, unlike the error of Raw
@@ -139,17 +191,6 @@ func (a *api) note(what string, err error) string {
 		a.unread = append(a.unread, why)
 	}
 	return why
-}
-
-// reach fails if the API server does not respond or rejects the credentials. Without it,
-// commands would print nothing but errors of every list.
-func (a *api) reach(ctx context.Context) error {
-	var v struct{}
-	err := into(ctx, a.rest.Get().AbsPath("/version"), &v)
-	if status := apierrors.APIStatus(nil); err == nil || errors.As(err, &status) && !apierrors.IsUnauthorized(err) {
-		return nil
-	}
-	return fmt.Errorf("ask the Kubernetes API: %w", err)
 }
 
 // watched is one event of a watch.
@@ -204,4 +245,125 @@ func join(parts ...string) string {
 		path += "/" + url.PathEscape(p)
 	}
 	return path
+}
+
+// Paths of kinds.
+const (
+	nodesPath      = "/api/v1/nodes"
+	namespacesPath = "/api/v1/namespaces"
+	eventsPath     = "/api/v1/events"
+	berthPath      = "/apis/berth.dev/v1alpha1"
+	networksPath   = berthPath + "/nodenetworks"
+	poolsPath      = berthPath + "/addresspools"
+	blocksPath     = berthPath + "/addressblocks"
+	requestsPath   = berthPath + "/blockrequests"
+	vpcsPath       = berthPath + "/vpcs"
+	podnicsPath    = berthPath + "/podnics"
+	egressesPath   = berthPath + "/egresses"
+	clientsPath    = berthPath + "/egressclients"
+	eniConfigsPath = "/apis/crd.k8s.amazonaws.com/v1alpha1/eniconfigs" // the Amazon VPC CNI's
+	leasesPath     = "/apis/coordination.k8s.io/v1/namespaces"
+)
+
+// in returns the path of a resource of Berth in a namespace.
+func in(namespace, resource string) string {
+	return berthPath + "/namespaces" + join(namespace, resource)
+}
+
+func podsPath(namespace string) string   { return namespacesPath + join(namespace, "pods") }
+func egressesIn(namespace string) string { return in(namespace, "egresses") }
+
+// eventsIn returns the path of the events in a namespace or, if it is empty, of all.
+func eventsIn(namespace string) string {
+	if namespace == "" {
+		return eventsPath
+	}
+	return namespacesPath + join(namespace, "events")
+}
+
+func (a *api) nodes(ctx context.Context) []corev1.Node {
+	return list[corev1.Node](ctx, a, "Nodes", nodesPath, nil)
+}
+
+func (a *api) node(ctx context.Context, name string) diagnose.Fact[corev1.Node] {
+	return one[corev1.Node](ctx, a, "Nodes", nodesPath+join(name))
+}
+
+func (a *api) pod(ctx context.Context, namespace, name string) diagnose.Fact[corev1.Pod] {
+	return one[corev1.Pod](ctx, a, "pods", podsPath(namespace)+join(name))
+}
+
+func (a *api) namespace(ctx context.Context, name string) diagnose.Fact[corev1.Namespace] {
+	return one[corev1.Namespace](ctx, a, "namespaces", namespacesPath+join(name))
+}
+
+// berthPods returns the pods of one of Berth's programs, on one node or, if node is empty, on all.
+func (a *api) berthPods(ctx context.Context, namespace, name, node string) []corev1.Pod {
+	q := query{"labelSelector": connect.NameLabel + "=" + name}
+	if node != "" {
+		q["fieldSelector"] = "spec.nodeName=" + node
+	}
+	return list[corev1.Pod](ctx, a, "pods of "+name, podsPath(namespace), q)
+}
+
+func (a *api) networks(ctx context.Context) []v1alpha1.NodeNetwork {
+	return list[v1alpha1.NodeNetwork](ctx, a, "NodeNetworks", networksPath, nil)
+}
+
+func (a *api) network(ctx context.Context, node string) diagnose.Fact[v1alpha1.NodeNetwork] {
+	return one[v1alpha1.NodeNetwork](ctx, a, "NodeNetworks", networksPath+join(node))
+}
+
+func (a *api) pools(ctx context.Context) []v1alpha1.AddressPool {
+	return list[v1alpha1.AddressPool](ctx, a, "AddressPools", poolsPath, nil)
+}
+
+// blocks returns the blocks of one node or, if node is empty, of all.
+func (a *api) blocks(ctx context.Context, node string) []v1alpha1.AddressBlock {
+	q := query{}
+	if node != "" {
+		q["labelSelector"] = v1alpha1.LabelNode + "=" + v1alpha1.NodeLabel(node)
+	}
+	return list[v1alpha1.AddressBlock](ctx, a, "AddressBlocks", blocksPath, q)
+}
+
+// requests returns the requests of one node or, if node is empty, of all.
+func (a *api) requests(ctx context.Context, node string) []v1alpha1.BlockRequest {
+	q := query{}
+	if node != "" {
+		q["fieldSelector"] = "spec.nodeName=" + node
+	}
+	return list[v1alpha1.BlockRequest](ctx, a, "BlockRequests", requestsPath, q)
+}
+
+func (a *api) vpcs(ctx context.Context) []v1alpha1.VPC {
+	return list[v1alpha1.VPC](ctx, a, "VPCs", vpcsPath, nil)
+}
+
+// nics returns the PodNICs at a path.
+func (a *api) nics(ctx context.Context, path string, q query) []v1alpha1.PodNIC {
+	return list[v1alpha1.PodNIC](ctx, a, "PodNICs", path, q)
+}
+
+func (a *api) egresses(ctx context.Context) []v1alpha1.Egress {
+	return list[v1alpha1.Egress](ctx, a, "Egresses", egressesPath, nil)
+}
+
+// egressClients returns the EgressClients of all namespaces.
+func (a *api) egressClients(ctx context.Context, q query) []v1alpha1.EgressClient {
+	return list[v1alpha1.EgressClient](ctx, a, "EgressClients", clientsPath, q)
+}
+
+func (a *api) lease(ctx context.Context, namespace string) diagnose.Fact[coordinationv1.Lease] {
+	return one[coordinationv1.Lease](ctx, a, "Leases", leasesPath+join(namespace, "leases", leaseName))
+}
+
+// events returns the events of a namespace or, if it is empty, of all, about one object or,
+// if name is empty, about all, and the list's resource version.
+func (a *api) events(ctx context.Context, namespace, kind, name string) (list []corev1.Event, version string) {
+	q := query{}
+	if name != "" {
+		q["fieldSelector"] = "involvedObject.kind=" + kind + ",involvedObject.name=" + name
+	}
+	return all[corev1.Event](ctx, a, "Events", eventsIn(namespace), q)
 }

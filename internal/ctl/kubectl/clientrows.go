@@ -99,29 +99,24 @@ func strays(o objects, egresses []Egress) []EgressClient {
 // so it has one only if its annotations name Egresses.
 func (a *api) egressFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) {
 	if !pod.Spec.HostNetwork || membership.Annotated(pod.Annotations) {
-		f.EgressClient = one[v1alpha1.EgressClient](ctx, a, "EgressClients", egressclientsIn(pod.Namespace)+join(pod.Name))
+		f.EgressClient = one[v1alpha1.EgressClient](ctx, a, "EgressClients", in(pod.Namespace, "egressclients")+join(pod.Name))
 	}
 }
 
 // clientGrid returns a table of clients. With ofPod it omits the pod.
 func clientGrid(clients []EgressClient, ofPod bool) *view.Grid {
-	var head []string
+	head := []string{"EGRESSES", "REFUSED", "ADDRESSES", "NODE", "ON ITS NODE", "STATE"}
 	if !ofPod {
-		head = []string{"POD"}
+		head = append([]string{"POD"}, head...)
 	}
-	g := view.NewGrid(append(head, "EGRESSES", "REFUSED", "ADDRESSES", "NODE", "ON ITS NODE", "STATE")...)
+	g := view.NewGrid(head...)
 	for _, c := range clients {
-		var row []string
+		row := []any{strings.Join(c.Egresses, " "), strings.Join(c.Refused, " "), strings.Join(c.Addresses, " "), c.Node, c.NodeState, c.Diagnosis.Verdict}
 		if !ofPod {
-			row = []string{c.id()}
+			row = append([]any{c.id()}, row...)
 		}
-		row = append(row, strings.Join(c.Egresses, " "), strings.Join(c.Refused, " "), strings.Join(c.Addresses, " "), c.Node, c.NodeState, string(c.Diagnosis.Verdict))
 		g.Add(row...)
-		tone := view.Good
-		if !c.Diagnosis.OK {
-			tone = view.Bad
-		}
-		g.Tint(len(row)-1, tone)
+		g.Tint(len(row)-1, toneOf(c.Diagnosis.OK))
 	}
 	return g
 }

@@ -2,9 +2,7 @@
 // server only, and reads what only a node knows from its daemon by port forwarding.
 //
 //	cluster.go   the commands
-//	connect.go   kubeconfig and arguments
-//	api.go       requests to the API server
-//	objects.go   the objects that are read
+//	api.go       the API server, and the objects that are read
 //	daemon.go    the pods of berthd and berth-operator
 //	ask.go       requests to daemons
 //	report.go    the rows of all nodes
@@ -15,6 +13,9 @@ package kubectl
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,16 +29,16 @@ import (
 
 // Exit codes of the program.
 const (
-	ExitTrouble = 1 // it could not do what it was asked
-	ExitUnwell  = 2 // it did, and what it looked at is not well
+	ExitTrouble = 1 // the command failed
+	ExitUnwell  = 2 // the command succeeded and found a problem
 )
 
 // errUnwell makes the program exit with ExitUnwell after the problem was printed.
-var errUnwell = errors.New("not well")
+var errUnwell = errors.New("a problem was found")
 
 // ExitCode returns the exit code for the error of a command, and the error that is still to
 // be printed, if any, with everything escaped that a terminal would interpret.
-func ExitCode(err error) (code int, tell error) {
+func ExitCode(err error) (code int, toPrint error) {
 	switch {
 	case err == nil:
 		return 0, nil
@@ -101,6 +102,42 @@ a problem (status, node, pod, pools, vpcs, egresses).`,
 	_ = cmd.RegisterFlagCompletionFunc("context", completion{p}.contexts)
 	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newTop(p), newEvents(p), newENIConfigs(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
+}
+
+// named parses an argument: NAMESPACE/NAME, or NAME in the chosen namespace. Errors call
+// the argument what.
+func (p *program) named(what, arg string) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(arg, "/")
+	if !ok {
+		name = arg
+		if namespace, err = p.namespace(); err != nil {
+			return "", "", err
+		}
+	}
+	if namespace == "" || name == "" || strings.Contains(name, "/") {
+		kind := strings.ToUpper(what)
+		return "", "", fmt.Errorf("%s is %q, expected NAMESPACE/%s or %s", what, arg, kind, kind)
+	}
+	return namespace, name, nil
+}
+
+// choose returns the rows that the arguments name, or all rows without arguments. A row
+// that does not exist is an error, which says so if rows could not be read.
+func choose[T any](a *api, kind, plural string, rows []T, args []string, name func(T) string) ([]T, error) {
+	if len(args) == 0 {
+		return rows, nil
+	}
+	out := []T{}
+	for _, arg := range args {
+		i := slices.IndexFunc(rows, func(r T) bool { return name(r) == arg })
+		if why := a.unread.why(plural); i < 0 && why != "" {
+			return nil, fmt.Errorf("could not be read: %s", why)
+		} else if i < 0 {
+			return nil, fmt.Errorf("there is no %s %q", kind, arg)
+		}
+		out = append(out, rows[i])
+	}
+	return out, nil
 }
 
 func newVersion() *cobra.Command {

@@ -4,7 +4,6 @@ import (
 	"math"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -35,11 +34,11 @@ func (c *Counts) add(o Counts) {
 }
 
 // cells returns the columns of counts, which are empty if counts are unknown.
-func (c *Counts) cells() []string {
+func (c *Counts) cells() []any {
 	if c == nil {
-		return []string{"", "", "", ""}
+		return []any{"", "", "", ""}
 	}
-	return []string{strconv.Itoa(c.Used), strconv.Itoa(c.Warm), strconv.Itoa(c.Cooling), strconv.Itoa(c.Waiting)}
+	return []any{c.Used, c.Warm, c.Cooling, c.Waiting}
 }
 
 // countsOf returns the counts of a NodeNetwork, as the daemon and the operator reported

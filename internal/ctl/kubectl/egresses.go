@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
@@ -56,10 +56,9 @@ func newEgresses(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "egresses [[NAMESPACE/]EGRESS...]",
 		Short: "Show Egresses, their gateways, and clients with problems",
-		Long: `Show Egresses, all or those named: whether they are available, their gateways, how many
-pods use them, and the pods that somebody has to see to, with what they wait for and what to do.
-Of Egresses that are named, or with -o wide, conditions and gateways too. Exits with 2 when an
-Egress or a client has a problem.`,
+		Long: `Show all Egresses, or those named: whether they are available, their gateways, how many
+pods use them, and the pods that need attention, with the reason and what to do. For named
+Egresses, or with -o wide, also conditions and gateways. Exits with 2 on a problem.`,
 		Example: `  kubectl berth egresses
   kubectl berth egresses egress/internet`,
 		ValidArgsFunction: completion{p}.egress,
@@ -68,11 +67,9 @@ Egress or a client has a problem.`,
 			if err != nil {
 				return err
 			}
-			err = out.show(cmd, list, func(pr *view.Printer, wide bool) { writeEgresses(pr, list, p, wide, wide || len(args) > 0) })
-			if err == nil && (len(list.Unread)+len(list.Strays) > 0 || slices.ContainsFunc(list.Egresses, Egress.unwell)) {
-				return errUnwell
-			}
-			return err
+			return out.finish(cmd, list, len(list.Unread)+len(list.Strays) > 0 || slices.ContainsFunc(list.Egresses, Egress.unwell), func(pr *view.Printer, wide bool) {
+				writeEgresses(pr, list, p, wide, wide || len(args) > 0)
+			})
 		},
 	}
 	out.register(cmd)
@@ -81,32 +78,27 @@ Egress or a client has a problem.`,
 
 func (p *program) egressList(cmd *cobra.Command, args []string) (Egresses, error) {
 	ctx := cmd.Context()
-	a, err := p.connect()
-	if err != nil {
-		return Egresses{}, err
+	ids := make([]string, len(args))
+	for i, arg := range args {
+		namespace, name, err := p.named("egress", arg)
+		if err != nil {
+			return Egresses{}, err
+		}
+		ids[i] = namespace + "/" + name
 	}
-	if err := a.reach(ctx); err != nil {
+	a, err := p.reach(ctx)
+	if err != nil {
 		return Egresses{}, err
 	}
 	o := objects{now: p.Now(), egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), daemons: p.daemonPods(ctx, a, ""), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
 	o.unread = a.unread
 	rows := egressRows(o)
-	list := Egresses{Egresses: rows, Strays: strays(o, rows), Unread: append([]string{}, a.unread...)}
-	if len(args) > 0 {
-		list.Egresses, list.Strays = []Egress{}, []EgressClient{}
+	out := Egresses{Strays: []EgressClient{}, Unread: a.unread.texts()}
+	if len(args) == 0 {
+		out.Strays = strays(o, rows)
 	}
-	for _, arg := range args {
-		namespace, name, err := p.named("egress", arg)
-		if err != nil {
-			return Egresses{}, err
-		}
-		i := slices.IndexFunc(rows, func(e Egress) bool { return e.Namespace == namespace && e.Name == name })
-		if i < 0 {
-			return Egresses{}, missing(a, "Egresses", fmt.Errorf("there is no Egress %s/%s", namespace, name))
-		}
-		list.Egresses = append(list.Egresses, rows[i])
-	}
-	return list, ctx.Err()
+	out.Egresses, err = choose(a, "Egress", "Egresses", rows, ids, Egress.id)
+	return out, cmp.Or(err, ctx.Err())
 }
 
 // egressRows returns all Egresses, including those that pods name and that do not exist, by
@@ -115,11 +107,11 @@ func egressRows(o objects) []Egress {
 	rows := map[string]*Egress{}
 	for i := range o.egresses {
 		row := egressOf(&o.egresses[i])
-		rows[row.id()] = &row
+		rows[row.id()] = row
 	}
 	for _, id := range wanted(o.clients) {
 		if rows[id] == nil {
-			rows[id] = missingEgress(id, isUnread(o.unread, "Egresses"))
+			rows[id] = missingEgress(id, o.unread.why("Egresses") != "")
 		}
 	}
 	for _, c := range clientRows(o) {
@@ -154,28 +146,30 @@ func (e Egress) concerns(c EgressClient) bool {
 	}
 }
 
+// newEgress returns a row whose lists are empty, not null.
+func newEgress(namespace, name string) *Egress {
+	return &Egress{
+		Namespace: namespace, Name: name, Destinations: []string{}, Available: string(metav1.ConditionUnknown),
+		ServiceIPs: []string{}, Gateways: []EgressGateway{}, Conditions: []introspect.Condition{}, Troubled: []EgressClient{}, Trouble: []string{},
+	}
+}
+
 func missingEgress(id string, unread bool) *Egress {
 	namespace, name, _ := strings.Cut(id, "/")
-	row := &Egress{
-		Namespace: namespace, Name: name, Destinations: []string{}, Available: string(metav1.ConditionUnknown),
-		ServiceIPs: []string{}, Gateways: []EgressGateway{}, Conditions: []introspect.Condition{}, Troubled: []EgressClient{}, Trouble: []string{}, unread: unread,
-	}
+	row := newEgress(namespace, name)
+	row.unread = unread
 	if !unread {
 		row.Trouble = append(row.Trouble, "the Egress does not exist, and pods name it")
 	}
 	return row
 }
 
-func egressOf(e *v1alpha1.Egress) Egress {
+func egressOf(e *v1alpha1.Egress) *Egress {
 	st := e.Status
-	row := Egress{
-		Namespace: e.Namespace, Name: e.Name, Destinations: append([]string{}, e.Spec.Destinations...), TunnelTo: string(e.Spec.TunnelTo),
-		Desired: 1, ReadyGateways: st.ReadyGateways, Clients: st.Clients, RefusedClients: st.RefusedClients, Available: string(metav1.ConditionUnknown),
-		ServiceIPs: append([]string{}, st.ServiceIPs...), Gateways: []EgressGateway{}, Conditions: conditionsOf(st.Conditions), Troubled: []EgressClient{}, Trouble: []string{},
-	}
-	if e.Spec.Replicas != nil {
-		row.Desired = *e.Spec.Replicas
-	}
+	row := newEgress(e.Namespace, e.Name)
+	row.TunnelTo, row.Desired, row.ReadyGateways, row.Clients, row.RefusedClients = string(e.Spec.TunnelTo), ptr.Deref(e.Spec.Replicas, 1), st.ReadyGateways, st.Clients, st.RefusedClients
+	row.Destinations, row.ServiceIPs = append(row.Destinations, e.Spec.Destinations...), append(row.ServiceIPs, st.ServiceIPs...)
+	row.Conditions = conditionsOf(st.Conditions)
 	for _, g := range st.Gateways {
 		row.Gateways = append(row.Gateways, EgressGateway{Name: g.Name, Addresses: append([]string{}, g.Addresses...), Ending: g.Ending})
 	}
@@ -191,7 +185,7 @@ func (e *Egress) judge() {
 		return
 	}
 	if e.unread { // only its clients are known
-		e.Trouble = append(e.Trouble, told(e.Troubled, "pods")...)
+		e.Trouble = append(e.Trouble, summary(e.Troubled, "pods")...)
 		return
 	}
 	known := map[string]introspect.Condition{}
@@ -211,38 +205,26 @@ func (e *Egress) judge() {
 			e.Trouble = append(e.Trouble, fmt.Sprintf("%s is %s (%s): %s: %s", kind, c.Status, c.Reason, c.Message, diagnose.EgressRemedy(c.Reason)))
 		}
 	}
-	e.Trouble = append(e.Trouble, told(e.Troubled, "pods")...)
+	e.Trouble = append(e.Trouble, summary(e.Troubled, "pods")...)
 }
 
 func writeEgresses(p *view.Printer, list Egresses, prog *program, wide, whole bool) {
 	p.Table(egressGrid(list.Egresses, wide), "No Egress exists.")
 	for _, e := range list.Egresses {
 		for _, t := range e.Trouble {
-			p.Printf("\n%s %s\n", view.Toned{Text: "! " + e.id() + ":", Tone: view.Bad}, t)
+			problem(p, e.id(), t)
 		}
 	}
+	table := func(rows []EgressClient) *view.Grid { return clientGrid(rows, false) }
 	for _, e := range list.Egresses {
 		if whole && !e.unread {
 			view.Conditions(p, "Conditions of "+e.id(), e.Conditions, prog.Now())
 			p.Section("Gateways of "+e.id(), gatewayGrid(e.Gateways), "No gateway accepts connections.")
 		}
-		writeTroubled(p, "Clients of "+e.id(), e.Troubled, wide)
+		writeAttention(p, "Clients of "+e.id(), "client", e.Troubled, wide, table)
 	}
-	writeTroubled(p, "Other clients", list.Strays, wide)
-	unread(p, list.Unread)
-}
-
-// writeTroubled prints the clients that need attention, if any.
-func writeTroubled(p *view.Printer, whose string, clients []EgressClient, wide bool) {
-	if len(clients) == 0 {
-		return
-	}
-	shown, more := few(clients, wide)
-	p.Section(whose+" that need attention", clientGrid(shown, false), "")
-	explain(p, shown)
-	if more > 0 {
-		p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "client"))
-	}
+	writeAttention(p, "Other clients", "client", list.Strays, wide, table)
+	notRead(p, list.Unread)
 }
 
 func egressGrid(egresses []Egress, wide bool) *view.Grid {
@@ -252,15 +234,11 @@ func egressGrid(egresses []Egress, wide bool) *view.Grid {
 	}
 	g := view.NewGrid(head...)
 	for _, e := range egresses {
-		state := yesNo(e.Available)
-		if e.Reason != "" && e.Available != string(metav1.ConditionTrue) {
-			state += " (" + e.Reason + ")"
-		}
-		counts := []string{fmt.Sprintf("%d/%d", e.ReadyGateways, e.Desired), strconv.Itoa(int(e.Clients)), strconv.Itoa(int(e.RefusedClients))}
+		counts := []any{fmt.Sprintf("%d/%d", e.ReadyGateways, e.Desired), e.Clients, e.RefusedClients}
 		if e.unread {
-			counts = []string{"", "", ""}
+			counts = []any{"", "", ""}
 		}
-		row := slices.Concat([]string{e.id(), strings.Join(e.Destinations, " ")}, counts, []string{state})
+		row := slices.Concat([]any{e.id(), strings.Join(e.Destinations, " ")}, counts, []any{stateOf(e.Available, e.Reason)})
 		if wide {
 			row = append(row, e.TunnelTo, strings.Join(e.ServiceIPs, " "))
 		}
@@ -279,13 +257,7 @@ func egressGrid(egresses []Egress, wide bool) *view.Grid {
 }
 
 func gatewayGrid(gateways []EgressGateway) *view.Grid {
-	g := view.NewGrid("GATEWAY", "ADDRESSES", "NEW CONNECTIONS")
-	for _, w := range gateways {
-		takes := "yes"
-		if w.Ending {
-			takes = "no: draining"
-		}
-		g.Add(w.Name, strings.Join(w.Addresses, " "), takes)
-	}
-	return g
+	return view.GridOf(gateways, func(w EgressGateway) []any {
+		return []any{w.Name, strings.Join(w.Addresses, " "), view.YesOrWhy(!w.Ending, "draining")}
+	}, "GATEWAY", "ADDRESSES", "NEW CONNECTIONS")
 }

@@ -1,7 +1,6 @@
 package kubectl
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,26 +21,23 @@ func newENIConfigs(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "eniconfigs",
 		Short: "Print the ENIConfigs of the Amazon VPC CNI as NodeNetworkTemplates",
-		Long: `Print the ENIConfigs of the Amazon VPC CNI as NodeNetworkTemplates, for moving over
-from it: manifests for kubectl apply. A template selects Nodes by the label that names their
-ENIConfig; the one of the ENIConfig named default those without. For Nodes that name
-it by an annotation, comments have the commands that label them so.`,
+		Long: `Print the ENIConfigs of the Amazon VPC CNI as manifests of NodeNetworkTemplates, to
+migrate from it. A template selects Nodes by the label that names their ENIConfig; the
+template of the ENIConfig named default selects Nodes without the label. If Nodes name their
+ENIConfig by an annotation, comments have the commands that label them.`,
 		Example: `  kubectl berth eniconfigs --label topology.kubernetes.io/zone > templates.yaml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a, err := p.connect()
+			a, err := p.reach(cmd.Context())
 			if err != nil {
 				return err
 			}
-			if err := a.reach(cmd.Context()); err != nil {
-				return err
-			}
-			configs, nodes := a.eniConfigs(cmd.Context()), a.nodes(cmd.Context())
+			configs, nodes := list[template.ENIConfig](cmd.Context(), a, "ENIConfigs", eniConfigsPath, nil), a.nodes(cmd.Context())
 			if len(a.unread) > 0 {
-				return fmt.Errorf("not all could be read: %s", strings.Join(a.unread, "; "))
+				return fmt.Errorf("some objects could not be read: %s", strings.Join(a.unread, "; "))
 			}
 			if len(configs) == 0 {
-				return errors.New("there is no ENIConfig of crd.k8s.amazonaws.com/v1alpha1")
+				return errors.New("no ENIConfig of crd.k8s.amazonaws.com/v1alpha1 exists")
 			}
 			templates, err := template.FromENIConfigs(label, configs)
 			if err != nil {
@@ -55,11 +51,6 @@ it by an annotation, comments have the commands that label them so.`,
 	return cmd
 }
 
-func (a *api) eniConfigs(ctx context.Context) []template.ENIConfig {
-	list, _ := all[template.ENIConfig](ctx, a, "ENIConfigs", eniConfigsPath, nil)
-	return list
-}
-
 // relabel returns the commands that copy the annotation of Nodes to the label. In the Amazon
 // VPC CNI the annotation takes precedence. A kubelet can write any text into annotations of
 // its Node, so a value that is no valid label does not become part of a command.
@@ -70,7 +61,7 @@ func relabel(nodes []corev1.Node, annotation, label string) (commands []string) 
 		switch {
 		case !has || n.Labels[label] == name:
 		case name == "" || len(validation.IsValidLabelValue(name)) > 0:
-			commands = append(commands, fmt.Sprintf("Node %s names %q, which can be no label", n.Name, name))
+			commands = append(commands, fmt.Sprintf("Node %s names %q, which is not a valid label value", n.Name, name))
 		default:
 			commands = append(commands, fmt.Sprintf("kubectl label node %s %s=%s --overwrite", n.Name, label, name))
 		}
@@ -82,7 +73,7 @@ func relabel(nodes []corev1.Node, annotation, label string) (commands []string) 
 func writeTemplates(w io.Writer, templates []v1alpha1.NodeNetworkTemplate, commands []string) error {
 	var b strings.Builder
 	if len(commands) > 0 {
-		b.WriteString("# These Nodes name their ENIConfig by an annotation. Before these are applied:\n#   " + strings.Join(commands, "\n#   ") + "\n")
+		b.WriteString("# These Nodes name their ENIConfig by an annotation. Before you apply the templates, run:\n#   " + strings.Join(commands, "\n#   ") + "\n")
 	}
 	for i := range templates {
 		text, err := yaml.Marshal(&templates[i])

@@ -29,13 +29,13 @@ spec:
   - {name: v1alpha1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
 `
 
-// What is printed of ENIConfigs is taken by the API server as it is, and names the Nodes
-// that are to be labelled; what a Node says of itself is no command.
+// The API server accepts the printed templates. Comments name the Nodes to label, and no text of a
+// Node becomes a command.
 func TestENIConfigs(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
 	o := Options{Config: person(t), Dial: nobody}
-	if out, code, err := try(t, o, "eniconfigs"); code == 0 || err == nil || !strings.Contains(err.Error(), "there is no ENIConfig") {
+	if out, code, err := try(t, o, "eniconfigs"); code == 0 || err == nil || !strings.Contains(err.Error(), "no ENIConfig of") {
 		t.Errorf("without the kind: %q, %d, %v", out, code, err)
 	}
 	harness.Eventually(t, harness.Patience, "the kind is served", func() error { // discovery trails it
@@ -63,8 +63,8 @@ func TestENIConfigs(t *testing.T) {
 		t.Fatal(code, err)
 	}
 	comments, manifests, _ := strings.Cut(out, "---\n")
-	want := "# These Nodes name their ENIConfig by an annotation. Before these are applied:\n" +
-		"#   Node node-c names \"$(reboot)\\n\", which can be no label\n#   kubectl label node node-a pods=zone-a --overwrite\n"
+	want := "# These Nodes name their ENIConfig by an annotation. Before you apply the templates, run:\n" +
+		"#   Node node-c names \"$(reboot)\\n\", which is not a valid label value\n#   kubectl label node node-a pods=zone-a --overwrite\n"
 	if comments != want {
 		t.Errorf("comments %q\nwant %q", comments, want)
 	}

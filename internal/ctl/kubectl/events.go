@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -44,20 +43,16 @@ func newEvents(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show events of Berth, newest last",
-		Long: `Show events of berthd and berth-operator, and those of kubelets that Berth's plugin
-failed, of all namespaces or of the one that -n names, the newest last. With
---follow those that come are printed until it is interrupted; with -o json each is a
-line then.`,
+		Long: `Show events of berthd and berth-operator, and events of kubelets about a failure of
+Berth's plugin, in all namespaces or in the namespace of -n, newest last. --follow
+prints new events until you interrupt it; with -o json, it prints one line for each.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if follow && out == asYAML {
 				return fmt.Errorf("--follow prints a table or JSON, not %s", out)
 			}
-			a, err := p.connect()
+			a, err := p.reach(cmd.Context())
 			if err != nil {
-				return err
-			}
-			if err := a.reach(cmd.Context()); err != nil {
 				return err
 			}
 			ns := p.NamedNamespace() // empty: all namespaces
@@ -90,7 +85,7 @@ func readEvents(ctx context.Context, a *api, namespace string, keep func(Event) 
 		}
 	}
 	slices.SortStableFunc(out.Events, func(a, b Event) int { return cmp.Or(a.Last.Compare(b.Last), cmp.Compare(a.Object, b.Object)) })
-	out.Unread = append([]string{}, a.unread...)
+	out.Unread = a.unread.texts()
 	return out, version
 }
 
@@ -118,7 +113,7 @@ func eventOf(e corev1.Event) Event {
 
 func writeEvents(p *view.Printer, list Events, now time.Time, wide bool) {
 	p.Table(eventGrid(list.Events, now, wide), "No recent events: Kubernetes keeps events for an hour.")
-	unread(p, list.Unread)
+	notRead(p, list.Unread)
 }
 
 func eventGrid(list []Event, now time.Time, wide bool) *view.Grid {
@@ -130,9 +125,9 @@ func eventGrid(list []Event, now time.Time, wide bool) *view.Grid {
 	for _, e := range list {
 		object := e.Kind + " " + e.Object
 		if wide {
-			g.Add(view.Age(e.Last, now), view.Age(e.First, now), strconv.Itoa(e.Count), e.Type, e.Reason, object, e.From, e.Message)
+			g.Add(view.Age(e.Last, now), view.Age(e.First, now), e.Count, e.Type, e.Reason, object, e.From, e.Message)
 		} else {
-			g.Add(view.Age(e.Last, now), strconv.Itoa(e.Count), e.Type, e.Reason, object, e.Message)
+			g.Add(view.Age(e.Last, now), e.Count, e.Type, e.Reason, object, e.Message)
 		}
 		if e.Type == corev1.EventTypeWarning {
 			g.Tint(slices.Index(head, "TYPE"), view.Warn)
@@ -150,7 +145,7 @@ const rewatch = time.Second
 func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version string, list Events, keep func(Event) bool, out output) error {
 	pr := &view.Printer{W: cmd.OutOrStdout(), Colours: colours(cmd.OutOrStdout())}
 	var last time.Time
-	tell := func(e Event) error {
+	show := func(e Event) error {
 		if e.Last.After(last) {
 			last = e.Last
 		}
@@ -164,13 +159,13 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		pr.Printf("%s %s %s %s: %s\n", e.Last.Local().Format("15:04:05"), view.Toned{Text: e.Type, Tone: tone}, e.Reason, e.Kind+" "+e.Object, e.Message)
 		return pr.Err
 	}
-	tellAll := func(list Events) error {
-		since := last // one of the same second may be told twice, and none is lost
+	showAll := func(list Events) error {
+		since := last // an event of the same second may be printed twice, and none is lost
 		for _, e := range list.Events {
 			if e.Last.Before(since) {
 				continue
 			}
-			if err := tell(e); err != nil {
+			if err := show(e); err != nil {
 				return err
 			}
 		}
@@ -179,14 +174,14 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		}
 		return nil
 	}
-	if err := tellAll(list); err != nil {
+	if err := showAll(list); err != nil {
 		return err
 	}
 	for cmd.Context().Err() == nil {
 		pause := time.NewTimer(rewatch)
 		err := watch(cmd.Context(), a, eventsIn(namespace), nil, &version, func(e corev1.Event) error {
 			if is := eventOf(e); ofBerth(e) && keep(is) {
-				return tell(is)
+				return show(is)
 			}
 			return nil
 		})
@@ -194,7 +189,7 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		case cmd.Context().Err() != nil: // interrupted by the user
 		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
 			list, version = readEvents(cmd.Context(), a, namespace, keep)
-			if err := tellAll(list); err != nil && cmd.Context().Err() == nil {
+			if err := showAll(list); err != nil && cmd.Context().Err() == nil {
 				return err
 			}
 		case err != nil:

@@ -41,7 +41,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// printed is what a table prints without colours.
+// printed returns what a table prints without colours.
 func printed(t *testing.T, table func(p *view.Printer)) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -139,7 +139,7 @@ func request(pool, node string, age time.Duration, conditions ...metav1.Conditio
 	return r
 }
 
-// document is what a node in node mode tells.
+// document is the document of a node in node mode.
 func document(node string) introspect.Document {
 	return introspect.Document{
 		InstanceID: "i-0123456789abcdef0", Node: node, IPAM: "eni", Version: "v0.9.1", Time: at,
@@ -150,7 +150,7 @@ func document(node string) introspect.Document {
 	}
 }
 
-// operatorCluster has a node of every kind of trouble in operator mode.
+// operatorCluster has a node with each problem of operator mode.
 func operatorCluster() objects {
 	gone := berthd("node-e", "eni-operator", true)
 	windows := node("node-w", corev1.ConditionTrue)
@@ -179,7 +179,7 @@ func operatorCluster() objects {
 	return o
 }
 
-// poolCluster has one in pool mode.
+// poolCluster has a node with each problem of pool mode.
 func poolCluster() objects {
 	draining := block("default", "node-b", 7)
 	draining.DeletionTimestamp = &metav1.Time{Time: at}
@@ -228,7 +228,7 @@ func nic(pod, node, ip string) v1alpha1.PodNIC {
 	return n
 }
 
-// portCluster is one in port mode, with NICs in every kind of trouble.
+// portCluster is in port mode, and has a NIC with each problem.
 func portCluster() objects {
 	full := nic("full", "node-a", "192.168.1.2")
 	full.Status = v1alpha1.PodNICStatus{Phase: v1alpha1.PhasePending, Pod: full.Spec.Pod, NodeName: "node-a", Conditions: []metav1.Condition{
@@ -270,7 +270,7 @@ func portCluster() objects {
 	return o
 }
 
-// egress is one whose gateway takes connections.
+// egress returns an Egress whose gateway accepts connections.
 func egress(name string, conditions ...metav1.Condition) v1alpha1.Egress {
 	e := v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "egress", Name: name}}
 	e.Spec = v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0", "::/0"}, Replicas: new(int32(2)), TunnelTo: v1alpha1.TunnelToGateways}
@@ -287,7 +287,7 @@ func egress(name string, conditions ...metav1.Condition) v1alpha1.Egress {
 	return e
 }
 
-// egressClient is a pod of a node that uses Egresses, and is served.
+// egressClient returns a pod that uses Egresses and is served.
 func egressClient(pod, node string, egresses ...string) v1alpha1.EgressClient {
 	o := v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod, CreationTimestamp: ago(time.Hour)}}
 	o.Spec = v1alpha1.EgressClientSpec{PodUID: "uid-" + pod, NodeName: node}
@@ -301,7 +301,7 @@ func egressClient(pod, node string, egresses ...string) v1alpha1.EgressClient {
 	return o
 }
 
-// egressCluster adds egress to another network, with clients in every kind of trouble.
+// egressCluster adds egress to another network, and has a client with each problem.
 func egressCluster() objects {
 	failed := egressClient("failed", "node-b", "internet")
 	failed.Status = v1alpha1.EgressClientStatus{
@@ -339,7 +339,7 @@ func egressCluster() objects {
 	}
 }
 
-// nodeCluster is one in node mode, in which nodes were asked.
+// nodeCluster is in node mode, and has the answers of its nodes.
 func nodeCluster() objects {
 	sick := document("node-b")
 	sick.Totals.Available, sick.Totals.Waiting = 0, 3

@@ -30,11 +30,11 @@ func (f answering) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Request: r, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body))}, err
 }
 
-// A server that no longer knows the version to watch from has events listed again: those
-// that were told are not told anew. One that ends each watch at once is not flooded.
+// After the resource version has expired, events are listed again, and none is printed twice. A server
+// that ends each watch at once is not flooded.
 func TestFollowingGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		began, told := time.Now(), func(name string, at time.Time) corev1.Event {
+		began, event := time.Now(), func(name string, at time.Time) corev1.Event {
 			return corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "1"}, Reason: name, ReportingController: connect.DaemonName, LastTimestamp: metav1.NewTime(at)}
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -45,7 +45,7 @@ func TestFollowingGoesOn(t *testing.T) {
 				return struct{}{}
 			case r.URL.Query().Get("watch") == "":
 				lists++
-				events := []corev1.Event{told("First", began), told("Second", began.Add(time.Second)), told("Third", began.Add(2*time.Second))}
+				events := []corev1.Event{event("First", began), event("Second", began.Add(time.Second)), event("Third", began.Add(2*time.Second))}
 				return corev1.EventList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: events[:lists+1]}
 			}
 			if watches++; watches == 100 {
@@ -68,7 +68,7 @@ func TestFollowingGoesOn(t *testing.T) {
 			t.Error(err)
 		}
 		if strings.Count(out.String(), "First") != 1 || strings.Count(out.String(), "Third") != 1 {
-			t.Errorf("told:\n%s", &out)
+			t.Errorf("printed:\n%s", &out)
 		}
 		if lists != 2 || watches > 11 {
 			t.Errorf("%d lists and %d watches within %v", lists, watches, 10*rewatch)

@@ -45,7 +45,7 @@ func newKubelets(t *testing.T) *kubelets {
 	return k
 }
 
-// config of its clients.
+// config is the configuration of its clients.
 func (k *kubelets) config() *rest.Config { return &rest.Config{Host: k.URL, BearerToken: "token"} }
 
 func (k *kubelets) serve(w http.ResponseWriter, r *http.Request) {
@@ -220,7 +220,7 @@ func TestForwarding(t *testing.T) {
 	}
 }
 
-// pipes dials the handlers of nodes without anything between.
+// pipes returns a dialer that connects to the handlers of nodes directly.
 func pipes(handlers map[string]http.Handler) connect.Dialer {
 	return func(_ context.Context, pod *corev1.Pod, _ uint16) (net.Conn, error) {
 		h := handlers[pod.Spec.NodeName]
@@ -236,7 +236,7 @@ func pipes(handlers map[string]http.Handler) connect.Dialer {
 	}
 }
 
-// Nodes are asked so many at a time; one that does not answer costs its own row.
+// A limited number of nodes is asked at a time. A node that does not answer affects only its own row.
 func TestManyAreAskedAFewAtATime(t *testing.T) {
 	const parallel = 5
 	var mu sync.Mutex
@@ -287,7 +287,7 @@ func TestManyAreAskedAFewAtATime(t *testing.T) {
 		}
 	}
 	if most != parallel || len(answers) != 200 || failed != 20 || last != 200 {
-		t.Errorf("%d at a time, %d answers, %d failed, told of %d", most, len(answers), failed, last)
+		t.Errorf("%d at a time, %d answers, %d failed, progress %d", most, len(answers), failed, last)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

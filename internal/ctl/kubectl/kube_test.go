@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// person is somebody with the rights of docs/operate.md and no others.
+// person returns the configuration of a user with the rights of docs/operate.md only.
 func person(t *testing.T) *rest.Config {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "operate.md"))
@@ -97,7 +97,7 @@ func create(t *testing.T, objects ...client.Object) {
 	}
 }
 
-// cluster makes a cluster of two nodes in a mode, and returns a way to its nodes.
+// inMode makes a cluster of two nodes in a mode, and returns a dialer for its nodes and a pod.
 func inMode(t *testing.T, ipam string) (dial connect.Dialer, web *corev1.Pod) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -123,8 +123,7 @@ func inMode(t *testing.T, ipam string) (dial connect.Dialer, web *corev1.Pod) {
 	return pipes(map[string]http.Handler{"node-a": serving(doc), "node-b": serving(document("node-b"))}), web
 }
 
-// With the rights that docs/operate.md gives every command answers, in all modes,
-// and nothing is left out.
+// With the rights of docs/operate.md every command reads everything, in all modes.
 func TestRightsSuffice(t *testing.T) {
 	cfg := person(t)
 	for ipam, more := range map[string]func(){
@@ -210,7 +209,7 @@ func TestRightsSuffice(t *testing.T) {
 	}
 }
 
-// Who may read nothing is told so, and what is missing; a wrong name is an error.
+// Without rights the commands report what they could not read. A wrong name is an error.
 func TestWithoutRightsOrNames(t *testing.T) {
 	ops := person(t)
 	dial, _ := inMode(t, "eni")
@@ -227,7 +226,7 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	bad.BearerToken = "nobody's"
 	for args, want := range map[string]string{
 		"pod default/none": "there is no pod default/none", "pod default/none/x": "expected NAMESPACE/POD", "pod /x": "expected NAMESPACE/POD", "node none": `there is no Node "none"`,
-		"pools none": `there is no AddressPool "none"`, "vpcs none": `there is no VPC "none"`, "egresses none": "there is no Egress default/none", "egresses a/b/c": "expected NAMESPACE/EGRESS", "status -o xml": "expected one of table, wide, json, yaml", "status --parallel 0": "--parallel is 0",
+		"pools none": `there is no AddressPool "none"`, "vpcs none": `there is no VPC "none"`, "egresses none": `there is no Egress "default/none"`, "egresses a/b/c": "expected NAMESPACE/EGRESS", "status -o xml": "expected one of table, wide, json, yaml", "status --parallel 0": "--parallel is 0",
 		"status --node-timeout 0s": "--node-timeout is 0s", "top --most 0": "--most is 0", "events -f -o yaml": "--follow prints", "node": "accepts 1 arg",
 	} {
 		if _, code, err := try(t, Options{Config: ops}, strings.Fields(args)...); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), want) {
@@ -250,8 +249,8 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	}
 }
 
-// What is asked about NICs in VPCs is answered from the API server's objects, with the
-// rights that docs/operate.md gives: each NIC's port, and what it waits for.
+// With the rights of docs/operate.md the commands show each NIC's port, and what it waits for, from
+// objects of the API server.
 func TestNICsInVPCs(t *testing.T) {
 	cfg := person(t)
 	dial, web := inMode(t, "port")
@@ -283,7 +282,7 @@ func TestNICsInVPCs(t *testing.T) {
 	o := Options{Config: cfg, Dial: dial}
 
 	out, code, err := try(t, o, "pod", "default/stuck")
-	for _, want := range []string{"NotBound", "BindingFailed", "port-stuck", "192.168.0.9/24", "02:00:00:00:00:01", "host-node-b", "Created", "agent on the node lives", "port-db-0"} {
+	for _, want := range []string{"NotBound", "BindingFailed", "port-stuck", "192.168.0.9/24", "02:00:00:00:00:01", "host-node-b", "Created", "agent runs on the node", "port-db-0"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("pod: no %q in\n%s", want, out)
 		}
@@ -318,8 +317,8 @@ func TestNICsInVPCs(t *testing.T) {
 	}
 }
 
-// Pods that name Egresses are told of where there is none, those of the node's network too,
-// with the rights that docs/operate.md gives.
+// With the rights of docs/operate.md the commands show pods that name missing Egresses, also
+// host-network pods.
 func TestPodsThatNameNoEgress(t *testing.T) {
 	cfg := person(t)
 	dial, _ := inMode(t, "none")
@@ -350,7 +349,7 @@ func TestPodsThatNameNoEgress(t *testing.T) {
 	}
 }
 
-// A large cluster is read by pages.
+// Lists of a large cluster are read page by page.
 func TestPages(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
@@ -433,6 +432,6 @@ func TestEventsAreFollowed(t *testing.T) {
 		t.Errorf("interrupted: %v", err)
 	}
 	if strings.Contains(out.String(), "Scheduled") {
-		t.Errorf("events of others are told:\n%s", out)
+		t.Errorf("events of others are printed:\n%s", out)
 	}
 }

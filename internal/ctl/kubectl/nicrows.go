@@ -5,7 +5,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -53,55 +52,34 @@ func nicOf(o *v1alpha1.PodNIC, d diagnose.Diagnosis) NIC {
 	return n
 }
 
-// around are the objects that NICs depend on, for their diagnosis.
-type around struct {
-	now       time.Time
-	vpcs      map[string]*v1alpha1.VPC
-	daemons   map[string]daemon
-	pods      map[string]*corev1.Pod // by NAMESPACE/NAME; nil if pods were not read
-	operators []corev1.Pod
-	unread    []string
-}
-
-// known returns v as a fact. If v is nil, unread is why it could not be read, or "" if it does not exist.
-func known[T any](v *T, unread string) diagnose.Fact[T] {
-	if v == nil && unread != "" {
-		return diagnose.Unread[T](unread)
+// nicRows returns the rows of all NICs, by namespace and name.
+func (o objects) nicRows() []NIC {
+	out := []NIC{}
+	for i := range o.nics {
+		out = append(out, nicOf(&o.nics[i], o.judge(&o.nics[i])))
 	}
-	return diagnose.Fact[T]{Value: v}
+	slices.SortFunc(out, func(a, b NIC) int { return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name)) })
+	return out
 }
 
-// whyUnread returns why something could not be read, or "".
-func whyUnread(list []string, what string) string {
-	i := slices.IndexFunc(list, func(why string) bool { return strings.HasPrefix(why, what) })
-	if i < 0 {
-		return ""
-	}
-	return list[i]
-}
-
-func (a around) judge(o *v1alpha1.PodNIC) diagnose.Diagnosis {
+// judge diagnoses a NIC.
+func (o objects) judge(n *v1alpha1.PodNIC) diagnose.Diagnosis {
 	f := diagnose.NICFacts{
-		Now: a.now, NIC: o, VPC: known(a.vpcs[o.Spec.VPC], whyUnread(a.unread, "VPCs")),
-		Pod: diagnose.Unread[corev1.Pod]("pods were not looked at"), Daemon: diagnose.Unread[diagnose.Daemon]("it has no node"),
+		Now: o.now, NIC: n, VPC: diagnose.Fact[v1alpha1.VPC]{Unread: o.unread.why("VPCs")}, Operators: operatorsFact(o),
+		Pod: diagnose.Unread[corev1.Pod]("pods were not read"), Daemon: diagnose.Unread[diagnose.Daemon]("it has no node"),
 	}
-	if ref := diagnose.PodOf(o); ref != nil && a.pods != nil {
-		f.Pod = known(a.pods[o.Namespace+"/"+ref.Name], whyUnread(a.unread, "pods of namespace "+o.Namespace))
+	if i := slices.IndexFunc(o.vpcs, func(v v1alpha1.VPC) bool { return v.Name == n.Spec.VPC }); i >= 0 {
+		f.VPC = diagnose.Fact[v1alpha1.VPC]{Value: &o.vpcs[i]}
 	}
-	if node := o.Status.NodeName; node != "" {
-		f.Daemon = objects{daemons: a.daemons, unread: a.unread}.daemonFact(node)
+	if ref := diagnose.PodOf(n); ref != nil && o.pods != nil {
+		if f.Pod = (diagnose.Fact[corev1.Pod]{Value: o.pods[n.Namespace+"/"+ref.Name]}); f.Pod.Value == nil {
+			f.Pod.Unread = o.unread.why("pods of namespace " + n.Namespace)
+		}
 	}
-	f.Operators = operatorsFact(objects{operator: operatorObjects{pods: a.operators}, unread: a.unread})
+	if node := n.Status.NodeName; node != "" {
+		f.Daemon = o.daemonFact(node)
+	}
 	return diagnose.NIC(f)
-}
-
-// around returns the objects that NICs depend on.
-func (o objects) around() around {
-	a := around{now: o.now, vpcs: map[string]*v1alpha1.VPC{}, daemons: o.daemons, pods: o.pods, operators: o.operator.pods, unread: o.unread}
-	for i := range o.vpcs {
-		a.vpcs[o.vpcs[i].Name] = &o.vpcs[i]
-	}
-	return a
 }
 
 // podsOfNICs reads the pods of all namespaces that have PodNICs, by NAMESPACE/NAME.
@@ -112,9 +90,9 @@ func (a *api) podsOfNICs(ctx context.Context, nics []v1alpha1.PodNIC) map[string
 			continue
 		}
 		seen[n.Namespace] = true
-		list, _ := all[corev1.Pod](ctx, a, "pods of namespace "+n.Namespace, podsPath(n.Namespace), nil)
-		for i := range list {
-			out[n.Namespace+"/"+list[i].Name] = &list[i]
+		pods := list[corev1.Pod](ctx, a, "pods of namespace "+n.Namespace, podsPath(n.Namespace), nil)
+		for i := range pods {
+			out[n.Namespace+"/"+pods[i].Name] = &pods[i]
 		}
 	}
 	return out
@@ -129,7 +107,7 @@ func (a *api) nicFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) 
 		return
 	}
 	var mine []v1alpha1.PodNIC
-	for _, o := range a.nics(ctx, podnicsIn(pod.Namespace), query{"labelSelector": v1alpha1.LabelPodUID + "=" + string(pod.UID)}) {
+	for _, o := range a.nics(ctx, in(pod.Namespace, "podnics"), query{"labelSelector": v1alpha1.LabelPodUID + "=" + string(pod.UID)}) {
 		if ref := diagnose.PodOf(&o); ref != nil && ref.UID == string(pod.UID) { // anyone may set the label
 			mine = append(mine, o)
 		}
@@ -139,7 +117,7 @@ func (a *api) nicFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) 
 		if e.NIC == "" {
 			continue
 		}
-		if o := one[v1alpha1.PodNIC](ctx, a, "PodNICs", podnicsIn(pod.Namespace)+join(e.NIC)); o.Value != nil {
+		if o := one[v1alpha1.PodNIC](ctx, a, "PodNICs", in(pod.Namespace, "podnics")+join(e.NIC)); o.Value != nil {
 			mine = append(mine, *o.Value)
 		}
 	}
@@ -148,47 +126,35 @@ func (a *api) nicFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) 
 	})
 	f.NICs = listFact(a, "PodNICs", mine)
 	f.VPCs = map[string]diagnose.Fact[v1alpha1.VPC]{}
-	for _, name := range append(vpcsOf(mine), vpc) {
-		if _, read := f.VPCs[name]; !read && name != "" {
+	read := func(name string) {
+		if _, has := f.VPCs[name]; !has && name != "" {
 			f.VPCs[name] = one[v1alpha1.VPC](ctx, a, "VPCs", vpcsPath+join(name))
 		}
 	}
-}
-
-func vpcsOf(nics []v1alpha1.PodNIC) (names []string) {
-	for _, n := range nics {
-		names = append(names, n.Spec.VPC)
+	read(vpc)
+	for _, n := range mine {
+		read(n.Spec.VPC)
 	}
-	return names
 }
 
 // nicGrid returns a table of PodNICs. With ofPod it omits the columns that identify the pod.
 func nicGrid(nics []NIC, ofPod, wide bool) *view.Grid {
-	var head []string
+	head := []string{"INTERFACE", "VPC", "ADDRESSES", "MAC", "PORT", "NODE", "HOST", "PHASE", "STATE"}
 	if !ofPod {
-		head = []string{"PODNIC", "POD"}
-	}
-	head = append(head, "INTERFACE", "VPC", "ADDRESSES", "MAC", "PORT", "NODE", "HOST", "PHASE", "STATE")
-	if wide && ofPod {
+		head = append([]string{"PODNIC", "POD"}, head...)
+	} else if wide {
 		head = append(head, "PODNIC")
 	}
 	g := view.NewGrid(head...)
 	for _, n := range nics {
-		var row []string
+		row := []any{n.Interface, n.VPC, strings.Join(n.Addresses, " "), n.MAC, n.Port, n.Node, n.Host, n.Phase, n.Diagnosis.Verdict}
 		if !ofPod {
-			row = []string{n.Namespace + "/" + n.Name, n.Pod}
-		}
-		row = append(row, n.Interface, n.VPC, strings.Join(n.Addresses, " "), n.MAC, n.Port, n.Node, n.Host, n.Phase, string(n.Diagnosis.Verdict))
-		state := len(row) - 1
-		if wide && ofPod {
+			row = append([]any{n.id(), n.Pod}, row...)
+		} else if wide {
 			row = append(row, n.Name)
 		}
 		g.Add(row...)
-		tone := view.Good
-		if !n.Diagnosis.OK {
-			tone = view.Bad
-		}
-		g.Tint(state, tone)
+		g.Tint(slices.Index(head, "STATE"), toneOf(n.Diagnosis.OK))
 	}
 	return g
 }

@@ -32,9 +32,9 @@ func newNode(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "node NODE",
 		Short: "Show a node: its berthd, addresses, ENIs or blocks, conditions and events",
-		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions, and events; with
--o wide each address and each client of an Egress too. The node is asked itself; what its objects say is shown where it does
-not answer. Exits with 2 on a problem.`,
+		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions and events; with
+-o wide, also each address and each client of an Egress. The command asks the node itself,
+and shows its objects if it does not answer. Exits with 2 on a problem.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completion{p}.node,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -42,11 +42,7 @@ not answer. Exits with 2 on a problem.`,
 			if err != nil {
 				return err
 			}
-			err = out.show(cmd, d, func(pr *view.Printer, wide bool) { writeNode(pr, d, p, wide) })
-			if err == nil && len(d.Trouble)+len(d.Unread) > 0 {
-				return errUnwell
-			}
-			return err
+			return out.finish(cmd, d, len(d.Trouble)+len(d.Unread) > 0, func(pr *view.Printer, wide bool) { writeNode(pr, d, p, wide) })
 		},
 	}
 	out.register(cmd)
@@ -54,21 +50,17 @@ not answer. Exits with 2 on a problem.`,
 }
 
 func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, error) {
-	a, err := p.connect()
+	a, err := p.reach(ctx)
 	if err != nil {
-		return NodeDetails{}, err
-	}
-	if err := a.reach(ctx); err != nil {
 		return NodeDetails{}, err
 	}
 	node := a.node(ctx, name)
 	network := a.network(ctx, name)
-	f := nodeFacts{name: name, now: p.Now(), node: node.Value, network: network.Value,
-		nodesUnread: node.Unread != "", networksUnread: network.Unread != ""}
-	if d, ok := p.daemonPods(ctx, a, name)[name]; ok {
+	f := nodeFacts{name: name, now: p.Now(), node: node.Value, network: network.Value}
+	daemons := p.daemonPods(ctx, a, name)
+	if d, ok := daemons[name]; ok {
 		f.daemon = &d
 	}
-	f.podsUnread = isUnread(a.unread, "pods of berthd")
 	if node.Absent() && network.Absent() && f.daemon == nil {
 		return NodeDetails{}, fmt.Errorf("there is no Node %q", name)
 	}
@@ -76,21 +68,16 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 		f.blocks = a.blocks(ctx, name)
 		f.requests = a.requests(ctx, name)
 	}
-	d := NodeDetails{Conditions: []introspect.Condition{}, Requests: []string{}, Ports: []NIC{}, Events: []Event{}}
-	d.EgressPods = p.clientsOn(ctx, a, f)
-	f.clients = d.EgressPods
-	if list := a.nics(ctx, podnicsPath, query{"fieldSelector": "status.nodeName=" + name}); len(list) > 0 {
-		o := objects{now: f.now, vpcs: a.vpcs(ctx), nics: list, pods: a.podsOfNICs(ctx, list), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
-		if f.daemon != nil {
-			o.daemons = map[string]daemon{name: *f.daemon}
-		}
-		o.unread = a.unread
-		around := o.around()
-		for i := range list {
-			d.Ports = append(d.Ports, nicOf(&list[i], around.judge(&list[i])))
-		}
-		f.nics = d.Ports
+	o := objects{now: f.now, daemons: daemons, clients: a.egressClients(ctx, query{"fieldSelector": "spec.nodeName=" + name}), nics: a.nics(ctx, podnicsPath, query{"fieldSelector": "status.nodeName=" + name})}
+	if len(o.nics) > 0 {
+		o.vpcs, o.pods = a.vpcs(ctx), a.podsOfNICs(ctx, o.nics)
 	}
+	if len(o.nics)+len(o.clients) > 0 {
+		o.operator.pods = p.operatorPods(ctx, a)
+	}
+	o.unread = a.unread
+	f.clients, f.nics = clientRows(o), o.nicRows()
+	d := NodeDetails{Conditions: []introspect.Condition{}, Requests: []string{}, Ports: f.nics, EgressPods: f.clients, Events: []Event{}}
 	if f.daemon != nil {
 		nodes, err := p.nodeClient()
 		if err != nil {
@@ -120,22 +107,9 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 		}
 	}
 	slices.SortStableFunc(d.Events, func(a, b Event) int { return a.Last.Compare(b.Last) })
-	d.Node, d.Unread = f.row(), append([]string{}, a.unread...)
+	f.unread = a.unread
+	d.Node, d.Unread = f.row(), a.unread.texts()
 	return d, nil
-}
-
-// clientsOn returns the pods on a node that use or request Egresses.
-func (p *program) clientsOn(ctx context.Context, a *api, f nodeFacts) []EgressClient {
-	o := objects{now: f.now, clients: a.egressClients(ctx, query{"fieldSelector": "spec.nodeName=" + f.name})}
-	if len(o.clients) == 0 {
-		return []EgressClient{}
-	}
-	o.operator.pods = p.operatorPods(ctx, a)
-	if f.daemon != nil {
-		o.daemons = map[string]daemon{f.name: *f.daemon}
-	}
-	o.unread = a.unread
-	return clientRows(o)
 }
 
 func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
@@ -144,7 +118,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 	if d.InstanceID != "" && d.InstanceID != name {
 		name += " (" + strings.TrimSpace(d.InstanceType+" "+d.InstanceID) + ")"
 	}
-	p.Printf("Node %s in %s mode: %s\n", name, cmp.Or(string(d.Mode), "no known"), verdictOf(d.Node))
+	p.Printf("Node %s in %s mode: %s\n", name, cmp.Or(string(d.Mode), "unknown"), verdictOf(d.Node))
 	if d.Daemon.Pod != "" {
 		p.Printf("berthd %s, pod %s, %s\n", d.Daemon.Version, d.Daemon.Pod, view.Count(int(d.Daemon.Restarts), "restart"))
 	}
@@ -152,7 +126,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 	case d.Document != nil:
 		p.Printf("%s\n", view.Totals(*d.Document))
 	case c != nil:
-		p.Printf("%d used, %d warm, %d cooling; %s waiting, as its object says\n", c.Used, c.Warm, c.Cooling, view.Count(c.Waiting, "pod"))
+		p.Printf("%d used, %d warm, %d cooling; %s waiting, according to its object\n", c.Used, c.Warm, c.Cooling, view.Count(c.Waiting, "pod"))
 	}
 	for _, t := range d.Trouble {
 		p.Printf("%s %s\n", view.Toned{Text: "!", Tone: view.Bad}, t)
@@ -174,14 +148,14 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 		if !wide {
 			clients = unwell(clients)
 		}
-		p.Section("Clients of Egresses", clientGrid(clients, false), fmt.Sprintf("None of %s has trouble.", view.Count(len(d.EgressPods), "pod")))
+		p.Section("Clients of Egresses", clientGrid(clients, false), fmt.Sprintf("No problem with %s.", view.Count(len(d.EgressPods), "pod")))
 		explain(p, clients)
 	}
 	view.Conditions(p, "Conditions", d.Conditions, now)
 	if len(d.Events) > 0 {
 		p.Section("Events", eventGrid(d.Events, now, wide), "")
 	}
-	unread(p, d.Unread)
+	notRead(p, d.Unread)
 }
 
 // verdictOf summarizes a row in a few words.
@@ -192,6 +166,6 @@ func verdictOf(n Node) view.Toned {
 	case n.Short:
 		return view.Toned{Text: "short of addresses", Tone: view.Warn}
 	default:
-		return view.Toned{Text: "well", Tone: view.Good}
+		return view.Toned{Text: "healthy", Tone: view.Good}
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,13 +37,13 @@ func newPod(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pod [NAMESPACE/]POD",
 		Short: "Explain why a pod has no address, or check the one that it has",
-		Long: `Tell why a pod has no address or a NIC of it does not come, and what to do. Of one that
-has: which, of which ENI or block, by which rules, since when; of NICs in VPCs port,
-addresses, MAC address, host and what they wait for; of Egresses which it uses, and the
-gateways that its tunnels lead to. Its node compares link, addresses,
-neighbours and routes with the kernel, as CNI CHECK does.
+		Long: `Explain why a pod has no address or lacks a NIC, and what to do. For a pod that has an
+address, show the address with its ENI or block, policy rules and age; NICs in VPCs with
+port, addresses, MAC address, host and what they wait for; and the Egresses that the pod
+uses, with the gateways of its tunnels. The node compares link, addresses, neighbours and
+routes with the kernel, as CNI CHECK does.
 
-Exits with 2 when the pod needs attention.`,
+Exits with 2 if the pod needs attention.`,
 		Example: `  kubectl berth pod shop/web-0
   kubectl berth pod -n shop web-0 -o json`,
 		Args:              cobra.ExactArgs(1),
@@ -59,11 +57,7 @@ Exits with 2 when the pod needs attention.`,
 			if err != nil {
 				return err
 			}
-			err = out.show(cmd, d, func(pr *view.Printer, wide bool) { writePod(pr, d, p, wide) })
-			if err == nil && !d.Diagnosis.OK {
-				return errUnwell
-			}
-			return err
+			return out.finish(cmd, d, !d.Diagnosis.OK, func(pr *view.Printer, wide bool) { writePod(pr, d, p, wide) })
 		},
 	}
 	out.register(cmd)
@@ -71,11 +65,8 @@ Exits with 2 when the pod needs attention.`,
 }
 
 func (p *program) podDetails(ctx context.Context, namespace, name string) (PodDetails, error) {
-	a, err := p.connect()
+	a, err := p.reach(ctx)
 	if err != nil {
-		return PodDetails{}, err
-	}
-	if err := a.reach(ctx); err != nil {
 		return PodDetails{}, err
 	}
 	pod := a.pod(ctx, namespace, name)
@@ -91,7 +82,7 @@ func (p *program) podDetails(ctx context.Context, namespace, name string) (PodDe
 	}
 	d := PodDetails{
 		Namespace: namespace, Name: name, Node: pod.Value.Spec.NodeName, Phase: string(pod.Value.Status.Phase), Addresses: []string{},
-		Diagnosis: diagnose.Pod(f), NICs: []NIC{}, Attachments: []introspect.Attachment{}, Waiting: []introspect.Waiting{}, Events: []Event{}, Unread: append([]string{}, a.unread...),
+		Diagnosis: diagnose.Pod(f), NICs: []NIC{}, Attachments: []introspect.Attachment{}, Waiting: []introspect.Waiting{}, Events: []Event{}, Unread: a.unread.texts(),
 	}
 	for _, ip := range pod.Value.Status.PodIPs {
 		d.Addresses = append(d.Addresses, ip.IP)
@@ -147,8 +138,8 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 		if err := p.askAbout(ctx, d, pod, &f); err != nil {
 			return f, err
 		}
-	case isUnread(a.unread, "pods of berthd"):
-		f.Daemon = diagnose.Unread[diagnose.Daemon]("it is not known which pod is its berthd")
+	case a.unread.why("pods of berthd") != "":
+		f.Daemon = diagnose.Unread[diagnose.Daemon]("the berthd pod of the node is unknown")
 		f.View = diagnose.Unread[introspect.Pod](f.Daemon.Unread)
 	}
 	mode := diagnose.NodeMode
@@ -177,10 +168,8 @@ func (p *program) operatorsNow(ctx context.Context, a *api) diagnose.Fact[diagno
 
 // listFact returns a list as a fact, which is unread if the list could not be read.
 func listFact[T any](a *api, what string, list []T) diagnose.Fact[[]T] {
-	for _, why := range a.unread {
-		if strings.HasPrefix(why, what) {
-			return diagnose.Unread[[]T](why)
-		}
+	if why := a.unread.why(what); why != "" {
+		return diagnose.Unread[[]T](why)
 	}
 	return diagnose.Of(list)
 }
@@ -207,11 +196,7 @@ func (p *program) askAbout(ctx context.Context, d daemon, pod *corev1.Pod, f *di
 
 func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 	now := prog.Now()
-	tone := view.Bad
-	if d.Diagnosis.OK {
-		tone = view.Good
-	}
-	p.Printf("Pod %s/%s on %s: %s\n", d.Namespace, d.Name, cmp.Or(d.Node, "no node"), view.Toned{Text: string(d.Diagnosis.Verdict), Tone: tone})
+	p.Printf("Pod %s/%s on %s: %s\n", d.Namespace, d.Name, cmp.Or(d.Node, "no node"), view.Toned{Text: string(d.Diagnosis.Verdict), Tone: toneOf(d.Diagnosis.OK)})
 	p.Printf("%s\n", d.Diagnosis.Summary)
 	if d.Diagnosis.Remedy != "" {
 		p.Printf("What to do: %s\n", d.Diagnosis.Remedy)
@@ -231,7 +216,7 @@ func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 	if len(d.Events) > 0 {
 		p.Section("Events", eventGrid(d.Events, now, wide), "")
 	}
-	unread(p, d.Unread)
+	notRead(p, d.Unread)
 }
 
 // writeAttachments prints the pod's attachments on its node.
@@ -239,13 +224,6 @@ func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 	if len(d.Attachments) > 0 {
 		g := view.NewGrid("ADDRESS", "IPV6", "INTERFACE", "FROM", "POOL", "LINK", "MTU", "SINCE", "STATE", "PATH")
 		for _, a := range d.Attachments {
-			v4, v6 := "", "" // empty if all interfaces are NICs in VPCs
-			if a.Address.IsValid() {
-				v4 = a.Address.String()
-			}
-			if a.IPv6.IsValid() {
-				v6 = a.IPv6.String()
-			}
 			path := "not checked"
 			switch {
 			case a.Fault != "":
@@ -253,7 +231,7 @@ func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 			case a.Checked:
 				path = "intact"
 			}
-			g.Add(v4, v6, a.Interface, a.Group(), a.Pool, a.HostLink, strconv.Itoa(a.MTU), view.Age(a.Since, now), a.State, path)
+			g.Add(view.Text(a.Address), view.Text(a.IPv6), a.Interface, a.Group(), a.Pool, a.HostLink, a.MTU, view.Age(a.Since, now), a.State, path)
 			if a.Checked && a.Fault != "" {
 				g.Tint(9, view.Bad)
 			}
@@ -272,11 +250,7 @@ func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 		if len(a.Rules) == 0 {
 			continue
 		}
-		g := view.NewGrid("RULE")
-		for _, r := range a.Rules {
-			g.Add(r)
-		}
-		p.Section("Policy rules that packets of "+a.Address.String()+" meet", g, "")
+		p.Section("Policy rules for packets of "+a.Address.String(), view.GridOf(a.Rules, func(r string) []any { return []any{r} }, "RULE"), "")
 		if !wide {
 			break
 		}
@@ -289,7 +263,7 @@ func writeTunnels(p *view.Printer, attachments []introspect.Attachment) {
 		switch e := a.Egress; {
 		case e == nil:
 		case e.Forward:
-			p.Printf("\nIt is a gateway of an Egress: its node has packets forwarded in its network namespace.\n")
+			p.Printf("\nThe pod is a gateway of an Egress: its node forwards packets in its network namespace.\n")
 		case len(e.Egresses) > 0:
 			p.Section("Tunnels to gateways", view.Tunnels(*e), "")
 		}

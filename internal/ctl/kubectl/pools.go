@@ -1,13 +1,17 @@
 package kubectl
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
@@ -17,76 +21,155 @@ type Pools struct {
 	Unread []string `json:"unread"`
 }
 
+// Pool is one AddressPool.
+type Pool struct {
+	Name            string              `json:"name"`
+	Subnets         []string            `json:"subnets"`         // CIDRs of both families, in the pool's order
+	AcceptedSubnets int                 `json:"acceptedSubnets"` // number of subnets in use
+	BlockSize       int                 `json:"blockSize"`       // addresses per block
+	Blocks          v1alpha1.PoolCounts `json:"blocks"`
+	Addresses       v1alpha1.PoolCounts `json:"addresses"`
+	Requests        int                 `json:"requests"` // unanswered
+	Ready           string              `json:"ready"`    // True, False or Unknown
+	Reason          string              `json:"reason,omitempty"`
+	Nodes           []PoolNode          `json:"nodes"`   // with blocks or requests, by number of blocks and name
+	Trouble         []string            `json:"trouble"` // problems, one sentence each
+}
+
+// PoolNode counts a node's blocks and requests of a pool.
+type PoolNode struct {
+	Name     string `json:"name"`
+	Blocks   int    `json:"blocks"`
+	Draining int    `json:"draining"` // of those, being released
+	Requests int    `json:"requests"` // unanswered
+}
+
+func (row Pool) unwell() bool { return len(row.Trouble) > 0 }
+
+// poolsOf returns all pools, by name.
+func poolsOf(o objects) []Pool {
+	out := []Pool{}
+	for _, p := range o.pools {
+		out = append(out, poolOf(p, o))
+	}
+	slices.SortFunc(out, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+func poolOf(p v1alpha1.AddressPool, o objects) Pool {
+	row := Pool{
+		Name: p.Name, Subnets: []string{}, AcceptedSubnets: int(p.Status.AcceptedSubnets), BlockSize: 1 << v1alpha1.DefaultBlockSizeBits,
+		Blocks: p.Status.Blocks, Addresses: p.Status.Addresses, Ready: string(metav1.ConditionUnknown), Nodes: []PoolNode{}, Trouble: []string{},
+	}
+	if b := p.Spec.BlockSizeBits; b != nil {
+		row.BlockSize = 1 << min(max(*b, 0), 16)
+	}
+	for _, s := range p.Spec.Subnets {
+		for _, cidr := range []string{s.IPv4, s.IPv6} {
+			if cidr != "" {
+				row.Subnets = append(row.Subnets, cidr)
+			}
+		}
+	}
+	nodes := map[string]*PoolNode{}
+	at := func(name string) *PoolNode {
+		if nodes[name] == nil {
+			nodes[name] = &PoolNode{Name: name}
+		}
+		return nodes[name]
+	}
+	for _, b := range o.blocks {
+		if b.PoolName == p.Name {
+			n := at(b.NodeName)
+			n.Blocks++
+			if b.DeletionTimestamp != nil {
+				n.Draining++
+			}
+		}
+	}
+	for _, r := range o.requests {
+		if r.Spec.PoolName == p.Name && r.Status.AddressBlockName == "" {
+			at(r.Spec.NodeName).Requests++
+			row.Requests++
+		}
+	}
+	for _, n := range nodes {
+		row.Nodes = append(row.Nodes, *n)
+	}
+	slices.SortFunc(row.Nodes, func(a, b PoolNode) int { return cmp.Or(b.Blocks-a.Blocks, cmp.Compare(a.Name, b.Name)) })
+	row.conditions(p)
+	return row
+}
+
+func (row *Pool) conditions(p v1alpha1.AddressPool) {
+	ready := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady)
+	exhausted := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionExhausted)
+	if ready != nil {
+		row.Ready, row.Reason = string(ready.Status), ready.Reason
+	}
+	switch {
+	case p.DeletionTimestamp != nil:
+		row.Trouble = append(row.Trouble, "it is being deleted and gives no more blocks")
+	case ready == nil:
+		row.Trouble = append(row.Trouble, "berth-operator has not reported on it")
+	case ready.Status != metav1.ConditionTrue:
+		row.Trouble = append(row.Trouble, fmt.Sprintf("it is not ready (%s): %s", ready.Reason, ready.Message))
+	}
+	if exhausted != nil && exhausted.Status == metav1.ConditionTrue && (ready == nil || ready.Reason != exhausted.Reason) {
+		row.Reason = exhausted.Reason
+		row.Trouble = append(row.Trouble, fmt.Sprintf("no block is free (%s): %s", exhausted.Reason, exhausted.Message))
+	}
+	if n := len(p.Spec.Subnets); row.AcceptedSubnets < n && row.AcceptedSubnets > 0 {
+		row.Trouble = append(row.Trouble, fmt.Sprintf("%d of its %d subnets are used: the others overlap those of another pool", row.AcceptedSubnets, n))
+	}
+}
+
 func newPools(p *program) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "pools [POOL...]",
 		Short: "Show address pools, and which nodes have their blocks",
-		Long: `Show address pools, all or those named: how many blocks and addresses they have
-left, what is wrong with them, and (of pools that are named, or with -o wide)
-which nodes have their blocks. Ends with 2 when a pool is not well.`,
+		Long: `Show all address pools, or those named: their free blocks and addresses and their
+problems. For named pools, or with -o wide, also the nodes that have their blocks. Exits
+with 2 on a problem.`,
 		ValidArgsFunction: completion{p}.others(poolsPath),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			a, err := p.connect()
+			ctx := cmd.Context()
+			a, err := p.reach(ctx)
 			if err != nil {
 				return err
 			}
-			if err := a.reach(cmd.Context()); err != nil {
+			o := objects{pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, "")}
+			rows, err := choose(a, "AddressPool", "AddressPools", poolsOf(o), args, func(p Pool) string { return p.Name })
+			if err != nil {
 				return err
 			}
-			ctx := cmd.Context()
-			o := objects{pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, "")}
-			all := poolsOf(o)
-			list := Pools{Pools: all, Unread: append([]string{}, a.unread...)}
-			if len(args) > 0 {
-				list.Pools = []Pool{}
-			}
-			for _, name := range args {
-				i := slices.IndexFunc(all, func(p Pool) bool { return p.Name == name })
-				if i < 0 {
-					return missing(a, "AddressPools", fmt.Errorf("there is no AddressPool %q", name))
-				}
-				list.Pools = append(list.Pools, all[i])
-			}
-			err = out.show(cmd, list, func(pr *view.Printer, wide bool) { writePools(pr, list, wide, wide || len(args) > 0) })
-			if err == nil && (len(a.unread) > 0 || slices.ContainsFunc(list.Pools, func(p Pool) bool { return len(p.Trouble) > 0 })) {
-				return errUnwell
-			}
-			return err
+			list := Pools{Pools: rows, Unread: a.unread.texts()}
+			return out.finish(cmd, list, len(a.unread) > 0 || slices.ContainsFunc(rows, Pool.unwell), func(pr *view.Printer, wide bool) {
+				writePools(pr, list, wide, wide || len(args) > 0)
+			})
 		},
 	}
 	out.register(cmd)
 	return cmd
 }
 
-// missing returns err, or why the list that err is about could not be read.
-func missing(a *api, what string, err error) error {
-	for _, why := range a.unread {
-		if strings.HasPrefix(why, what) {
-			return fmt.Errorf("could not be read: %s", why)
-		}
-	}
-	return err
-}
-
 func writePools(p *view.Printer, list Pools, wide, nodes bool) {
-	p.Table(poolGrid(list.Pools, wide), "There is no AddressPool.")
+	p.Table(poolGrid(list.Pools, wide), "No AddressPool exists.")
 	for _, pool := range list.Pools {
 		for _, t := range pool.Trouble {
-			p.Printf("\n%s %s\n", view.Toned{Text: "! " + pool.Name + ":", Tone: view.Bad}, t)
+			problem(p, pool.Name, t)
 		}
 	}
 	for _, pool := range list.Pools {
 		if !nodes {
 			break
 		}
-		g := view.NewGrid("NODE", "BLOCKS", "DRAINING", "REQUESTS")
-		for _, n := range pool.Nodes {
-			g.Add(n.Name, strconv.Itoa(n.Blocks), strconv.Itoa(n.Draining), strconv.Itoa(n.Requests))
-		}
-		p.Section("Nodes with blocks of "+pool.Name, g, "No node has a block of it.")
+		p.Section("Nodes with blocks of "+pool.Name, view.GridOf(pool.Nodes, func(n PoolNode) []any {
+			return []any{n.Name, n.Blocks, n.Draining, n.Requests}
+		}, "NODE", "BLOCKS", "DRAINING", "REQUESTS"), "No node has a block of this pool.")
 	}
-	unread(p, list.Unread)
+	notRead(p, list.Unread)
 }
 
 func poolGrid(pools []Pool, wide bool) *view.Grid {
@@ -103,16 +186,15 @@ func poolGrid(pools []Pool, wide bool) *view.Grid {
 			}
 		}
 		state := yesNo(p.Ready)
-		if p.Reason != "" && len(p.Trouble) > 0 {
+		if p.Reason != "" && p.unwell() { // an exhausted pool is ready, and has a reason
 			state += " (" + p.Reason + ")"
 		}
-		row := []string{p.Name, strconv.FormatInt(p.Blocks.Total, 10), strconv.FormatInt(p.Blocks.Free, 10), percent(p.Blocks.Allocated, p.Blocks.Total),
-			strconv.Itoa(p.Requests), strconv.Itoa(with), state}
+		row := []any{p.Name, p.Blocks.Total, p.Blocks.Free, percent(p.Blocks.Allocated, p.Blocks.Total), p.Requests, with, state}
 		if wide {
-			row = append(row, strconv.Itoa(p.BlockSize), strconv.FormatInt(p.Addresses.Total, 10), strings.Join(p.Subnets, " "))
+			row = append(row, p.BlockSize, p.Addresses.Total, strings.Join(p.Subnets, " "))
 		}
 		g.Add(row...)
-		if len(p.Trouble) > 0 {
+		if p.unwell() {
 			g.Tint(6, view.Bad)
 		}
 	}

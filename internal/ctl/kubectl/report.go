@@ -92,7 +92,7 @@ type objects struct {
 	clients  []v1alpha1.EgressClient
 	pods     map[string]*corev1.Pod // of NICs, by NAMESPACE/NAME; nil if pods were not read
 	answers  map[string]answer      // of the nodes that were queried
-	unread   []string
+	unread   unread
 }
 
 // operatorObjects are the pods and the Lease of berth-operator.
@@ -103,7 +103,7 @@ type operatorObjects struct {
 
 // statusOf returns the status of the whole cluster.
 func statusOf(o objects) Status {
-	s := Status{Time: o.now, Modes: []diagnose.Mode{}, Versions: []Version{}, Trouble: []string{}, Pools: poolsOf(o), VPCs: vpcRows(o), Egresses: egressRows(o), Unread: append([]string{}, o.unread...)}
+	s := Status{Time: o.now, Modes: []diagnose.Mode{}, Versions: []Version{}, Trouble: []string{}, Pools: poolsOf(o), VPCs: vpcRows(o), Egresses: egressRows(o), Unread: o.unread.texts()}
 	s.Nodes = nodesOf(o)
 	versions := map[string]int{}
 	for _, n := range s.Nodes {
@@ -132,13 +132,12 @@ func statusOf(o objects) Status {
 	}
 	slices.SortFunc(s.Versions, func(a, b Version) int { return cmp.Or(b.Nodes-a.Nodes, cmp.Compare(a.Version, b.Version)) })
 	s.operator(o)
-	s.Trouble = append(s.Trouble, told(strays(o, s.Egresses), "pods")...)
+	s.Trouble = append(s.Trouble, summary(strays(o, s.Egresses), "pods")...)
 	if len(s.Modes) == 0 && len(s.Unread) == 0 {
 		s.Trouble = append(s.Trouble, "no berthd pod found: check that Berth is installed, and in the namespace of --berth-namespace")
 	}
 	s.Healthy = len(s.Trouble)+len(s.Unread) == 0 && s.Totals.Healthy == s.Totals.Nodes &&
-		!slices.ContainsFunc(s.Pools, func(p Pool) bool { return len(p.Trouble) > 0 }) &&
-		!slices.ContainsFunc(s.VPCs, func(v VPC) bool { return len(v.Trouble) > 0 }) && !slices.ContainsFunc(s.Egresses, Egress.unwell)
+		!slices.ContainsFunc(s.Pools, Pool.unwell) && !slices.ContainsFunc(s.VPCs, VPC.unwell) && !slices.ContainsFunc(s.Egresses, Egress.unwell)
 	return s
 }
 
@@ -150,7 +149,7 @@ func (o objects) needOperator() bool {
 
 // operatorsFact counts the pods of berth-operator, for a diagnosis.
 func operatorsFact(o objects) diagnose.Fact[diagnose.Operators] {
-	if isUnread(o.unread, "pods of berth-operator") {
+	if o.unread.why("pods of berth-operator") != "" {
 		return diagnose.Unread[diagnose.Operators]("reading the operator's pods is not allowed")
 	}
 	op := operatorOf(o.operator.pods)
@@ -162,16 +161,7 @@ func (o objects) daemonFact(node string) diagnose.Fact[diagnose.Daemon] {
 	if d, ok := o.daemons[node]; ok {
 		return diagnose.Of(d.facts())
 	}
-	return known[diagnose.Daemon](nil, whyUnread(o.unread, "pods of berthd"))
-}
-
-// conditionsOf converts an object's conditions.
-func conditionsOf(list []metav1.Condition) []introspect.Condition {
-	out := []introspect.Condition{}
-	for _, c := range list {
-		out = append(out, introspect.Condition{Type: c.Type, Status: string(c.Status), Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.UTC()})
-	}
-	return out
+	return diagnose.Fact[diagnose.Daemon]{Unread: o.unread.why("pods of berthd")}
 }
 
 // operator sets the state of the operator, if anything needs one.
@@ -192,7 +182,7 @@ func (s *Status) operator(o objects) {
 		lacks = "no pod becomes a client of an Egress, and " + lacks
 	}
 	switch {
-	case op.Ready > 0 || slices.ContainsFunc(o.unread, func(why string) bool { return strings.HasPrefix(why, "pods of berth-operator") }):
+	case op.Ready > 0 || o.unread.why("pods of berth-operator") != "":
 	case op.Pods == 0:
 		s.Trouble = append(s.Trouble, "no berth-operator pod exists: "+lacks)
 	default:
@@ -216,30 +206,16 @@ func nodesOf(o objects) []Node {
 	for name := range o.daemons {
 		names[name] = true
 	}
-	blocks, requests := map[string][]v1alpha1.AddressBlock{}, map[string][]v1alpha1.BlockRequest{}
-	for _, b := range o.blocks {
-		blocks[b.NodeName] = append(blocks[b.NodeName], b)
-	}
-	for _, r := range o.requests {
-		requests[r.Spec.NodeName] = append(requests[r.Spec.NodeName], r)
-	}
-	clients := map[string][]EgressClient{}
-	for _, c := range clientRows(o) {
-		clients[c.Node] = append(clients[c.Node], c)
-	}
-	nics, around := map[string][]NIC{}, o.around()
-	for i := range o.nics {
-		if node := o.nics[i].Status.NodeName; node != "" {
-			nics[node] = append(nics[node], nicOf(&o.nics[i], around.judge(&o.nics[i])))
-		}
-	}
+	blocks := grouped(o.blocks, func(b v1alpha1.AddressBlock) string { return b.NodeName })
+	requests := grouped(o.requests, func(r v1alpha1.BlockRequest) string { return r.Spec.NodeName })
+	clients := grouped(clientRows(o), func(c EgressClient) string { return c.Node })
+	nics := grouped(o.nicRows(), func(n NIC) string { return n.Node })
 	out := []Node{}
 	for name, is := range names {
 		if !is {
 			continue
 		}
-		f := nodeFacts{name: name, now: o.now, node: nodes[name], network: networks[name], blocks: blocks[name], requests: requests[name], nics: nics[name], clients: clients[name],
-			nodesUnread: isUnread(o.unread, "Nodes"), podsUnread: isUnread(o.unread, "pods of berthd"), networksUnread: isUnread(o.unread, "NodeNetworks")}
+		f := nodeFacts{name: name, now: o.now, node: nodes[name], network: networks[name], blocks: blocks[name], requests: requests[name], nics: nics[name], clients: clients[name], unread: o.unread}
 		if d, ok := o.daemons[name]; ok {
 			f.daemon = &d
 		}
@@ -252,8 +228,13 @@ func nodesOf(o objects) []Node {
 	return out
 }
 
-func isUnread(list []string, what string) bool {
-	return slices.ContainsFunc(list, func(why string) bool { return strings.HasPrefix(why, what) })
+// grouped returns the elements of a list by a key.
+func grouped[T any](list []T, key func(T) string) map[string][]T {
+	out := map[string][]T{}
+	for _, v := range list {
+		out[key(v)] = append(out[key(v)], v)
+	}
+	return out
 }
 
 // takesDaemons reports whether a node can run berthd: it runs Linux and has a real kubelet.
@@ -274,8 +255,7 @@ type nodeFacts struct {
 	nics     []NIC
 	clients  []EgressClient
 	answer   *answer
-
-	nodesUnread, podsUnread, networksUnread bool
+	unread   unread
 }
 
 func (f nodeFacts) row() Node {
@@ -324,7 +304,7 @@ func (r *Node) bad(format string, args ...any) {
 
 func (f nodeFacts) kubernetes(r *Node) {
 	switch {
-	case f.node == nil && !f.nodesUnread:
+	case f.node == nil && f.unread.why("Nodes") == "":
 		r.bad("no Node has this name")
 	case f.node != nil && r.Ready != string(corev1.ConditionTrue):
 		r.bad("the Node is not ready%s", nodeCondition(f.node, corev1.NodeReady))
@@ -351,7 +331,7 @@ func nodeCondition(n *corev1.Node, kind corev1.NodeConditionType) string {
 
 func (f nodeFacts) daemons(r *Node) {
 	switch d := f.daemon; {
-	case d == nil && f.node != nil && !f.podsUnread:
+	case d == nil && f.node != nil && f.unread.why("pods of berthd") == "":
 		r.bad("no berthd pod runs here")
 	case d != nil && !d.ready:
 		r.bad("berthd is not ready: %s", d.why)
@@ -364,7 +344,7 @@ const growing = 30 * time.Second
 func (f nodeFacts) networks(r *Node) {
 	n := f.network
 	if n == nil {
-		if r.Mode == diagnose.OperatorMode && !f.networksUnread {
+		if r.Mode == diagnose.OperatorMode && f.unread.why("NodeNetworks") == "" {
 			r.bad("no NodeNetwork has this name")
 			r.Short = true
 		}
@@ -381,7 +361,7 @@ func (f nodeFacts) networks(r *Node) {
 	ready := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
 	switch {
 	case ready == nil:
-		r.bad("the operator has not reported on its NodeNetwork")
+		r.bad("berth-operator has not reported on its NodeNetwork")
 	case ready.Status != metav1.ConditionTrue:
 		say(ready)
 	}
@@ -417,17 +397,13 @@ var ofNode = []diagnose.Verdict{
 
 func (f nodeFacts) ports(r *Node) {
 	its := slices.DeleteFunc(unwell(f.nics), func(n NIC) bool { return !slices.Contains(ofNode, n.Diagnosis.Verdict) })
-	for _, line := range told(its, "NICs") {
-		r.bad("%s", line)
-	}
+	r.Trouble = append(r.Trouble, summary(its, "NICs")...)
 }
 
 // egress adds the clients of Egresses that the node has not set up.
 func (f nodeFacts) egress(r *Node) {
 	its := slices.DeleteFunc(unwell(f.clients), func(c EgressClient) bool { return c.Diagnosis.Verdict != diagnose.NotSetUp })
-	for _, line := range told(its, "pods") {
-		r.bad("%s", line)
-	}
+	r.Trouble = append(r.Trouble, summary(its, "pods")...)
 }
 
 func (f nodeFacts) answers(r *Node) {

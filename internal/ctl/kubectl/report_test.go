@@ -54,7 +54,7 @@ func TestStatusTables(t *testing.T) {
 	}
 }
 
-// Of a large cluster the table has what is wrong, and says what it leaves out.
+// The table of a large cluster has the nodes with problems, and counts the others.
 func TestStatusOfManyNodes(t *testing.T) {
 	o := objects{now: at, daemons: map[string]daemon{}}
 	var pods []corev1.Pod
@@ -67,7 +67,7 @@ func TestStatusOfManyNodes(t *testing.T) {
 	o.daemons, o.operator.pods = daemonsOf(pods), []corev1.Pod{operatorPod("berth-operator-0", true)}
 	s := statusOf(o)
 	table := printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
-	if n := strings.Count(table, "\n"); n > 15 || !strings.Contains(table, "node-1234") || !strings.Contains(table, "2999 further nodes without trouble") ||
+	if n := strings.Count(table, "\n"); n > 15 || !strings.Contains(table, "node-1234") || !strings.Contains(table, "2999 more nodes without problems") ||
 		!strings.Contains(table, "15000 used, 6000 warm, 3000 cooling") {
 		t.Errorf("%d lines:\n%.2000s", n, table)
 	}
@@ -76,7 +76,7 @@ func TestStatusOfManyNodes(t *testing.T) {
 	}
 }
 
-// A subnet of IPv6 alone is shown with the only block that it has.
+// An IPv6-only subnet is shown with its IPv6 block.
 func TestTopOfIPv6Alone(t *testing.T) {
 	n := network("node-a", 0, 0, 0)
 	n.Status.ENI.ENIs = map[string]v1alpha1.ENI{"eni-1": {DeviceIndex: 1, SubnetID: "subnet-6", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}}
@@ -105,7 +105,7 @@ func TestTopAndPoolTables(t *testing.T) {
 	golden(t, "pools-wide.txt", printed(t, func(p *view.Printer) { writePools(p, pools, true, true) }))
 }
 
-// Of VPCs each trouble of their NICs is told, with a remedy, and what is well is not.
+// The view of VPCs has each NIC with a problem and its remedy, and no others.
 func TestVPCs(t *testing.T) {
 	o := portCluster()
 	list := VPCs{VPCs: vpcRows(o)}
@@ -134,7 +134,7 @@ func TestVPCs(t *testing.T) {
 	}
 }
 
-// Thousands of NICs with the same trouble are one line, and a table that ends.
+// Thousands of NICs with the same problem are one line and a bounded table.
 func TestVPCOfManyNICs(t *testing.T) {
 	o := portCluster()
 	o.nics = nil
@@ -146,7 +146,7 @@ func TestVPCOfManyNICs(t *testing.T) {
 	}
 	prog := &program{Options: Options{Now: func() time.Time { return at }}}
 	out := printed(t, func(p *view.Printer) { writeVPCs(p, VPCs{VPCs: vpcRows(o)}, prog, false, false) })
-	if !strings.Contains(out, "NotBound of 5000 NICs, such as default/web-0000-eth0") || !strings.Contains(out, "4950 NICs more") || strings.Count(out, "\n") > 300 {
+	if !strings.Contains(out, "NotBound of 5000 NICs, such as default/web-0000-eth0") || !strings.Contains(out, "4950 more NICs") || strings.Count(out, "\n") > 300 {
 		t.Errorf("%d lines:\n%.3000s", strings.Count(out, "\n"), out)
 	}
 	if s := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) }); strings.Count(s, "\n") > 40 {
@@ -154,8 +154,7 @@ func TestVPCOfManyNICs(t *testing.T) {
 	}
 }
 
-// Of Egresses each trouble of theirs and of their clients is told once, with a remedy, and
-// what is well is not.
+// The view of Egresses has each problem of an Egress or a client once, with a remedy, and no others.
 func TestEgresses(t *testing.T) {
 	o := egressCluster()
 	rows := egressRows(o)
@@ -188,14 +187,13 @@ func TestEgresses(t *testing.T) {
 	list = Egresses{Egresses: egressRows(o), Unread: o.unread}
 	golden(t, "egresses-unread.txt", printed(t, func(p *view.Printer) { writeEgresses(p, list, prog, true, true) }))
 	for _, e := range list.Egresses {
-		if !slices.Equal(e.Trouble, told(e.Troubled, "pods")) || e.unwell() != (e.Name != "down") {
+		if !slices.Equal(e.Trouble, summary(e.Troubled, "pods")) || e.unwell() != (e.Name != "down") {
 			t.Errorf("%s: %q", e.Name, e.Trouble)
 		}
 	}
 }
 
-// Pods that are to use an Egress are seen where there is none any more, and an operator is
-// missed.
+// Without any Egress the status still shows pods that name one, and that the operator is missing.
 func TestStatusWithoutTheLastEgress(t *testing.T) {
 	o := nodeCluster()
 	refused := egressClient("refused", "node-a")
@@ -217,7 +215,7 @@ func TestStatusWithoutTheLastEgress(t *testing.T) {
 	}
 }
 
-// That an operator is away is no node's trouble.
+// A missing operator is no problem of a node.
 func TestNodesAreNotBlamedForTheOperator(t *testing.T) {
 	o := egressCluster()
 	for _, n := range statusOf(o).Nodes {
@@ -227,7 +225,7 @@ func TestNodesAreNotBlamedForTheOperator(t *testing.T) {
 	}
 }
 
-// Of a pod that uses Egresses the view has the gateways that its tunnels lead to.
+// The view of a pod that uses Egresses has the gateways of its tunnels.
 func TestTunnelsOfAPod(t *testing.T) {
 	o := egressClient("web-0", "node-a", "internet")
 	c := clientOf(&o, diagnose.EgressClient(diagnose.ClientFacts{Now: at, Client: &o}))

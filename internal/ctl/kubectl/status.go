@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -29,28 +28,24 @@ func newStatus(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of Berth in the whole cluster, and all problems",
-		Long: `Show nodes, addresses, pools, VPCs, Egresses, versions and what is wrong.
+		Long: `Show nodes, addresses, pools, VPCs, Egresses, versions and all problems.
 
-Where nodes have objects (operator mode), those are read and no node is asked. In
-node mode nodes have none, so that each berthd is asked; with address pools
-blocks are known and addresses are not; with ports of VPCs their NICs are. --details
-asks every node in all modes.
+In operator mode the command reads the objects of the nodes. In node mode it asks every
+berthd. With address pools it knows the blocks of nodes, but not their addresses; with
+ports of VPCs it knows the NICs. --details asks every node in all modes.
 
-Of more than 50 nodes the table has those with trouble; --all lists all. JSON and
-YAML always do. Exits with 2 on a problem.`,
+For more than 50 nodes the table lists only those with problems; --all lists all. JSON
+and YAML list all nodes. Exits with 2 on a problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeoutCause(cmd.Context(), within, fmt.Errorf("not done within --timeout %v", within))
 			defer cancel()
-			s, err := p.status(ctx, cmd, details)
+			o, err := p.gather(ctx, cmd, details)
 			if err != nil {
 				return err
 			}
-			err = out.show(cmd, s, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
-			if err == nil && !s.Healthy {
-				return errUnwell
-			}
-			return err
+			s := statusOf(o)
+			return out.finish(cmd, s, !s.Healthy, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
 		},
 	}
 	cmd.Flags().BoolVar(&details, "details", false, "ask the berthd of every node")
@@ -58,14 +53,6 @@ YAML always do. Exits with 2 on a problem.`,
 	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command; nodes not asked by then are marked as such")
 	out.register(cmd)
 	return cmd
-}
-
-func (p *program) status(ctx context.Context, cmd *cobra.Command, details bool) (Status, error) {
-	o, err := p.gather(ctx, cmd, details)
-	if err != nil {
-		return Status{}, err
-	}
-	return statusOf(o), nil
 }
 
 // gather reads objects from the API server, and queries the nodes that have none, or with
@@ -95,11 +82,8 @@ func (p *program) gather(ctx context.Context, cmd *cobra.Command, details bool) 
 
 // read lists Berth's objects.
 func (p *program) read(ctx context.Context) (objects, error) {
-	a, err := p.connect()
+	a, err := p.reach(ctx)
 	if err != nil {
-		return objects{}, err
-	}
-	if err := a.reach(ctx); err != nil {
 		return objects{}, err
 	}
 	o := objects{
@@ -126,9 +110,9 @@ func writeStatus(p *view.Printer, s Status, wide, every bool) {
 		}
 		addNode(g, s, n, wide)
 	}
-	p.Section("Nodes", g, fmt.Sprintf("None of %s has trouble.", view.Count(hidden, "node")))
+	p.Section("Nodes", g, fmt.Sprintf("No problem on %s.", view.Count(hidden, "node")))
 	if hidden > 0 && g.Len() > 0 {
-		p.Printf("%s without trouble: --all lists them too.\n", view.Count(hidden, "further node"))
+		p.Printf("%s without problems: --all lists them.\n", view.Count(hidden, "more node"))
 	}
 	if len(s.Pools) > 0 {
 		p.Section("Pools", poolGrid(s.Pools, wide), "")
@@ -140,7 +124,7 @@ func writeStatus(p *view.Printer, s Status, wide, every bool) {
 		p.Section("Egresses", egressGrid(s.Egresses, wide), "")
 	}
 	troubles(p, s)
-	unread(p, s.Unread)
+	notRead(p, s.Unread)
 }
 
 // troubles prints all problems, one line each.
@@ -183,11 +167,11 @@ func head(p *view.Printer, s Status) {
 	if !s.Healthy {
 		verdict = view.Toned{Text: "UNHEALTHY", Tone: view.Bad}
 	}
-	p.Printf("Berth in %s mode: %s\n", cmp.Or(strings.Join(modes, " and "), "no known"), verdict)
+	p.Printf("Berth in %s mode: %s\n", cmp.Or(strings.Join(modes, " and "), "unknown"), verdict)
 	t := s.Totals
-	p.Printf("%s, %d without trouble; berthd %s\n", view.Count(t.Nodes, "node"), t.Healthy, cmp.Or(strings.Join(versions, ", "), "of no known version"))
+	p.Printf("%s, %d without problems; berthd %s\n", view.Count(t.Nodes, "node"), t.Healthy, cmp.Or(strings.Join(versions, ", "), "version unknown"))
 	if o := s.Operator; o != nil {
-		p.Printf("Operator: %d of %s ready; the leader is %s\n", o.Ready, view.Count(o.Pods, "pod"), cmp.Or(o.Leader, "not known"))
+		p.Printf("Operator: %d of %s ready; the leader is %s\n", o.Ready, view.Count(o.Pods, "pod"), cmp.Or(o.Leader, "unknown"))
 	}
 	if t.Unknown < t.Nodes {
 		p.Printf("Addresses: %d used, %d warm, %d cooling", t.Used, t.Warm, t.Cooling)
@@ -234,15 +218,15 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 	case n.Daemon.Pod != "":
 		state = "not ready"
 	}
-	row := append([]string{n.Name, yesNo(n.Ready), state}, n.Addresses.cells()...)
+	row := append([]any{n.Name, yesNo(n.Ready), state}, n.Addresses.cells()...)
 	if slices.Contains(s.Modes, diagnose.PoolMode) {
-		row = append(row, strconv.Itoa(n.Blocks))
+		row = append(row, n.Blocks)
 	}
 	if len(s.VPCs) > 0 {
-		row = append(row, strconv.Itoa(n.NICs))
+		row = append(row, n.NICs)
 	}
 	if s.egress() {
-		row = append(row, strconv.Itoa(n.Clients))
+		row = append(row, n.Clients)
 	}
 	what := "none"
 	if len(n.Trouble) > 0 {
@@ -253,11 +237,11 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 	row = append(row, what)
 	last := len(row) - 1
 	if wide {
-		needed, capacity := "", ""
+		var needed, capacity any = "", ""
 		if c := n.Addresses; c != nil {
-			needed, capacity = strconv.Itoa(c.Needed), strconv.Itoa(c.Capacity)
+			needed, capacity = c.Needed, c.Capacity
 		}
-		row = append(row, string(n.Mode), n.Daemon.Version, strconv.Itoa(int(n.Daemon.Restarts)), needed, capacity, strconv.Itoa(n.ENIs), n.InstanceID, n.InstanceType, n.Zone, n.Daemon.Pod)
+		row = append(row, n.Mode, n.Daemon.Version, n.Daemon.Restarts, needed, capacity, n.ENIs, n.InstanceID, n.InstanceType, n.Zone, n.Daemon.Pod)
 	}
 	g.Add(row...)
 	if n.Ready != "True" {
@@ -273,19 +257,5 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 		g.Tint(last, view.Bad)
 	} else if n.Short {
 		g.Tint(last, view.Warn)
-	}
-}
-
-// yesNo returns a condition's status for a table.
-func yesNo(status string) string {
-	switch status {
-	case "True":
-		return "yes"
-	case "False":
-		return "no"
-	case "":
-		return "no Node"
-	default:
-		return "unknown"
 	}
 }

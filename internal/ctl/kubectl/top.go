@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
@@ -66,10 +66,9 @@ func newTop(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show subnets, ENIs, pools and nodes, fullest first",
-		Long: `Show subnets, ENIs, pools and nodes, fullest first. In operator
-mode this is read from NodeNetworks; in node mode, and with --details, nodes are
-asked. Of each the first 20 are shown, or as many as --most says; JSON and YAML
-have all.`,
+		Long: `Show subnets, ENIs, pools and nodes, fullest first. In operator mode the command reads
+NodeNetworks; in node mode, and with --details, it asks the nodes. Each table has 20 rows,
+or as many as --most; JSON and YAML have all.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if most < 1 {
@@ -94,7 +93,7 @@ have all.`,
 
 // topOf sorts subnets, ENIs, pools and nodes by use. A node's own data takes precedence over its object.
 func topOf(o objects) Top {
-	t := Top{Subnets: []Subnet{}, ENIs: []ENI{}, Pools: poolsOf(o), Nodes: []Use{}, Unread: append([]string{}, o.unread...)}
+	t := Top{Subnets: []Subnet{}, ENIs: []ENI{}, Pools: poolsOf(o), Nodes: []Use{}, Unread: o.unread.texts()}
 	for _, n := range nodesOf(o) {
 		u := Use{Name: n.Name, Blocks: n.Blocks}
 		if n.Addresses != nil {
@@ -103,7 +102,7 @@ func topOf(o objects) Top {
 		if n.Addresses != nil || n.Blocks > 0 {
 			t.Nodes = append(t.Nodes, u)
 		}
-		if a, asked := o.answers[n.Name]; asked && a.err != nil {
+		if a, ok := o.answers[n.Name]; ok && a.err != nil {
 			t.Unread = append(t.Unread, fmt.Sprintf("node %s: %v", n.Name, a.err))
 		}
 	}
@@ -114,15 +113,15 @@ func topOf(o objects) Top {
 		}
 		return subnets[id]
 	}
-	told := map[string]bool{}
+	asked := map[string]bool{} // nodes whose own data counts
 	for name, a := range o.answers {
 		if a.err == nil && len(a.doc.ENIs) > 0 {
-			told[name] = true
+			asked[name] = true
 			t.addDocument(name, a.doc, at)
 		}
 	}
 	for i := range o.networks {
-		t.addNetwork(&o, i, told, at)
+		t.addNetwork(&o.networks[i], asked[o.networks[i].Name], at)
 	}
 	for _, s := range subnets {
 		t.Subnets = append(t.Subnets, *s)
@@ -178,15 +177,15 @@ func prefixesOf(doc introspect.Document) (n int) {
 	return n
 }
 
-func (t *Top) addNetwork(o *objects, i int, told map[string]bool, subnet func(string) *Subnet) {
-	n := &o.networks[i]
+// addNetwork adds a NodeNetwork; of a node that was asked, only the CIDRs of subnets.
+func (t *Top) addNetwork(n *v1alpha1.NodeNetwork, asked bool, subnet func(string) *Subnet) {
 	counts, families := enisOf(n), policyOf(n).Families
 	here := map[string]bool{}
 	for _, id := range slices.Sorted(maps.Keys(n.Status.ENI.ENIs)) {
 		e := n.Status.ENI.ENIs[id]
 		s := subnet(e.SubnetID)
 		s.CIDR = cmp.Or(s.CIDR, e.SubnetCIDR, strings.Join(e.SubnetIPv6CIDRs, ",")) // an IPv6-only subnet has no other
-		if told[n.Name] {
+		if asked {
 			continue
 		}
 		capacity, has := 0, counts[id]
@@ -205,22 +204,15 @@ func (t *Top) addNetwork(o *objects, i int, told map[string]bool, subnet func(st
 }
 
 func writeTop(p *view.Printer, t Top, most int, wide bool) {
-	subnets := view.NewGrid("SUBNET", "USED", "ADDRESSES", "ENIS", "NODES", "CIDR")
-	for _, s := range first(t.Subnets, most) {
-		subnets.Add(s.ID, strconv.Itoa(s.Used), strconv.Itoa(s.Addresses), strconv.Itoa(s.ENIs), strconv.Itoa(s.Nodes), s.CIDR)
-	}
-	enis := view.NewGrid("ENI", "USE", "USED", "CAPACITY", "INDEX", "SUBNET", "NODE", "READY")
-	for _, e := range first(t.ENIs, most) {
-		state := "yes"
-		if !e.Ready {
-			state = "no: " + e.Reason
-		}
-		enis.Add(e.ID, percent(e.Used, e.Capacity), strconv.Itoa(e.Used), strconv.Itoa(e.Capacity), strconv.Itoa(e.DeviceIndex), e.Subnet, e.Node, state)
-	}
-	nodes := view.NewGrid("NODE", "USE", "USED", "WARM", "COOLING", "WAITING", "CAPACITY", "BLOCKS")
-	for _, n := range first(t.Nodes, most) {
-		nodes.Add(append(append([]string{n.Name, percent(n.Used+n.Cooling, n.Capacity)}, n.Counts.cells()...), strconv.Itoa(n.Capacity), strconv.Itoa(n.Blocks))...)
-	}
+	subnets := view.GridOf(first(t.Subnets, most), func(s Subnet) []any {
+		return []any{s.ID, s.Used, s.Addresses, s.ENIs, s.Nodes, s.CIDR}
+	}, "SUBNET", "USED", "ADDRESSES", "ENIS", "NODES", "CIDR")
+	enis := view.GridOf(first(t.ENIs, most), func(e ENI) []any {
+		return []any{e.ID, percent(e.Used, e.Capacity), e.Used, e.Capacity, e.DeviceIndex, e.Subnet, e.Node, view.YesOrWhy(e.Ready, e.Reason)}
+	}, "ENI", "USE", "USED", "CAPACITY", "INDEX", "SUBNET", "NODE", "READY")
+	nodes := view.GridOf(first(t.Nodes, most), func(n Use) []any {
+		return slices.Concat([]any{n.Name, percent(n.Used+n.Cooling, n.Capacity)}, n.Counts.cells(), []any{n.Capacity, n.Blocks})
+	}, "NODE", "USE", "USED", "WARM", "COOLING", "WAITING", "CAPACITY", "BLOCKS")
 	some := false
 	section := func(title string, all int, g *view.Grid) {
 		if all == 0 {
@@ -243,7 +235,7 @@ func writeTop(p *view.Printer, t Top, most int, wide bool) {
 	if !some {
 		p.Printf("No node has reported addresses.\n")
 	}
-	unread(p, t.Unread)
+	notRead(p, t.Unread)
 }
 
 func first[T any](list []T, most int) []T { return list[:min(len(list), most)] }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -56,24 +55,21 @@ func newVPCs(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "vpcs [VPC...]",
 		Short: "Show VPCs, and NICs with problems",
-		Long: `Show VPCs, all or those named: whether they can be used, their NICs by phase, which
-subnets are full, and the NICs that somebody has to see to, with what they wait for and
-what to do. Of VPCs that are named, or with -o wide, conditions and subnets too.
+		Long: `Show all VPCs, or those named: whether they are ready, their NICs by phase, full subnets,
+and the NICs that need attention, with the reason and what to do. For named VPCs, or with
+-o wide, also conditions and subnets.
 
-With --details each NIC is compared with its pod, and so are those found that are at
-another node than their pod, or whose pod is gone. Ends with 2 when a VPC or a NIC is
-not well.`,
+--details compares each NIC with its pod, and so finds NICs on another node than their pod,
+and NICs whose pod is gone. Exits with 2 on a problem.`,
 		ValidArgsFunction: completion{p}.others(vpcsPath),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := p.vpcList(cmd, args, details)
 			if err != nil {
 				return err
 			}
-			err = out.show(cmd, list, func(pr *view.Printer, wide bool) { writeVPCs(pr, list, p, wide, wide || len(args) > 0) })
-			if err == nil && (len(list.Unread) > 0 || slices.ContainsFunc(list.VPCs, func(v VPC) bool { return len(v.Trouble) > 0 })) {
-				return errUnwell
-			}
-			return err
+			return out.finish(cmd, list, len(list.Unread) > 0 || slices.ContainsFunc(list.VPCs, VPC.unwell), func(pr *view.Printer, wide bool) {
+				writeVPCs(pr, list, p, wide, wide || len(args) > 0)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&details, "details", false, "compare each NIC with its pod")
@@ -83,11 +79,8 @@ not well.`,
 
 func (p *program) vpcList(cmd *cobra.Command, args []string, details bool) (VPCs, error) {
 	ctx := cmd.Context()
-	a, err := p.connect()
+	a, err := p.reach(ctx)
 	if err != nil {
-		return VPCs{}, err
-	}
-	if err := a.reach(ctx); err != nil {
 		return VPCs{}, err
 	}
 	o := objects{now: p.Now(), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil), daemons: p.daemonPods(ctx, a, ""), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
@@ -95,24 +88,15 @@ func (p *program) vpcList(cmd *cobra.Command, args []string, details bool) (VPCs
 		o.pods = a.podsOfNICs(ctx, o.nics)
 	}
 	o.unread = a.unread
-	rows := vpcRows(o)
-	list := VPCs{VPCs: rows, Unread: append([]string{}, a.unread...)}
-	if len(args) > 0 {
-		list.VPCs = []VPC{}
-	}
-	for _, name := range args {
-		i := slices.IndexFunc(rows, func(v VPC) bool { return v.Name == name })
-		if i < 0 {
-			return VPCs{}, missing(a, "VPCs", fmt.Errorf("there is no VPC %q", name))
-		}
-		list.VPCs = append(list.VPCs, rows[i])
-	}
-	return list, ctx.Err()
+	rows, err := choose(a, "VPC", "VPCs", vpcRows(o), args, func(v VPC) string { return v.Name })
+	return VPCs{VPCs: rows, Unread: a.unread.texts()}, cmp.Or(err, ctx.Err())
 }
+
+func (row VPC) unwell() bool { return len(row.Trouble) > 0 }
 
 // vpcRows returns all VPCs, including those that NICs name and that do not exist, by name.
 func vpcRows(o objects) []VPC {
-	rows, around := map[string]*VPC{}, o.around()
+	rows := map[string]*VPC{}
 	for i := range o.vpcs {
 		row := vpcOf(&o.vpcs[i])
 		rows[row.Name] = &row
@@ -121,37 +105,40 @@ func vpcRows(o objects) []VPC {
 		n := &o.nics[i]
 		row := rows[n.Spec.VPC]
 		if row == nil {
-			row = &VPC{Name: n.Spec.VPC, Ready: string(metav1.ConditionUnknown), Conditions: []introspect.Condition{}, Phases: map[string]int{}, Subnets: []VPCSubnet{}, Troubled: []NIC{}, Trouble: []string{}}
-			if !isUnread(o.unread, "VPCs") {
+			row = newVPC(n.Spec.VPC)
+			if o.unread.why("VPCs") == "" {
 				row.Trouble = append(row.Trouble, "the VPC does not exist, and NICs name it")
 			}
 			rows[row.Name] = row
 		}
-		is := nicOf(n, around.judge(n))
-		row.NICs++
-		row.Phases[is.Phase]++
 		row.full(n)
-		if !is.Diagnosis.OK {
-			row.Troubled = append(row.Troubled, is)
+	}
+	for _, n := range o.nicRows() {
+		row := rows[n.VPC]
+		row.NICs++
+		row.Phases[n.Phase]++
+		if !n.Diagnosis.OK {
+			row.Troubled = append(row.Troubled, n)
 		}
 	}
 	out := []VPC{}
 	for _, row := range rows {
-		slices.SortFunc(row.Troubled, func(a, b NIC) int {
-			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-		})
-		row.Trouble = append(row.Trouble, told(row.Troubled, "NICs")...)
+		row.Trouble = append(row.Trouble, summary(row.Troubled, "NICs")...)
 		out = append(out, *row)
 	}
 	slices.SortFunc(out, func(a, b VPC) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
+// newVPC returns a row whose lists are empty, not null.
+func newVPC(name string) *VPC {
+	return &VPC{Name: name, Ready: string(metav1.ConditionUnknown), Conditions: []introspect.Condition{}, Phases: map[string]int{}, Subnets: []VPCSubnet{}, Troubled: []NIC{}, Trouble: []string{}}
+}
+
 func vpcOf(v *v1alpha1.VPC) VPC {
-	row := VPC{
-		Name: v.Name, Provider: string(v.Spec.Provider), Network: v.Spec.Network, NetworkID: v.Status.NetworkID, ProjectID: v.Status.ProjectID,
-		Ready: string(metav1.ConditionUnknown), Conditions: conditionsOf(v.Status.Conditions), Phases: map[string]int{}, Subnets: []VPCSubnet{}, Troubled: []NIC{}, Trouble: []string{},
-	}
+	row := *newVPC(v.Name)
+	row.Provider, row.Network, row.NetworkID, row.ProjectID = string(v.Spec.Provider), v.Spec.Network, v.Status.NetworkID, v.Status.ProjectID
+	row.Conditions = conditionsOf(v.Status.Conditions)
 	for _, s := range v.Status.Subnets {
 		row.Subnets = append(row.Subnets, VPCSubnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, IPv6CIDR: s.IPv6CIDR, Gateway: s.Gateway})
 	}
@@ -190,28 +177,19 @@ func writeVPCs(p *view.Printer, list VPCs, prog *program, wide, whole bool) {
 	p.Table(vpcGrid(list.VPCs, wide), "No VPC exists.")
 	for _, v := range list.VPCs {
 		for _, t := range v.Trouble {
-			p.Printf("\n%s %s\n", view.Toned{Text: "! " + v.Name + ":", Tone: view.Bad}, t)
+			problem(p, v.Name, t)
 		}
 	}
 	for _, v := range list.VPCs {
 		if whole {
 			view.Conditions(p, "Conditions of "+v.Name, v.Conditions, prog.Now())
-			g := view.NewGrid("SUBNET", "NAME", "CIDR", "GATEWAY", "NICS THAT WAIT")
-			for _, s := range v.Subnets {
-				g.Add(s.ID, s.Name, strings.TrimSpace(s.CIDR+" "+s.IPv6CIDR), s.Gateway, strconv.Itoa(s.Waiting))
-			}
-			p.Section("Subnets of "+v.Name, g, "No subnet is known.")
+			p.Section("Subnets of "+v.Name, view.GridOf(v.Subnets, func(s VPCSubnet) []any {
+				return []any{s.ID, s.Name, strings.TrimSpace(s.CIDR + " " + s.IPv6CIDR), s.Gateway, s.Waiting}
+			}, "SUBNET", "NAME", "CIDR", "GATEWAY", "NICS THAT WAIT"), "No subnet is known.")
 		}
-		if len(v.Troubled) > 0 {
-			shown, more := few(v.Troubled, wide)
-			p.Section("NICs in "+v.Name+" that need attention", nicGrid(shown, false, wide), "")
-			explain(p, shown)
-			if more > 0 {
-				p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "NIC"))
-			}
-		}
+		writeAttention(p, "NICs in "+v.Name, "NIC", v.Troubled, wide, func(rows []NIC) *view.Grid { return nicGrid(rows, false, wide) })
 	}
-	unread(p, list.Unread)
+	notRead(p, list.Unread)
 }
 
 func vpcGrid(vpcs []VPC, wide bool) *view.Grid {
@@ -221,10 +199,6 @@ func vpcGrid(vpcs []VPC, wide bool) *view.Grid {
 	}
 	g := view.NewGrid(head...)
 	for _, v := range vpcs {
-		state := yesNo(v.Ready)
-		if v.Reason != "" && v.Ready != string(metav1.ConditionTrue) {
-			state += " (" + v.Reason + ")"
-		}
 		waiting, full := 0, 0
 		for _, phase := range []v1alpha1.PodNICPhase{v1alpha1.PhasePending, v1alpha1.PhaseCreated, v1alpha1.PhaseBound, v1alpha1.PhaseReleasing} {
 			waiting += v.Phases[string(phase)]
@@ -234,10 +208,7 @@ func vpcGrid(vpcs []VPC, wide bool) *view.Grid {
 				full++
 			}
 		}
-		row := []string{
-			v.Name, v.Network, strconv.Itoa(v.NICs), strconv.Itoa(v.Phases[string(v1alpha1.PhaseActive)]), strconv.Itoa(waiting),
-			strconv.Itoa(v.Phases[string(v1alpha1.PhaseFailed)]), strconv.Itoa(full), state,
-		}
+		row := []any{v.Name, v.Network, v.NICs, v.Phases[string(v1alpha1.PhaseActive)], waiting, v.Phases[string(v1alpha1.PhaseFailed)], full, stateOf(v.Ready, v.Reason)}
 		if wide {
 			row = append(row, v.Provider, v.NetworkID, v.ProjectID)
 		}

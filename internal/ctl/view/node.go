@@ -3,6 +3,7 @@ package view
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/node/introspect"
@@ -30,7 +31,9 @@ func Addresses(p *Printer, doc introspect.Document) {
 func Node(p *Printer, doc introspect.Document) {
 	p.Printf("Node %s\n%s\n", NodeName(doc), Totals(doc))
 	Addresses(p, doc)
-	supplyOf(doc).besides(p, doc)
+	if besides := supplyOf(doc).besides; besides != nil {
+		besides(p, doc)
+	}
 	for _, c := range doc.Conditions {
 		if c.Status != introspect.True {
 			p.Printf("\n! %s is %s (%s): %s\n", c.Type, c.Status, c.Reason, c.Message)
@@ -40,7 +43,11 @@ func Node(p *Printer, doc introspect.Document) {
 }
 
 // Supply prints the document's ENIs, or its pools and blocks.
-func Supply(p *Printer, doc introspect.Document) { supplyOf(doc).status(p, doc) }
+func Supply(p *Printer, doc introspect.Document) {
+	if status := supplyOf(doc).status; status != nil {
+		status(p, doc)
+	}
+}
 
 // Conditions prints conditions under a title, with their age at now.
 func Conditions(p *Printer, title string, list []introspect.Condition, now time.Time) {
@@ -68,7 +75,7 @@ func Totals(doc introspect.Document) string {
 	case "port":
 		return Count(len(doc.NICs), "NIC")
 	case "none":
-		return "pods have another network's addresses; Berth adds egress"
+		return "another network assigns the addresses of pods; Berth provides egress"
 	}
 	s := fmt.Sprintf("%d allocated, %d available, %d cooling", t.Allocated, t.Available, t.Cooling)
 	for _, more := range []struct {
@@ -91,40 +98,34 @@ func allocatedGrid(doc introspect.Document, from supply) *Grid {
 	if dual {
 		first = append(first, "IPV6")
 	}
-	g := NewGrid(slices.Concat(first, []string{"NAMESPACE", "POD", "CONTAINER", "INTERFACE"}, from.allocated.head, []string{"SINCE"})...)
-	for _, a := range doc.Allocated {
-		row := []string{a.Address.String()}
+	return GridOf(doc.Allocated, func(a introspect.Allocated) []any {
+		row := []any{a.Address}
 		if dual {
-			row = append(row, text(a.IPv6))
+			row = append(row, Text(a.IPv6))
 		}
 		row = append(row, a.Namespace, a.Pod, Short(a.ContainerID), a.Interface)
-		g.Add(slices.Concat(row, from.allocated.cells(a), []string{Age(a.Since, doc.Time)})...)
-	}
-	return g
+		return slices.Concat(row, from.allocated.cells(a), []any{Age(a.Since, doc.Time)})
+	}, slices.Concat(first, []string{"NAMESPACE", "POD", "CONTAINER", "INTERFACE"}, from.allocated.head, []string{"SINCE"})...)
 }
 
 func availableGrid(doc introspect.Document, from supply) *Grid {
-	g := NewGrid(append([]string{"ADDRESS"}, from.available.head...)...)
-	for _, a := range doc.Available {
-		g.Add(append([]string{a.Address.String()}, from.available.cells(a)...)...)
-	}
-	return g
+	return GridOf(doc.Available, func(a introspect.Available) []any {
+		return append([]any{a.Address}, from.available.cells(a)...)
+	}, append([]string{"ADDRESS"}, from.available.head...)...)
 }
 
 func coolingGrid(doc introspect.Document, from supply) *Grid {
-	g := NewGrid(slices.Concat([]string{"ADDRESS"}, from.cooling.head, []string{"RELEASED", "REMAINING"})...)
-	for _, c := range doc.Cooling {
+	return GridOf(doc.Cooling, func(c introspect.Cooling) []any {
 		left := time.Duration(c.RemainingSeconds * float64(time.Second))
-		g.Add(slices.Concat([]string{c.Address.String()}, from.cooling.cells(c), []string{Age(c.Since, doc.Time), left.Round(time.Second).String()})...)
-	}
-	return g
+		return slices.Concat([]any{c.Address}, from.cooling.cells(c), []any{Age(c.Since, doc.Time), left.Round(time.Second)})
+	}, slices.Concat([]string{"ADDRESS"}, from.cooling.head, []string{"RELEASED", "REMAINING"})...)
 }
 
 // Short truncates a container ID to the length that crictl prints.
 func Short(id string) string { return id[:min(len(id), 13)] }
 
-// text returns v.String(), or "" for the zero value.
-func text[T interface {
+// Text returns v.String(), or "" for the zero value.
+func Text[T interface {
 	comparable
 	fmt.Stringer
 }](v T) string {
@@ -133,4 +134,46 @@ func text[T interface {
 		return ""
 	}
 	return v.String()
+}
+
+// NICs returns a table of the interfaces of one pod that are ports of a VPC.
+func NICs(list []introspect.NIC) *Grid {
+	return GridOf(list, func(n introspect.NIC) []any {
+		return []any{n.Interface, Spaced(n.Addresses), n.MAC, n.Port, n.PodNIC, n.Plug, n.HostLink, n.MTU}
+	}, "INTERFACE", "ADDRESSES", "MAC", "PORT", "PODNIC", "PLUG", "LINK", "MTU")
+}
+
+// Spaced joins the texts of values with spaces.
+func Spaced[T fmt.Stringer](list []T) string {
+	texts := make([]string, len(list))
+	for i, v := range list {
+		texts[i] = v.String()
+	}
+	return strings.Join(texts, " ")
+}
+
+// Tunnels returns a table of the tunnels to gateways that a node has set up for a pod.
+func Tunnels(e introspect.Egress) *Grid {
+	g := NewGrid("EGRESS", "DESTINATIONS", "TUNNEL TO", "NEW CONNECTIONS", "ID")
+	for _, u := range e.Egresses {
+		name, destinations := u.Namespace+"/"+u.Name, Spaced(u.Destinations)
+		if len(u.Service) > 0 {
+			g.Add(name, destinations, "Service "+Spaced(u.Service), "yes", "")
+		}
+		for _, w := range u.Gateways {
+			takes := "no"
+			switch {
+			case w.Ending:
+				takes = "no: draining"
+			case w.Chosen:
+				takes = "yes"
+			}
+			g.Add(name, destinations, Spaced(w.Addresses), takes, w.ID)
+		}
+		if len(u.Service)+len(u.Gateways) == 0 {
+			g.Add(name, destinations, "", "no: no gateway", "")
+			g.Tint(3, Bad)
+		}
+	}
+	return g
 }

@@ -18,14 +18,14 @@ type supply struct {
 	available columns[introspect.Available]
 	cooling   columns[introspect.Cooling]
 
-	besides func(*Printer, introspect.Document) // printed by `ip-manager` after the addresses
-	status  func(*Printer, introspect.Document) // printed by `status`
+	besides func(*Printer, introspect.Document) // printed by `ip-manager` after the addresses; nil: nothing
+	status  func(*Printer, introspect.Document) // printed by `status`; nil: nothing
 }
 
 // columns are adjacent columns of a table.
 type columns[T any] struct {
 	head  []string
-	cells func(T) []string
+	cells func(T) []any
 }
 
 func supplyOf(doc introspect.Document) supply {
@@ -45,13 +45,12 @@ var ofENIs = supply{
 	instances: true,
 	capacity:  "; the attached ENIs hold %d at most",
 	authority: "the cloud",
-	allocated: columns[introspect.Allocated]{[]string{"ENI", "INDEX"}, func(a introspect.Allocated) []string { return []string{a.ENI, strconv.Itoa(a.DeviceIndex)} }},
-	available: columns[introspect.Available]{[]string{"ENI", "PREFIX"}, func(a introspect.Available) []string { return []string{a.ENI, text(a.Prefix)} }},
-	cooling:   columns[introspect.Cooling]{[]string{"ENI"}, func(c introspect.Cooling) []string { return []string{c.ENI} }},
-	besides:   func(*Printer, introspect.Document) {},
+	allocated: columns[introspect.Allocated]{[]string{"ENI", "INDEX"}, func(a introspect.Allocated) []any { return []any{a.ENI, a.DeviceIndex} }},
+	available: columns[introspect.Available]{[]string{"ENI", "PREFIX"}, func(a introspect.Available) []any { return []any{a.ENI, Text(a.Prefix)} }},
+	cooling:   columns[introspect.Cooling]{[]string{"ENI"}, func(c introspect.Cooling) []any { return []any{c.ENI} }},
 	status: func(p *Printer, doc introspect.Document) {
 		if doc.Template != "" {
-			p.Printf("New ENIs are as %s says.\n", doc.Template)
+			p.Printf("New ENIs follow %s.\n", doc.Template)
 		}
 		p.Section("ENIs", eniGrid(doc.ENIs), "No ENI is known.")
 	},
@@ -60,9 +59,9 @@ var ofENIs = supply{
 var ofPools = supply{
 	capacity:  "; the node's blocks hold %d",
 	authority: "blocks",
-	allocated: columns[introspect.Allocated]{blockColumns, func(a introspect.Allocated) []string { return []string{a.Pool, a.Block} }},
-	available: columns[introspect.Available]{blockColumns, func(a introspect.Available) []string { return []string{a.Pool, a.Block} }},
-	cooling:   columns[introspect.Cooling]{blockColumns, func(c introspect.Cooling) []string { return []string{c.Pool, c.Block} }},
+	allocated: columns[introspect.Allocated]{blockColumns, func(a introspect.Allocated) []any { return []any{a.Pool, a.Block} }},
+	available: columns[introspect.Available]{blockColumns, func(a introspect.Available) []any { return []any{a.Pool, a.Block} }},
+	cooling:   columns[introspect.Cooling]{blockColumns, func(c introspect.Cooling) []any { return []any{c.Pool, c.Block} }},
 	besides:   poolsAndBlocks,
 	status:    poolsAndBlocks,
 }
@@ -70,15 +69,12 @@ var ofPools = supply{
 // ofPorts is for nodes whose pods have NICs in VPCs only.
 var ofPorts = supply{
 	authority: "ports of VPCs",
-	besides:   func(*Printer, introspect.Document) {},
 	status:    ports,
 }
 
 // ofOthers is for nodes where another network assigns the addresses of pods.
 var ofOthers = supply{
 	authority: "the network",
-	besides:   func(*Printer, introspect.Document) {},
-	status:    func(*Printer, introspect.Document) {},
 }
 
 func ports(p *Printer, doc introspect.Document) {
@@ -101,44 +97,43 @@ func poolsAndBlocks(p *Printer, doc introspect.Document) {
 }
 
 func poolGrid(pools []introspect.Pool) *Grid {
-	g := NewGrid("POOL", "BLOCKS", "USED", "COOLING", "FREE", "WAITING", "REQUESTS")
-	for _, p := range pools {
-		blocks := strconv.Itoa(p.Blocks)
+	return GridOf(pools, func(p introspect.Pool) []any {
+		blocks, requests := strconv.Itoa(p.Blocks), strconv.Itoa(p.Requests)
 		if p.Draining > 0 {
 			blocks += fmt.Sprintf(" (%d draining)", p.Draining)
 		}
-		requests := strconv.Itoa(p.Requests)
 		if p.Failed != "" {
 			requests += " (" + p.Failed + ")"
 		}
-		g.Add(p.Name, blocks, strconv.Itoa(p.Used), strconv.Itoa(p.Cooling), strconv.Itoa(p.Free), strconv.Itoa(p.Waiting), requests)
-	}
-	return g
+		return []any{p.Name, blocks, p.Used, p.Cooling, p.Free, p.Waiting, requests}
+	}, "POOL", "BLOCKS", "USED", "COOLING", "FREE", "WAITING", "REQUESTS")
 }
 
 func blockGrid(blocks []introspect.Block) *Grid {
-	g := NewGrid("BLOCK", "POOL", "PREFIXES", "USED", "COOLING", "FREE", "READY")
-	for _, b := range blocks {
-		g.Add(b.Name, b.Pool, spaced(b.Prefixes),
-			strconv.Itoa(b.Used), strconv.Itoa(b.Cooling), strconv.Itoa(b.Free), yesOrWhy(b.Ready, b.Reason))
-	}
-	return g
+	return GridOf(blocks, func(b introspect.Block) []any {
+		return []any{b.Name, b.Pool, Spaced(b.Prefixes), b.Used, b.Cooling, b.Free, YesOrWhy(b.Ready, b.Reason)}
+	}, "BLOCK", "POOL", "PREFIXES", "USED", "COOLING", "FREE", "READY")
 }
 
 func eniGrid(enis []introspect.ENI) *Grid {
-	g := NewGrid("ENI", "INDEX", "PRIMARY", "SUBNET", "MAC", "USED", "CAPACITY", "PREFIXES", "READY")
-	for _, e := range enis {
+	return GridOf(enis, func(e introspect.ENI) []any {
 		primary := ""
 		if e.Primary {
 			primary = "yes"
 		}
-		g.Add(e.ID, strconv.Itoa(e.DeviceIndex), primary, e.Subnet, e.MAC,
-			strconv.Itoa(e.Used), strconv.Itoa(e.Capacity), strconv.Itoa(e.Prefixes), yesOrWhy(e.Ready, e.Reason))
-	}
-	return g
+		return []any{e.ID, e.DeviceIndex, primary, e.Subnet, e.MAC, e.Used, e.Capacity, e.Prefixes, YesOrWhy(e.Ready, e.Reason)}
+	}, "ENI", "INDEX", "PRIMARY", "SUBNET", "MAC", "USED", "CAPACITY", "PREFIXES", "READY")
 }
 
-func yesOrWhy(yes bool, why string) string {
+// portGrid returns a table of all interfaces on a node that are ports of a VPC.
+func portGrid(doc introspect.Document) *Grid {
+	return GridOf(doc.NICs, func(n introspect.NIC) []any {
+		return []any{n.Namespace, n.Pod, Short(n.ContainerID), n.Interface, Spaced(n.Addresses), n.Port, n.Plug, n.HostLink}
+	}, "NAMESPACE", "POD", "CONTAINER", "INTERFACE", "ADDRESSES", "PORT", "PLUG", "LINK")
+}
+
+// YesOrWhy returns the cell of a state: yes, or why not.
+func YesOrWhy(yes bool, why string) string {
 	if yes {
 		return "yes"
 	}

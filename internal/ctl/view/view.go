@@ -97,11 +97,11 @@ func Age(since, now time.Time) string {
 }
 
 // Count returns a number with its noun: "1 pod", "2 pods".
-func Count(n int, thing string) string {
+func Count(n int, noun string) string {
 	if n == 1 {
-		return "1 " + thing
+		return "1 " + noun
 	}
-	return fmt.Sprintf("%d %ss", n, thing)
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 func orDash(s string) string {

@@ -2,6 +2,7 @@ package cloud
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/berthnet/berth/internal/ipfamily"
 )
@@ -58,6 +59,20 @@ func HostPrefixes(addrs []netip.Addr) []netip.Prefix {
 		out = append(out, HostPrefix(a))
 	}
 	return out
+}
+
+// FormatPrefix formats a prefix, and without a length if it has one address only.
+func FormatPrefix(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+// SortPrefixes sorts a list in place. It returns the list without duplicates.
+func SortPrefixes(list []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list)
 }
 
 // PrefixAround is the delegated prefix that an address would be in: /28 of IPv4, /80 of IPv6 (EC2 User

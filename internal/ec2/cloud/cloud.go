@@ -5,8 +5,10 @@ package cloud
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 )
 
 // InterfaceType is the type of an ENI in EC2's spelling (EC2 API, NetworkInterface.InterfaceType).
@@ -129,6 +131,21 @@ type CreateENI struct {
 	Primary     netip.Addr    `json:",omitzero"`  // the requested primary IPv4 address; zero: any of the subnet
 	IPv6Address netip.Addr    `json:",omitzero"`  // a requested IPv6 address, in place of Amount.IPv6
 	Amount                    // to assign at creation; either addresses or prefixes of each family
+}
+
+// Differs compares an ENI that a reply says was created with the request: its type, if both name one,
+// and the requested addresses. It returns the first property that differs, by EC2's name, with both values;
+// empty: none does.
+func (q CreateENI) Differs(e ENI) (property, got, want string) {
+	switch {
+	case e.Type != "" && q.Type != "" && e.Type != q.Type:
+		return "interfaceType", string(e.Type), string(q.Type)
+	case q.Primary.IsValid() && e.Primary != q.Primary:
+		return "privateIpAddress", e.Primary.String(), q.Primary.String()
+	case q.IPv6Address.IsValid() && !slices.Contains(e.IPv6, q.IPv6Address):
+		return "ipv6AddressesSet", fmt.Sprint(e.IPv6), q.IPv6Address.String()
+	}
+	return "", "", ""
 }
 
 // ENIFilter selects ENIs that match all fields. Empty fields, and keys of Tagged without values, match

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/placement"
@@ -131,7 +130,7 @@ func (a *actor) attach(ctx context.Context, p *step, k *known) error {
 	}
 	now := a.cfg.Clock.Now()
 	a.view.attached(k, cloud.Attachment{ID: id, InstanceID: a.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}, now)
-	a.view.freshness.replied = now
+	a.view.freshness.given(now)
 	a.refusals.attached(p.Kind)
 	a.creations.end()
 	a.publisher.changed()
@@ -153,7 +152,7 @@ func (a *actor) assign(ctx context.Context, p *step, k *known) error {
 	p.reserved.End(p.Weight())
 	now := a.cfg.Clock.Now()
 	k.assigned(given, now)
-	a.view.freshness.replied = now
+	a.view.freshness.given(now)
 	a.publisher.changed()
 	return nil
 }
@@ -189,7 +188,7 @@ func (a *actor) delete(ctx context.Context, k *known) error {
 		return err
 	}
 	a.forget(k.ID)
-	a.view.deleted[k.ID] = a.cfg.Clock.Now()
+	a.view.wasDeleted(k.ID, a.cfg.Clock.Now())
 	a.subnets().Returned(k.SubnetID, 1+plan.Count(cloud.AmountOf(k.held)))
 	return nil
 }
@@ -204,7 +203,7 @@ func (a *actor) tag(ctx context.Context, k *known) error {
 	if err := change(plan.Retag, func() error { return a.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err
 	}
-	k.owner.instanceTag = a.cfg.InstanceID
+	k.tagged(a.cfg.InstanceID)
 	return nil
 }
 
@@ -218,7 +217,7 @@ func (a *actor) setGroups(ctx context.Context, k *known) error {
 	if err := a.cfg.Cloud.SetGroups(ctx, k.ID, primary.Groups); err != nil {
 		return err
 	}
-	k.Groups, k.groupsSet = slices.Clone(primary.Groups), a.cfg.Clock.Now()
+	k.regrouped(primary.Groups, a.cfg.Clock.Now())
 	return nil
 }
 

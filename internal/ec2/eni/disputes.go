@@ -135,7 +135,7 @@ func (v *view) arbitrate(before []facts) {
 		k := v.enis[d.eni]
 		k.disputed = k.disputed.Plus(cloud.AmountOf([]netip.Prefix{d.prefix}))
 		k.held = without(k.held, func(p netip.Prefix) bool { return p == d.prefix })
-		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.prefix), k.ID)] = d.among
+		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", cloud.FormatPrefix(d.prefix), k.ID)] = d.among
 	}
 	for _, id := range doubles(before, now) {
 		v.enis[id].ambiguous = true
@@ -214,7 +214,7 @@ func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.E
 			if len(lost) == 0 {
 				out = slices.Clone(list)
 			}
-			lost = append(lost, brief(d.prefix)+" of "+d.eni)
+			lost = append(lost, cloud.FormatPrefix(d.prefix)+" of "+d.eni)
 			is := func(p netip.Prefix) bool { return p == d.prefix }
 			one := func(a netip.Addr) bool { return cloud.HostPrefix(a) == d.prefix }
 			e := &out[at]

@@ -34,7 +34,7 @@ func factsOf(e cloud.ENI, cluster string) facts {
 	}
 	return facts{
 		ID: e.ID, MAC: e.MAC, VPCID: e.VPCID, Zone: e.Zone, SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.Primary,
-		held: inOrder(held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)), ownIPv6: own, Attachment: e.Attachment,
+		held: cloud.SortPrefixes(held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)), ownIPv6: own, Attachment: e.Attachment,
 		trunk: e.Type == cloud.InterfaceTrunk, owner: ownershipOf(e, cluster),
 	}
 }
@@ -44,7 +44,7 @@ func (e ENI) facts(instance string) facts {
 	own := func(p netip.Prefix) bool { return e.PrimaryIPv4.IsValid() && p == cloud.HostPrefix(e.PrimaryIPv4) }
 	return facts{
 		ID: e.ID, MAC: []byte(e.MAC), SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.PrimaryIPv4,
-		held:       inOrder(slices.DeleteFunc(e.held(), own)),
+		held:       cloud.SortPrefixes(slices.DeleteFunc(e.held(), own)),
 		Attachment: &cloud.Attachment{InstanceID: instance, DeviceIndex: e.DeviceIndex, Status: "attached"},
 		owner:      ownership{tagged: !e.Primary, instanceTag: instance},
 	}
@@ -53,12 +53,6 @@ func (e ENI) facts(instance string) facts {
 // held returns addresses and prefixes as one list of prefixes.
 func held(addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Prefixes []netip.Prefix) []netip.Prefix {
 	return slices.Concat(cloud.HostPrefixes(addrs), prefixes, cloud.HostPrefixes(ipv6), ipv6Prefixes)
-}
-
-// inOrder sorts a list and removes duplicates.
-func inOrder(list []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(list, netip.Prefix.Compare)
-	return slices.Compact(list)
 }
 
 // phase returns whether the ENI is attached, detached or being detached.

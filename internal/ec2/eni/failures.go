@@ -29,7 +29,7 @@ func (a *actor) try(ctx context.Context, p *step) {
 		// Neither another step nor another ENI: the same call, later. Asking
 		// for free counts, routes or groups is no step: growth goes on with those it has.
 		if p.Kind != plan.FindSubnets && p.Kind != plan.FindRoutes && p.Kind != plan.FindGroups {
-			a.retries.throttled[g] = p
+			a.retries.put(p)
 		}
 		a.retries.backOff(p.Kind, err, now)
 	case a.refusals.trunkBusy(p.Kind, class, now):
@@ -45,7 +45,7 @@ func (a *actor) try(ctx context.Context, p *step) {
 		}
 		a.retries.fail(p.Kind, err, now, wait)
 	}
-	if a.retries.throttled[g] != p {
+	if a.retries.toRepeat(g) != p {
 		p.reserved.End(0)
 	}
 }
@@ -103,7 +103,7 @@ func (a *actor) failed(p *step, class cloud.Class, now time.Time) {
 		a.view.lookups.schedule(p.ENI, now)
 		a.view.attachmentUnresolved(p.ENI)
 		if k, ok := a.view.enis[p.ENI]; ok && lost {
-			k.attachReplyLost = now
+			k.attachLost(now)
 		}
 		if class == cloud.LimitReached {
 			a.refusals.instanceFull(p.Kind, now)
@@ -136,7 +136,7 @@ func (a *actor) createFailed(p *step, class cloud.Class, lost bool, now time.Tim
 		a.view.lookups.creationDoubtful(p.doubtful, now, now.Add(a.cfg.Lag))
 	case lost:
 		p.lost = true
-		a.retries.throttled[activityOf[p.Kind]] = p // the token makes the repeat return what the first try made
+		a.retries.put(p) // the token makes the repeat return what the first try made
 		return
 	case class == cloud.Gone:
 		a.placement.SubnetGone(now) // perhaps: another may do

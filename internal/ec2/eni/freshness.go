@@ -25,6 +25,15 @@ type freshness struct {
 	invalidated atomic.Bool // set by any goroutine: see Reconciler.Invalidate
 }
 
+// given records that a reply gave the node an address or an attachment.
+func (c *freshness) given(at time.Time) { c.replied = at }
+
+// repairAt sets when the next observation is due for repair.
+func (c *freshness) repairAt(at time.Time) { c.observeAt = at }
+
+// onlySince has only observations as of then or later count.
+func (c *freshness) onlySince(at time.Time) { c.staleSince = at }
+
 // markStale has the cloud observed before anything is planned.
 func (c *freshness) markStale(now time.Time) { c.stale, c.staleSince = true, now }
 

@@ -15,9 +15,9 @@ type instance struct {
 	lag time.Duration // how long an answer may trail the truth
 
 	typ       string
-	typeKnown bool         // the cloud told the type, or the instance itself
+	typeKnown bool         // the type is from the cloud, or from the instance itself
 	limits    cloud.Limits // of the type, as of limitsOf
-	limitsOf  string       // the type whose limits the cloud told
+	limitsOf  string       // the type whose limits the cloud named
 
 	missing      int       // listings in a row without its primary ENI
 	missingSince time.Time // when the first of them was made
@@ -125,8 +125,8 @@ func (i *instance) answered(in cloud.Instance, err error, asked time.Time) insta
 // doubt has the instance asked for, since an error may mean that it does not run.
 func (i *instance) doubt() { i.uncertain = true }
 
-// hasType records the type that EC2, or the instance itself, told.
-func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, true }
+// hasType records the type that EC2, or the instance itself, named; empty: it named none.
+func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, typ != "" }
 
 // retype has the type asked for again: another one was configured.
 func (i *instance) retype() { i.typeKnown, i.limitsOf = false, "" }
@@ -139,7 +139,7 @@ func (i *instance) seed(typ string, l cloud.Limits) {
 	}
 }
 
-// limitsKnown reports whether EC2 told what the type allows.
+// limitsKnown reports whether EC2 has said what the type allows.
 func (i *instance) limitsKnown() bool { return i.limitsOf != "" && i.limitsOf == i.typ }
 
 // learned takes the limits of a type.

@@ -103,8 +103,8 @@ func (l *lookups) described(id string, at time.Time) {
 	}
 }
 
-// seen takes what a listing says of an ENI; k is nil if the ENI is not there. It schedules the next
-// lookup where one is needed.
+// seen updates the lookups of an ENI from a listing; k is nil if the ENI does not exist. It schedules the next
+// lookup if one is needed.
 func (l *lookups) seen(id string, k *known, at time.Time) {
 	if u, ok := l.unresolved[id]; ok {
 		effect := k != nil && slices.ContainsFunc(k.held, func(p netip.Prefix) bool { return !u.before[p] })
@@ -138,7 +138,7 @@ func (l *lookups) due(now time.Time) time.Time {
 	return first
 }
 
-// detachPoll returns how long after a look at a detaching ENI the next follows: detaching takes
+// detachPoll returns the time between two lookups of a detaching ENI: detaching takes
 // seconds, but may hang for hours.
 func (k *known) detachPoll(now time.Time) time.Duration {
 	if k.replied.IsZero() { // someone else detaches it
@@ -147,20 +147,20 @@ func (k *known) detachPoll(now time.Time) time.Duration {
 	return min(time.Minute, max(2*time.Second, now.Sub(k.replied)/4))
 }
 
-// links are the ENIs whose links the node lacks, as it says. Someone may have detached such an ENI, so
-// the cloud is asked at once; its listings may trail the detachment.
+// links are the ENIs whose links are missing, as the node reports. Someone may have detached such an ENI, so it
+// is looked up at once; EC2's listings may trail the detachment.
 type links struct {
 	lag   time.Duration        // how long an ENI's driver may take to start again
 	since map[string]time.Time // by ENI
-	flips map[string]flips     // by ENI; of those that went or came lately
+	flips map[string]flips     // by ENI; of links that recently disappeared or came back
 }
 
 func newLinks(lag time.Duration) links {
 	return links{lag: lag, since: map[string]time.Time{}, flips: map[string]flips{}}
 }
 
-// flips counts how often the link of an ENI went or came, as the node says. A node may lie, and all
-// nodes share the calls to EC2: the more flips, the longer the time between two lookups.
+// flips counts how often the link of an ENI disappeared or came back, as the node reports. A node may report
+// false changes, and all nodes share the calls to EC2: the more flips, the longer the time between two lookups.
 type flips struct {
 	count int
 	last  time.Time
@@ -214,9 +214,9 @@ func (l *links) changed(missing []string, now time.Time) (gone, back []string) {
 	return gone, back
 }
 
-// noStock reports whether a plan is to ignore the addresses of an ENI, since its link has been missing
-// for longer than a driver takes to start.
-func (l *links) noStock(id string, now time.Time) bool {
+// ignoresAddresses reports whether a plan ignores the addresses of an ENI, since its link has been missing for
+// longer than a driver takes to start.
+func (l *links) ignoresAddresses(id string, now time.Time) bool {
 	since, ok := l.since[id]
 	return ok && now.Sub(since) >= l.lag
 }

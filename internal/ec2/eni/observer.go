@@ -79,7 +79,7 @@ func (o *observer) failed(err error) {
 func (o *observer) take(ctx context.Context, l Listing) error {
 	if l.Of == Detached {
 		o.merge(l.ENIs, l.At, l.covers)
-		o.view.freshness.observeAt = o.nextRepair(Whole)
+		o.view.freshness.repairAt(o.nextRepair(Whole))
 		return nil
 	}
 	if err := o.present(ctx, l); err != nil || o.instance.vanished {
@@ -268,7 +268,7 @@ func (o *observer) limitsDue(now time.Time) bool {
 	return !o.instance.limitsKnown() && !o.retries.blocked(activityLimits, now)
 }
 
-// findLimits asks what the instance type allows, and first for the type, unless the cloud has told it:
+// findLimits asks what the instance type allows, and first for the type, unless the cloud has named it:
 // whoever asks for ENIs does not decide how many there may be.
 func (o *observer) findLimits(ctx context.Context) {
 	start := o.cfg.Clock.Now()
@@ -291,7 +291,7 @@ func (o *observer) askLimits(ctx context.Context) (typ string, l cloud.Limits, e
 			return "", l, fmt.Errorf("instance type of %s: %w", o.cfg.InstanceID, err)
 		}
 		typ = in.Type
-		o.instance.typ, o.instance.typeKnown = typ, typ != ""
+		o.instance.hasType(typ)
 	}
 	if l, err = o.cfg.Cloud.Limits(ctx, typ); err != nil {
 		return typ, l, fmt.Errorf("limits of instance type %q: %w", typ, err)

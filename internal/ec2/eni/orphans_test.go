@@ -5,11 +5,11 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // leftovers is a cloud with detached ENIs and two instances, one of which has ended.
@@ -133,9 +133,8 @@ func TestOrphansThatStay(t *testing.T) {
 	refuses := &refusing{leftovers: leftovers{enis: map[string]cloud.ENI{"a": orphan("a"), "b": orphan("b"), "c": orphan("c")}}, id: "b"}
 	c := Collector{Cloud: refuses, Cluster: "test", Seen: Sightings{}, Alive: func(string) bool { return false }}
 	found, err := c.Collect(t.Context(), t0)
-	if err == nil || !strings.Contains(err.Error(), "delete b") || found != (Collected{Known: true, Refused: 1, Deleted: 2}) {
-		t.Errorf("%+v, %v", found, err)
-	}
+	check.ErrorSays(t, err, "delete b")
+	check.Equal(t, found, Collected{Known: true, Refused: 1, Deleted: 2}, "found")
 	c.Pause = func() bool { return true }
 	if found, err = c.Collect(t.Context(), t0); err != nil || found != (Collected{Paused: true}) {
 		t.Errorf("paused: %+v, %v", found, err)

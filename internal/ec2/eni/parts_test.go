@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // Settings are applied at once, and taken back when the instance does not fit them, which may
@@ -118,10 +119,7 @@ func TestResumedCreation(t *testing.T) {
 	} {
 		cfg := &Config{InstanceID: c.instance, Cluster: "test", Intents: &MemoryIntents{}, Clock: clock.NewFake(unix(0).Add(c.age))}
 		begin := &creations{cfg: cfg}
-		i, err := begin.begin(plan.Action{Kind: plan.Create, Subnet: "s1", Index: 2}, nil, unix(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		i := check.Must(begin.begin(plan.Action{Kind: plan.Create, Subnet: "s1", Index: 2}, nil, unix(0)))(t)
 		cfg.InstanceID = "i-1"
 		v := newView(time.Minute, 0)
 		if c.seen {
@@ -158,10 +156,7 @@ func (n *publishedNode) Publish(_ context.Context, inv Inventory) error {
 // publishing returns a reconciler that knows one ENI, attached and of Berth.
 func publishing(t *testing.T, cfg Config) (*Reconciler, *known) {
 	cfg.InstanceID, cfg.Cluster, cfg.Clock = "i-1", "test", clock.NewFake(unix(0))
-	r, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := check.Must(New(cfg))(t)
 	k := newKnown(factsOf(at(eniOf(2, "10.0.0.5"), 1, "a-2"), "test"))
 	k.owner.tagged = true
 	r.view.enis[k.ID] = k

@@ -117,7 +117,7 @@ func (p *planning) eniState(k *known, u ENIUsage, now time.Time) plan.ENI {
 		PrimaryServes: p.cfg.primaryServes() && !primary(k.Attachment) && k.ours(),
 		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
-		Refused: k.refusals >= attachTries, NoLink: p.view.lookups.links.noStock(k.ID, now),
+		Refused: k.refusals >= attachTries, NoLink: p.view.lookups.links.ignoresAddresses(k.ID, now),
 	}
 	if _, ok := p.view.detaching[k.ID]; ok && e.Phase == plan.Attached {
 		e.Phase = plan.Detaching // its detachment may be in flight: no supply, and not asked for twice
@@ -203,7 +203,7 @@ func (p *planning) waits(a plan.Action, now time.Time) bool {
 // growthWaits reports whether an unfinished step of growth must be resolved before more addresses are
 // asked for.
 func (p *planning) growthWaits() bool {
-	return p.view.lookups.blockGrowth() || p.retries.throttled[activityGrow] != nil
+	return p.view.lookups.blockGrowth() || p.retries.toRepeat(activityGrow) != nil
 }
 
 // prepare readies a step: what leaves is withdrawn from the node first, a creation is recorded first.

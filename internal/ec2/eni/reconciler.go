@@ -58,7 +58,7 @@ func New(cfg Config) (*Reconciler, error) {
 		r.cfg.process = ofOneNode
 		r.observer.own = &ownLister{cfg: &r.cfg}
 		r.cfg.Fleet = r.fleetOfOne()
-		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
+		r.instance.hasType(cfg.InstanceType) // of this very instance, as its metadata service says
 	}
 	r.demand = demand{node: cfg.Node, process: r.cfg.process, news: retry.NewSignal()}
 	r.retries = newRetries(&r.cfg)
@@ -127,7 +127,7 @@ func (r *Reconciler) CheckInstance() { r.instance.suspected.Store(true) }
 
 // ObserveSince has only observations as of then or later count. It is called before the first pass,
 // when someone else worked for the node until then.
-func (r *Reconciler) ObserveSince(at time.Time) { r.view.freshness.staleSince = at }
+func (r *Reconciler) ObserveSince(at time.Time) { r.view.freshness.onlySince(at) }
 
 // Observed takes a listing that was made for many nodes, in the goroutine that reconciles. One that is
 // older than what is known is ignored.
@@ -182,9 +182,7 @@ func (r *Reconciler) Ended() bool { return r.loop.ended.Err() != nil }
 // once no pass is under way, and none follows.
 func (r *Reconciler) Close() {
 	r.loop.end()
-	for _, p := range r.retries.throttled {
-		p.reserved.End(0)
-	}
+	r.retries.close()
 }
 
 // Run reconciles whenever kicked and whenever something is due, until ctx ends. Nothing is in flight
@@ -315,9 +313,7 @@ func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) b
 // takeNews applies what other goroutines said since the last step.
 func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
 	if r.view.freshness.applyInvalidation(now) {
-		if p := r.retries.throttled[activityShrink]; p != nil && !p.lost { // the next plan decides again
-			delete(r.retries.throttled, activityShrink)
-		}
+		r.retries.drop(activityShrink) // the next plan decides again
 	}
 	if r.instance.applySuspicion(now) {
 		r.retries.retryNow(activityInstance, now)
@@ -338,7 +334,7 @@ func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool
 		r.observer.askInstance(ctx)
 	case !r.actor.creations.resumed && !r.observer.detachedUnknown():
 		if p := r.actor.creations.resume(); p != nil {
-			r.retries.throttled[activityGrow] = p
+			r.retries.put(p)
 		}
 	default:
 		return false

@@ -79,7 +79,7 @@ func (f *refusals) attach(k *known, by plan.Kind, class cloud.Class, now time.Ti
 	if class != cloud.Bug && class != cloud.Conflict || class == cloud.Conflict && f.view.fresh(k.attachReplyLost, now) {
 		return 0, false
 	}
-	k.refusals++
+	k.attachRefused()
 	if k.refusals == attachTries {
 		f.cfg.Logger.Warn("ENI cannot be attached: giving up and deleting it", "eni", k.ID, "tries", k.refusals)
 		of := f.of(by)

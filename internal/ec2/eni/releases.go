@@ -33,7 +33,7 @@ func (s *releases) prepare(ctx context.Context, p *step, now time.Time) bool {
 	if !s.cfg.Node.WithdrawENI(p.ENI) {
 		return false
 	}
-	s.view.detaching[p.ENI] = now
+	s.view.detachBegan(p.ENI, now)
 	if err := s.publisher.record(ctx); err != nil {
 		s.cancelDetach(p.ENI)
 		s.publisher.flush(ctx) // the plan goes on with other steps, whose calls may take long
@@ -54,10 +54,7 @@ func (s *releases) withdraw(ctx context.Context, p *step, now time.Time) bool {
 		return false
 	}
 	p.Amount = cloud.AmountOf(p.withdrawn)
-	for _, t := range p.withdrawn {
-		k.releasing[t] = now
-		delete(k.added, t)
-	}
+	k.releaseBegan(p.withdrawn, now)
 	if err := s.publisher.record(ctx); err != nil {
 		s.restore(p)
 		s.retries.fail(plan.Unassign, err, now, s.cfg.SlowRetry)
@@ -73,14 +70,9 @@ func (s *releases) prepareAgain(ctx context.Context, p *step, k *known, now time
 		if !s.cfg.Node.WithdrawENI(p.ENI) {
 			return false // a listing restored it meanwhile, and pods came
 		}
-		s.view.detaching[p.ENI] = now
-	} else {
-		for _, t := range p.withdrawn {
-			if _, ok := k.releasing[t]; !ok {
-				return false // a listing showed that it is gone
-			}
-			k.releasing[t] = now
-		}
+		s.view.detachBegan(p.ENI, now)
+	} else if !k.releaseRepeated(p.withdrawn, now) {
+		return false
 	}
 	if err := s.publisher.record(ctx); err != nil && s.cfg.process.sharesNode {
 		s.undo(p)
@@ -106,26 +98,22 @@ func (s *releases) restore(p *step) {
 	if k == nil {
 		return
 	}
-	for _, t := range p.withdrawn {
-		delete(k.releasing, t)
-	}
+	k.releaseCancelled(p.withdrawn)
 	s.cfg.Node.RestoreWithdrawn(p.withdrawn)
 }
 
 // cancelDetach restores an ENI to the node, by publishing it.
 func (s *releases) cancelDetach(id string) {
-	delete(s.view.detaching, id)
+	s.view.detachCancelled(id)
 	s.publisher.changed()
 }
 
 // cancelForPods cancels a throttled step that would take what pods are waiting for by now.
 func (s *releases) cancelForPods() {
-	p := s.retries.throttled[activityShrink]
-	if p == nil || s.cfg.process.sharesNode || s.cfg.Node.Usage().Waiting == 0 {
+	if s.retries.toRepeat(activityShrink) == nil || s.cfg.process.sharesNode || s.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
-	delete(s.retries.throttled, activityShrink)
-	s.undo(p)
+	s.undo(s.retries.take(activityShrink))
 }
 
 // unassignFailed keeps what was withdrawn out of use while the call may have taken effect: until now,
@@ -136,9 +124,7 @@ func (s *releases) unassignFailed(p *step, class cloud.Class, now time.Time) {
 		return
 	}
 	if k, ok := s.view.enis[p.ENI]; ok {
-		for _, t := range p.withdrawn {
-			k.releasing[t] = now
-		}
+		k.releaseRecorded(p.withdrawn, now)
 	}
 	s.view.lookups.schedule(p.ENI, now.Add(s.cfg.Lag))
 }
@@ -150,7 +136,7 @@ func (s *releases) detachFailed(p *step, class cloud.Class, now time.Time) {
 		return
 	}
 	s.view.attachmentUnresolved(p.ENI)
-	s.view.detaching[p.ENI] = now
+	s.view.detachBegan(p.ENI, now)
 	s.view.lookups.schedule(p.ENI, now.Add(s.cfg.Lag))
 }
 
@@ -163,7 +149,7 @@ func (s *releases) overdue(ctx context.Context, now time.Time) *step {
 		return nil
 	}
 	s.adoptCommitted(now)
-	if s.retries.blocked(activityShrink, now) || s.retries.throttled[activityShrink] != nil {
+	if s.retries.blocked(activityShrink, now) || s.retries.toRepeat(activityShrink) != nil {
 		return nil
 	}
 	for _, k := range s.view.list() {
@@ -183,12 +169,12 @@ func (s *releases) adoptCommitted(now time.Time) {
 		}
 		if !c.Prefix.IsValid() {
 			if _, known := s.view.detaching[c.ENI]; !known && !primary(k.Attachment) {
-				s.view.detaching[c.ENI] = now
+				s.view.detachBegan(c.ENI, now)
 			}
 			continue
 		}
 		if !k.isReleasing(c.Prefix) && slices.Contains(k.held, c.Prefix) {
-			k.releasing[c.Prefix] = now
+			k.releaseRecorded([]netip.Prefix{c.Prefix}, now)
 		}
 	}
 }
@@ -235,11 +221,11 @@ func (s *releases) restoreOverdue() {
 		var back []netip.Prefix
 		for p, since := range k.releasing {
 			if s.overdueSince(since) {
-				delete(k.releasing, p)
 				back = append(back, p)
 			}
 		}
 		if len(back) > 0 {
+			k.releaseCancelled(back)
 			s.cfg.Node.RestoreWithdrawn(back)
 		}
 	}

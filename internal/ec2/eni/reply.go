@@ -60,17 +60,17 @@ func checkFree(op, to string, given []netip.Prefix, subnet []netip.Prefix, other
 	for i, t := range given {
 		blocks := without(subnet, func(b netip.Prefix) bool { return ipfamily.Of(b.Addr()) != ipfamily.Of(t.Addr()) })
 		if len(blocks) > 0 && !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(t.Addr()) && t.Bits() >= b.Bits() }) {
-			return badReply(op, "%v for %s is not of its subnet, which has %v", brief(t), to, blocks)
+			return badReply(op, "%v for %s is not of its subnet, which has %v", cloud.FormatPrefix(t), to, blocks)
 		}
 		if slices.ContainsFunc(given[:i], t.Overlaps) {
-			return badReply(op, "%v for %s is named twice", brief(t), to)
+			return badReply(op, "%v for %s is named twice", cloud.FormatPrefix(t), to)
 		}
 		for _, k := range others {
 			if k.Primary.IsValid() && t.Contains(k.Primary) {
-				return badReply(op, "%v for %s is the primary address of %s", brief(t), to, k.ID)
+				return badReply(op, "%v for %s is the primary address of %s", cloud.FormatPrefix(t), to, k.ID)
 			}
 			if slices.ContainsFunc(k.kept(), t.Overlaps) {
-				return badReply(op, "%v for %s is of %s already", brief(t), to, k.ID)
+				return badReply(op, "%v for %s is of %s already", cloud.FormatPrefix(t), to, k.ID)
 			}
 		}
 	}
@@ -82,10 +82,12 @@ func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 	const op = "CreateNetworkInterface"
 	// Unsorted, so that an address that is named twice is found.
 	pods := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
-	asked := cmp.Or(q.Type, cloud.InterfaceOrdinary)
-	switch {
-	case e.Type != "" && e.Type != asked:
-		return badReply(op, "%s is of type %s, asked for %s", e.ID, e.Type, asked)
+	q.Type = cmp.Or(q.Type, cloud.InterfaceOrdinary)
+	switch property, got, want := q.Differs(e); {
+	case property == "interfaceType":
+		return badReply(op, "%s is of type %s, asked for %s", e.ID, got, want)
+	case property != "":
+		return badReply(op, "%s has the %s %s, asked for %s", e.ID, property, got, want)
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
 	case e.Attachment != nil && e.Attachment.InstanceID != c.instance:
@@ -154,7 +156,7 @@ func checkAmount(op string, e cloud.ENI, n cloud.Amount) error {
 func (c *replies) ofNoOtherNode(op, to, subnet string, given []netip.Prefix) error {
 	for _, p := range given {
 		if other := c.elsewhere(subnet, p); other != "" {
-			return badReply(op, "%v for %s is of %s, which is another node's", brief(p), to, other)
+			return badReply(op, "%v for %s is of %s, which is another node's", cloud.FormatPrefix(p), to, other)
 		}
 	}
 	return nil
@@ -168,12 +170,4 @@ func (c *replies) attached(k *known, attachment string) error {
 		}
 	}
 	return nil
-}
-
-// brief formats an address without its prefix length, and a prefix with it.
-func brief(p netip.Prefix) string {
-	if p.IsSingleIP() {
-		return p.Addr().String()
-	}
-	return p.String()
 }

@@ -129,6 +129,7 @@ func TestRepliesToCreations(t *testing.T) {
 		{"on this instance, as a repeat finds it", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-1"} }, ""},
 		{"on another instance", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-2"} }, "i-2"},
 		{"in another subnet", func(e *cloud.ENI) { e.SubnetID = "subnet-2" }, "subnet-2"},
+		{"of another type", func(e *cloud.ENI) { e.Type = cloud.InterfaceTrunk }, "is of type trunk, asked for interface"},
 		{"with IPv6, which its subnet gives by itself", func(e *cloud.ENI) { e.IPv6 = addrs("2001:db8::5") }, ""},
 		{"with more IPv6 than that", func(e *cloud.ENI) { e.IPv6 = addrs("2001:db8::5", "2001:db8::6") }, "has 2 IPv6 addresses"},
 		{"with an IPv6 prefix that was not asked for", func(e *cloud.ENI) { e.IPv6Prefixes = prefixes("2001:db8:0:0:5::/80") }, "1 IPv6 prefixes"},

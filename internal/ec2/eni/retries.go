@@ -44,14 +44,14 @@ var activityOf = map[plan.Kind]activity{
 // retries is what backs off after failures, why, and until when. It belongs to the goroutine that
 // reconciles.
 type retries struct {
-	cfg       *Config
-	failed    map[activity]*backoff
-	throttled map[activity]*step // each is the next of its activity, as it was
-	podProbe  podProbe
+	cfg      *Config
+	failed   map[activity]*backoff
+	repeat   map[activity]*step // the next of each activity, as it was: throttled, its reply lost, or resumed
+	podProbe podProbe
 }
 
 func newRetries(cfg *Config) retries {
-	return retries{cfg: cfg, failed: map[activity]*backoff{}, throttled: map[activity]*step{}}
+	return retries{cfg: cfg, failed: map[activity]*backoff{}, repeat: map[activity]*step{}}
 }
 
 // backoff is how long an activity waits, and why.
@@ -102,7 +102,7 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	} else {
 		t.cfg.Shared.outage.answered(t, g, now)
 	}
-	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "error", err, "retryIn", wait.String())
+	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "err", err, "retryIn", wait.String())
 }
 
 // backOff is fail with the wait that follows from the class of the error and the number of failures.
@@ -177,12 +177,40 @@ func (t *retries) forgetConfigured() {
 	}
 }
 
-// again removes and returns a throttled step that may be tried again, growth first; nil: none.
+// put has a step made again, before any other of its activity.
+func (t *retries) put(p *step) { t.repeat[activityOf[p.Kind]] = p }
+
+// toRepeat returns the step of an activity that is to be made again; nil: none.
+func (t *retries) toRepeat(g activity) *step { return t.repeat[g] }
+
+// take removes and returns the step of an activity that is to be made again; nil: none.
+func (t *retries) take(g activity) *step {
+	p := t.repeat[g]
+	delete(t.repeat, g)
+	return p
+}
+
+// drop removes and returns the step of an activity that is to be made again, unless its call may have
+// taken effect; nil: none.
+func (t *retries) drop(g activity) *step {
+	if p := t.repeat[g]; p == nil || p.lost {
+		return nil
+	}
+	return t.take(g)
+}
+
+// close ends the reservations of the steps that are not made again.
+func (t *retries) close() {
+	for _, p := range t.repeat {
+		p.reserved.End(0)
+	}
+}
+
+// again removes and returns a step that may be made again now, growth first; nil: none.
 func (t *retries) again(now time.Time) *step {
 	for _, g := range [...]activity{activityGrow, activityShrink, activityDelete, activityRepair, activityTrunk} {
-		if p := t.throttled[g]; p != nil && !t.blocked(g, now) {
-			delete(t.throttled, g)
-			return p
+		if t.repeat[g] != nil && !t.blocked(g, now) {
+			return t.take(g)
 		}
 	}
 	return nil
@@ -207,15 +235,12 @@ func (t *retries) due(now time.Time) (first time.Time) {
 	return first
 }
 
-// dropRefused removes and returns the throttled step of an activity, unless its call may have taken
-// effect; nil: none.
+// dropRefused is drop, and ends the activity's trouble if there was such a step.
 func (t *retries) dropRefused(g activity) *step {
-	p := t.throttled[g]
-	if p == nil || p.lost {
-		return nil
+	p := t.drop(g)
+	if p != nil {
+		t.forget(g)
 	}
-	delete(t.throttled, g)
-	t.forget(g)
 	return p
 }
 

@@ -61,7 +61,7 @@ func (c *creations) begin(a plan.Action, groups []string, now time.Time) (Intent
 // end drops the record: the result is known, or there will be none.
 func (c *creations) end() {
 	if err := c.cfg.Intents.Clear(); err != nil {
-		c.cfg.Logger.Warn("intent not cleared", "error", err)
+		c.cfg.Logger.Warn("intent not cleared", "err", err)
 	}
 }
 
@@ -73,7 +73,7 @@ func (c *creations) resume() *step {
 	intent, ok, err := c.cfg.Intents.Load()
 	c.resumed = true
 	if err != nil {
-		c.cfg.Logger.Warn("intent unreadable; the ENI, if any, is found by its tags", "error", err)
+		c.cfg.Logger.Warn("intent unreadable; the ENI, if any, is found by its tags", "err", err)
 		ok = false
 	}
 	created := intent.Request.Tags[TagCreatedAt]

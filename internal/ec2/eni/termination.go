@@ -77,23 +77,20 @@ func (t *terminations) set(ctx context.Context, actions []plan.Action, now time.
 		c.drop()
 		delete(t.calls, id)
 		if k := t.view.enis[id]; k != nil {
-			k.deleteOnTerminationDue = time.Time{}
+			k.deletionNotDue()
 		}
 	}
 }
 
 // begin begins the call for one ENI.
 func (t *terminations) begin(ctx context.Context, k *known, now time.Time) {
-	if k.deleteOnTerminationDue.IsZero() {
-		k.deleteOnTerminationDue = now
-	}
+	due := k.deletionDue(now)
 	ctx, drop := context.WithCancel(ctx)
 	c := &terminationCall{
 		action: plan.Action{Kind: plan.SetDeleteOnTermination, ENI: k.ID}, attachment: k.Attachment.ID, on: !t.cfg.KeepENIs,
 		start: now, done: make(chan error, 1), drop: drop,
 	}
 	t.calls[k.ID] = c
-	due := k.deleteOnTerminationDue
 	ended := context.AfterFunc(t.ended, drop)
 	t.cfg.Fleet.Beside(func() {
 		defer drop()
@@ -143,7 +140,5 @@ func (t *terminations) took(c *terminationCall, err error) {
 	if k == nil || k.phase() != plan.Attached || k.Attachment.ID != c.attachment {
 		return
 	}
-	at := *k.Attachment
-	at.DeleteOnTermination = c.on
-	k.Attachment, k.replied, k.deleteOnTerminationDue = &at, now, time.Time{}
+	k.deletionSet(c.on, now)
 }

@@ -30,7 +30,7 @@ type view struct {
 	logged         map[string]bool // those that were logged
 }
 
-// known is one ENI.
+// known is one ENI. Like the view's maps, its fields are written in view.go and disputes.go alone.
 type known struct {
 	facts
 	listed                 bool                       // a listing had it; else it is as a reply or the stored inventory says
@@ -150,7 +150,7 @@ func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 // correct applies the replies since a listing to what the listing says that the ENI holds.
 func (k *known) correct() {
 	held := without(k.held, func(p netip.Prefix) bool { _, gone := k.removed[p]; return gone })
-	k.held = inOrder(slices.AppendSeq(held, maps.Keys(k.added)))
+	k.held = cloud.SortPrefixes(slices.AppendSeq(held, maps.Keys(k.added)))
 }
 
 // isReleasing reports whether an address or prefix is being released.
@@ -177,6 +177,75 @@ func (k *known) unassigned(taken []netip.Prefix, now time.Time) {
 		delete(k.releasing, p)
 	}
 	k.correct()
+}
+
+// releaseBegan records that addresses and prefixes are withdrawn from pods, and the cloud will be asked
+// to take them.
+func (k *known) releaseBegan(list []netip.Prefix, now time.Time) {
+	k.releaseRecorded(list, now)
+	for _, p := range list {
+		delete(k.added, p)
+	}
+}
+
+// releaseRecorded has a release count as of now, such as one that another process began, or whose call
+// may have taken effect until now.
+func (k *known) releaseRecorded(list []netip.Prefix, now time.Time) {
+	for _, p := range list {
+		k.releasing[p] = now
+	}
+}
+
+// releaseRepeated records that the cloud is asked once more. It is false if a listing showed since that
+// something is gone.
+func (k *known) releaseRepeated(list []netip.Prefix, now time.Time) bool {
+	for _, p := range list {
+		if !k.isReleasing(p) {
+			return false
+		}
+		k.releasing[p] = now
+	}
+	return true
+}
+
+// releaseCancelled records that the cloud is not asked to take addresses and prefixes.
+func (k *known) releaseCancelled(list []netip.Prefix) {
+	for _, p := range list {
+		delete(k.releasing, p)
+	}
+}
+
+// regrouped records that a reply said which security groups the ENI has.
+func (k *known) regrouped(groups []string, now time.Time) {
+	k.Groups, k.groupsSet = slices.Clone(groups), now
+}
+
+// tagged records that a reply said that the ENI has the tag of an instance.
+func (k *known) tagged(instance string) { k.owner.instanceTag = instance }
+
+// attachLost records that the reply to attaching the ENI was lost.
+func (k *known) attachLost(now time.Time) { k.attachReplyLost = now }
+
+// attachRefused counts an attachment that was refused because of the ENI.
+func (k *known) attachRefused() { k.refusals++ }
+
+// deletionDue records that DeleteOnTermination is to be set, and returns since when it is.
+func (k *known) deletionDue(now time.Time) (since time.Time) {
+	if k.deleteOnTerminationDue.IsZero() {
+		k.deleteOnTerminationDue = now
+	}
+	return k.deleteOnTerminationDue
+}
+
+// deletionNotDue records that DeleteOnTermination need not be set.
+func (k *known) deletionNotDue() { k.deleteOnTerminationDue = time.Time{} }
+
+// deletionSet records that a reply said that DeleteOnTermination is set.
+func (k *known) deletionSet(on bool, now time.Time) {
+	a := *k.Attachment
+	a.DeleteOnTermination = on
+	k.Attachment, k.replied = &a, now
+	k.deletionNotDue()
 }
 
 // list returns the ENIs by device index and ID.
@@ -242,6 +311,16 @@ func (v *view) detached(k *known, now time.Time) {
 	v.lookups.schedule(k.ID, now.Add(time.Second))
 }
 
+// detachBegan records that an ENI is withdrawn from the node, and that the cloud is, or may have been,
+// asked to detach it as of now.
+func (v *view) detachBegan(id string, now time.Time) { v.detaching[id] = now }
+
+// detachCancelled records that the cloud is not asked to detach an ENI.
+func (v *view) detachCancelled(id string) { delete(v.detaching, id) }
+
+// wasDeleted records that a reply said an ENI is deleted.
+func (v *view) wasDeleted(id string, now time.Time) { v.deleted[id] = now }
+
 // forget ends all that is known of an ENI that is not attached.
 func (v *view) forget(id string) {
 	delete(v.enis, id)
@@ -302,4 +381,58 @@ func (k *known) returning() (out []Release) {
 
 func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
 	return slices.SortedFunc(maps.Keys(m), netip.Prefix.Compare)
+}
+
+// Seed gives the reconciler the last inventory that the cloud confirmed, so that a listing that trails
+// it does not bring back what was about to leave. Call it before Run. Nothing is changed at the cloud
+// before the cloud has been observed.
+func (r *Reconciler) Seed(inv Inventory) {
+	if inv.InstanceID != r.cfg.InstanceID {
+		return
+	}
+	now := r.cfg.Clock.Now()
+	// The wall clock may have been set back since: a reply must not outrank
+	// listings for longer than it would have.
+	past := func(t time.Time) time.Time {
+		if t.After(now) {
+			return now
+		}
+		return t
+	}
+	inv.At = past(inv.At)
+	r.view.freshness.given(inv.At)
+	r.instance.seed(inv.InstanceType, inv.Limits)
+	for _, e := range inv.ENIs {
+		native := !e.PrimaryIPv4.IsValid() && len(e.SubnetIPv6) > 0
+		r.cfg.Shared.Catalog.Subnets.Learn(cloud.Subnet{ID: e.SubnetID, CIDR: e.Subnet, IPv6: e.SubnetIPv6, IPv6Native: native})
+		k := newKnown(e.facts(r.cfg.InstanceID))
+		r.view.enis[e.ID] = k
+		// While this program was away others may have taken addresses off: no
+		// listing is corrected by what the file has, but one that may trail the
+		// last reply is followed by another.
+		if visible := inv.At.Add(r.cfg.Lag); now.Before(visible) {
+			k.replied = visible.Add(-r.cfg.Settle)
+			r.view.lookups.schedule(e.ID, visible)
+		}
+	}
+	for _, l := range inv.Leaving {
+		if l.Attached && r.cfg.process.sharesNode {
+			continue // Fleet.Committed has it
+		}
+		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.facts(r.cfg.InstanceID))
+		k.Attachment.Status, k.replied = "detaching", past(l.Since)
+		r.view.enis[l.ENI] = k
+		r.view.lookups.schedule(l.ENI, now)
+	}
+	for _, rel := range inv.Releasing {
+		k := r.view.enis[rel.ENI]
+		if k == nil {
+			continue
+		}
+		if slices.Contains(k.held, rel.Prefix) { // until a listing decides it, however long ago that was
+			k.releasing[rel.Prefix] = past(rel.Since)
+		} else {
+			k.removed[rel.Prefix] = past(rel.Since)
+		}
+	}
 }

@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // at returns an ENI that is attached to the node at a device index.
@@ -44,9 +46,7 @@ func TestDeviceIndexesThatTwoHave(t *testing.T) {
 				v.observed(0, one, two, three)
 				v.observed(1, tt.listed...)
 				for id, k := range v.enis {
-					if k.ambiguous != (id == tt.double) {
-						t.Errorf("%s is double: %v", id, k.ambiguous)
-					}
+					check.Equal(t, k.ambiguous, id == tt.double, "%s is double", id)
 				}
 				if k, ok := v.primary(); !ok || k.ID != tt.primary {
 					t.Fatalf("the primary is %v, want %s", k, tt.primary)
@@ -122,9 +122,7 @@ func TestDisputes(t *testing.T) {
 			for _, d := range disputes(all(tt.before...), all(tt.now...)) {
 				got = append(got, d.prefix.String(), d.eni)
 			}
-			if fmt.Sprint(got) != tt.want {
-				t.Errorf("got %v, want %s", got, tt.want)
-			}
+			check.Equal(t, fmt.Sprint(got), tt.want, "got %v", got)
 		})
 	}
 }
@@ -136,17 +134,11 @@ func TestDoubles(t *testing.T) {
 	}
 	mac := two
 	mac.MAC = one.MAC
-	if got := doubles(all(one), all(one, mac, three)); !slices.Equal(got, []string{"eni-2"}) {
-		t.Errorf("the MAC of eni-1 again: got %v, want eni-2, which is new", got)
-	}
-	if got := doubles(nil, all(one, mac, three)); !slices.Equal(got, []string{"eni-1", "eni-2"}) {
-		t.Errorf("both are new: got %v, want both", got)
-	}
+	check.Equal(t, doubles(all(one), all(one, mac, three)), []string{"eni-2"}, "the MAC of eni-1 again")
+	check.Equal(t, doubles(nil, all(one, mac, three)), []string{"eni-1", "eni-2"}, "both are new")
 	address := three
 	address.Primary = one.Primary
-	if got := doubles(all(one), all(one, two, address)); !slices.Equal(got, []string{"eni-3"}) {
-		t.Errorf("the primary address of eni-1 again: got %v, want eni-3", got)
-	}
+	check.Equal(t, doubles(all(one), all(one, two, address)), []string{"eni-3"}, "the primary address of eni-1 again")
 	bare := cloud.ENI{ID: "eni-4"} // such as EFA-only ones
 	if got := doubles(nil, all(bare, cloud.ENI{ID: "eni-5"})); got != nil {
 		t.Errorf("without addresses: got %v", got)
@@ -165,13 +157,9 @@ func TestListingChangesNoENIsIdentity(t *testing.T) {
 	if k.MAC.String() != was.MAC.String() || k.Primary != was.Primary || !slices.Equal(k.held, cloud.HostPrefixes(was.Addresses)) {
 		t.Errorf("got %+v", k.facts)
 	}
-	if len(v.contradictions) != 1 {
-		t.Errorf("contradictions %v, want what was listed", v.contradictions)
-	}
+	check.Equal(t, len(v.contradictions), 1, "contradictions %v", v.contradictions)
 	v.observed(2, was)
-	if len(v.contradictions) > 0 {
-		t.Errorf("it is listed as it is, and still: %v", v.contradictions)
-	}
+	check.Equal(t, len(v.contradictions), 0, "it is listed as it is, and still: %v", v.contradictions)
 }
 
 func TestOurs(t *testing.T) {
@@ -205,9 +193,7 @@ func TestOurs(t *testing.T) {
 		"just made":                     {made(func(e *cloud.ENI) { e.Attachment, e.Status = nil, "pending" }), true},
 		"the primary":                   {at(eniOf(1, "10.0.0.4"), 0, "a-1"), true},
 	} {
-		if got := factsOf(c.e, "test").ours(); got != c.want {
-			t.Errorf("%s: %v", name, got)
-		}
+		check.Equal(t, factsOf(c.e, "test").ours(), c.want, "%s", name)
 	}
 }
 
@@ -226,7 +212,7 @@ func TestStoredENI(t *testing.T) {
 	}
 }
 
-func TestInventoryRefusesWhatCannotBe(t *testing.T) {
+func TestInvalidInventoryIsRejected(t *testing.T) {
 	for _, c := range []struct{ data, word string }{
 		{`{`, "inventory"},
 		{`{}`, "instanceID"},
@@ -271,4 +257,125 @@ func FuzzDecodeInventory(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestNextLookup(t *testing.T) {
+	l := lookups{
+		at:         map[string]time.Time{"a": unix(3), "b": unix(2), "c": unix(2), "d": unix(20)},
+		unresolved: map[string]unresolvedCall{"a": {}, "d": {}},
+	}
+	if id, ok := l.next(unix(10), false); id != "b" || !ok {
+		t.Errorf("any: %q", id)
+	}
+	if id, ok := l.next(unix(10), true); id != "a" || !ok {
+		t.Errorf("one that growth waits for: %q", id)
+	}
+	l.forget("a")
+	if id, ok := l.next(unix(10), true); ok {
+		t.Errorf("not due yet: %q", id)
+	}
+}
+
+// An unresolved call is resolved by its effect, or once no listing can trail it.
+func TestUnresolvedCall(t *testing.T) {
+	had, got := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("10.0.0.6")
+	before := map[netip.Prefix]bool{cloud.HostPrefix(had): true}
+	with := func(addrs ...netip.Addr) *known { return newKnown(facts{ID: "a", held: cloud.HostPrefixes(addrs)}) }
+	for _, c := range []struct {
+		name     string
+		call     unresolvedCall
+		k        *known
+		seconds  int
+		resolved bool
+	}{
+		{"an effect", unresolvedCall{before: before, until: unix(15)}, with(had, got), 10, true},
+		{"none yet", unresolvedCall{before: before, until: unix(15)}, with(had), 10, false},
+		{"none for good", unresolvedCall{before: before, until: unix(15)}, with(had), 15, true},
+		{"the ENI is gone", unresolvedCall{before: before, until: unix(15)}, nil, 10, true},
+		{"a new ENI is not listed yet", unresolvedCall{made: true, until: unix(15)}, nil, 10, false},
+		{"and never will be", unresolvedCall{made: true, until: unix(15)}, nil, 15, true},
+	} {
+		l := newLookups(0)
+		l.unresolved["a"] = c.call
+		l.seen("a", c.k, unix(c.seconds))
+		check.Equal(t, !l.blocksGrowth("a"), c.resolved, "%s: resolved", c.name)
+		if again := l.at["a"]; c.resolved != again.IsZero() || !c.resolved && !again.Equal(unix(c.seconds+1)) {
+			t.Errorf("%s: described again at %v", c.name, again)
+		}
+	}
+}
+
+// The more often a node says that a link went or came, the longer EC2 is not asked about it. After the
+// first flip, or a long time, it is asked at once.
+func TestLinksThatFlip(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		every int // seconds between flips
+		most  int // looks in 20 minutes
+	}{
+		{"each second", 1, 20},
+		{"each 40 seconds", 40, 35},
+		{"each 11 minutes", 660, 25},
+	} {
+		v := newView(time.Minute, 0)
+		v.enis["a"] = newKnown(facts{ID: "a", Attachment: &cloud.Attachment{}})
+		looks := 0
+		for s := range 1200 {
+			var missing []string
+			if s/c.every%2 == 0 {
+				missing = []string{"a", "b"} // b is not the node's
+			}
+			v.missingLinks(missing, unix(s))
+			id, ok := v.lookups.next(unix(s), false)
+			if !ok && (s == 0 || s == 660 && c.every == 660) {
+				t.Errorf("%s: no look after %d s", c.name, s)
+			}
+			if !ok {
+				continue
+			}
+			looks++
+			v.lookups.done(id)
+			v.lookups.seen(id, v.enis[id], unix(s))
+		}
+		t.Logf("%s: %d looks", c.name, looks)
+		if flips := v.lookups.links.flips; looks > c.most || len(flips) != 1 {
+			t.Errorf("%s: %d looks, want %d at most; flips of %v", c.name, looks, c.most, flips)
+		}
+	}
+}
+
+// A detachment that hangs is not polled every two seconds for hours.
+func TestDetachPoll(t *testing.T) {
+	for _, c := range []struct{ since, want time.Duration }{{0, 2 * second}, {8 * second, 2 * second}, {40 * second, 10 * second}, {time.Hour, time.Minute}} {
+		k := known{replied: unix(0)}
+		check.Equal(t, k.detachPoll(unix(0).Add(c.since)), c.want, "after %v", c.since)
+	}
+	check.Equal(t, (&known{}).detachPoll(unix(0)), 10*second, "begun by someone else")
+}
+
+const second = time.Second
+
+func unix(seconds int) time.Time { return time.Unix(1_000_000+int64(seconds), 0) }
+
+func TestProbesArePaced(t *testing.T) {
+	var p podProbe
+	for _, step := range []struct {
+		seconds, waiting int
+		want             bool
+	}{
+		{0, 0, false},
+		{1, 1, true}, // a pod came
+		{2, 1, false},
+		{3, 2, false}, // another, too soon
+		{10, 2, false},
+		{11, 2, true}, // for that one
+		{30, 2, false},
+		{31, 1, false}, // one went
+		{32, 2, true},  // and tries again
+		{33, 3, false},
+		{34, 0, false}, // nobody waits any more
+		{50, 0, false},
+	} {
+		check.Equal(t, p.next(step.waiting, unix(step.seconds)), step.want, "at %d s with %d waiting", step.seconds, step.waiting)
+	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // take checks which indexes are taken next; -1 stands for none.
@@ -69,14 +71,10 @@ func TestCarver(t *testing.T) {
 		c.Mark(1)
 		c.Mark(1)
 		c.Free(0)
-		if c.Taken() != 1 {
-			t.Errorf("%d taken", c.Taken())
-		}
+		check.Equal(t, c.Taken(), 1, "taken")
 		c.Free(1)
 		c.Free(1)
-		if c.Taken() != 0 {
-			t.Errorf("%d taken", c.Taken())
-		}
+		check.Equal(t, c.Taken(), 0, "taken")
 	})
 	t.Run("up to the highest index and not beyond", func(t *testing.T) {
 		c := NewCarver(MaxIndex - 1)
@@ -86,9 +84,7 @@ func TestCarver(t *testing.T) {
 		c.Mark(-1)
 		c.Free(-1)
 		take(t, c, 1<<40, 0)
-		if c.Taken() != 1 {
-			t.Errorf("%d taken", c.Taken())
-		}
+		check.Equal(t, c.Taken(), 1, "taken")
 		take(t, NewCarver(-7), 1, 0)
 	})
 }
@@ -212,8 +208,6 @@ func TestSparsePool(t *testing.T) {
 	for _, level := range c.taken.level {
 		words += len(level)
 	}
-	if words > 1000 {
-		t.Errorf("%d words for 1000 blocks", words)
-	}
+	check.AtMost(t, words, 1000, "words for 1000 blocks")
 	take(t, c, MaxIndex+1, 1, 2)
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // subnets parses subnets such as "10.2.0.0/29 fd02::200/125", with either or both families.
@@ -26,10 +28,7 @@ func subnets(texts ...string) (out []Subnet) {
 
 func layout(t *testing.T, bits int, texts ...string) Layout {
 	t.Helper()
-	l, err := Parse(bits, subnets(texts...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := check.Must(Parse(bits, subnets(texts...)))(t)
 	return l
 }
 
@@ -148,10 +147,7 @@ func TestBlocksPartitionSubnets(t *testing.T) {
 			v6 := netip.AddrFrom16([16]byte{0xfd, byte(i), 13: byte(rapid.IntRange(0, 255).Draw(t, "low"))})
 			all = append(all, Subnet{netip.PrefixFrom(v4, 32-size), netip.PrefixFrom(v6, 128-size)})
 		}
-		l, err := Parse(bits, all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := check.Must(Parse(bits, all))(t)
 		index := int64(0)
 		for _, s := range all {
 			v4, v6 := s.IPv4.Addr(), s.IPv6.Addr()

@@ -172,7 +172,7 @@ func (e *podEnds) createLink() error {
 	return nil
 }
 
-// findLink tells whether host's peer is the pod's interface, and describes both in e.links.
+// findLink reports whether host's peer is the pod's interface, and describes both in e.links.
 func (e *podEnds) findLink(host netlink.Link) (found bool, err error) {
 	peer, err := e.inPod.LinkByName(e.pod.IfName)
 	if rtnl.IsNoLink(err) {

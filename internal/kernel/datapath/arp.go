@@ -18,7 +18,7 @@ import (
 // add the sender of a request, whatever address it claims, to a neighbour table that all namespaces of the kernel
 // share. Replies pass: the kernel ignores those that it did not ask for.
 
-// ARPFiltered tells whether the last Setup or Repair could put the table of family
+// ARPFiltered reports whether the last Setup or Repair could put the table of family
 // arp in place, which a kernel without CONFIG_NF_TABLES_ARP does not take.
 func (n *Node) ARPFiltered() bool { return !n.arp.unsupported.Load() }
 
@@ -52,7 +52,7 @@ func (t *arpTable) set(open func() (*nftables.Conn, error)) (changed []string, e
 	return []string{"nftables table arp " + NftTable}, nil
 }
 
-// isWithoutARP tells whether a kernel rejected the table because it lacks the family. Newer kernels reject the table
+// isWithoutARP reports whether a kernel rejected the table because it lacks the family. Newer kernels reject the table
 // (EOPNOTSUPP), others its chain, as they lack the chain type (ENOENT, nf_tables_chain_type_lookup), and old ones
 // return EAFNOSUPPORT. Later messages of the transaction then fail for lack of the table or chain (ENOENT). Any other
 // error among them is a real failure.

@@ -106,7 +106,7 @@ type blockRoutes struct {
 	announced atomic.Pointer[map[netip.Prefix]bool]
 }
 
-// has tells whether a prefix is announced.
+// has reports whether a prefix is announced.
 func (t *blockRoutes) has(p netip.Prefix) bool {
 	blocks := t.announced.Load()
 	return blocks != nil && (*blocks)[p]
@@ -214,7 +214,7 @@ func unreachableRoute(p netip.Prefix) netlink.Route {
 
 func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
 
-// isBlockRoute tells whether a route of Berth's is of a block: an unreachable one, or one in a table other than
+// isBlockRoute reports whether a route of Berth's is of a block: an unreachable one, or one in a table other than
 // PodTable and the tables of ENIs and branches. The export table may have had another number before.
 func isBlockRoute(r netlink.Route) bool {
 	if r.Table >= PodTable && r.Table <= lastTable {

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -192,34 +193,43 @@ func TestExportTable(t *testing.T) {
 	r.refuses(single4)
 }
 
-// A node that changes from blocks to ENIs keeps no routes of blocks, and one that changes back keeps no rule, map or
-// table of ENIs.
+// A node whose mode changes keeps nothing of the mode before, takes no objects of another mode, and gets its own back.
 func TestChangeOfMode(t *testing.T) {
 	v := newVPC(t)
+	ports := Desired{Config: Config{Uplinks: Ports{}}}
 	pools := Desired{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Supply: BlockList{block("b", block4)}}
 	uplinks := Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}}
-	for _, step := range []struct {
-		want            Desired
-		uplinks, blocks int
-	}{{pools, 0, 1}, {uplinks, 1, 0}, {pools, 0, 1}} {
-		n := v.host.open() // as another start of the daemon
-		v.ok(n.Setup(ctx, step.want.Config))
+	n := v.node
+	for i, want := range []Desired{pools, uplinks, pools, ports, uplinks, ports, pools} {
+		if i < 3 {
+			n = v.host.open() // as another start of the daemon
+		}
+		v.ok(n.Setup(ctx, want.Config))
 		left, err := n.Inventory(ctx) // Setup alone removes what is the other mode's
-		v.host.must(err)
+		v.ok(err)
+		_, hasUplinks := want.Supply.(UplinkList)
+		_, hasBlocks := want.Supply.(BlockList)
 		rules := slices.ContainsFunc(left.Rules, func(r RuleInfo) bool { return r.Priority != RulePod })
-		if pools := step.blocks > 0; pools && (len(left.Uplinks) > 0 || rules || strings.Contains(v.host.filter(), "snat")) ||
-			!pools && len(left.Blocks) > 0 {
+		if !hasUplinks && (len(left.Uplinks) > 0 || rules || strings.Contains(v.host.filter(), "snat")) || !hasBlocks && len(left.Blocks) > 0 {
 			t.Errorf("Setup left %+v\n%s", left, v.host.filter())
 		}
-		if _, err := n.Repair(ctx, step.want); err != nil {
-			t.Fatal(err)
+		_, err = n.Repair(ctx, want)
+		v.ok(err)
+		kind := fmt.Sprintf("the node's uplinks are %T, expected", want.Config.Uplinks)
+		for _, c := range []struct {
+			own bool
+			err error
+		}{{hasUplinks, n.SetUplink(ctx, v.uplink())}, {hasBlocks, n.SetBlocks(ctx, []Block{block("b", block4)})}} {
+			if c.own && c.err != nil || !c.own && !strings.Contains(fmt.Sprint(c.err), kind) {
+				t.Errorf("an object of its mode (%t): %v, want %q of others", c.own, c.err, kind)
+			}
 		}
 		inv, err := n.Inventory(ctx)
-		v.host.must(err)
-		if len(inv.Uplinks) != step.uplinks || len(inv.Blocks) != step.blocks {
-			t.Errorf("%d ENIs and %d blocks in the kernel, want %d and %d: %+v", len(inv.Uplinks), len(inv.Blocks), step.uplinks, step.blocks, inv)
+		v.ok(err)
+		if len(inv.Uplinks) > 0 != hasUplinks || len(inv.Blocks) > 0 != hasBlocks {
+			t.Errorf("with %T there are %+v and %+v", want.Config.Uplinks, inv.Uplinks, inv.Blocks)
 		}
-		if did, err := n.Repair(ctx, step.want); err != nil || len(did) > 0 {
+		if did, err := n.Repair(ctx, want); err != nil || len(did) > 0 {
 			t.Errorf("a second repair did %v, %v", did, err)
 		}
 	}

@@ -3,14 +3,9 @@ package datapath
 import (
 	"errors"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/vishvananda/netlink"
-
-	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
 // podTable is the table of pods as ip-route(8) prints it.
@@ -40,9 +35,7 @@ func TestBlocksConverge(t *testing.T) {
 			for way, mend := range map[string]func(*rack){
 				"SetBlocks": func(r *rack) { r.set(wanted...) },
 				"Repair": func(r *rack) {
-					if did := r.repair(r.wanted(wanted...)); did == "" {
-						t.Error("Repair says that it did nothing")
-					}
+					r.repairs(r.wanted(wanted...), "")
 				},
 			} {
 				for _, d := range damage {
@@ -57,9 +50,7 @@ func TestBlocksConverge(t *testing.T) {
 					t.Errorf("%s: table 19000 has\n%s, want\n%s", way, got, unreachable)
 				}
 				settled := r.host.policy()
-				if did := r.repair(r.wanted(wanted...)); did != "" {
-					t.Errorf("%s: a repair afterwards did %v", way, did)
-				}
+				r.whole(r.wanted(wanted...))
 				if got := r.host.policy(); got != settled {
 					t.Errorf("%s: routes changed again:\n%s\nwas\n%s", way, got, settled)
 				}
@@ -79,9 +70,7 @@ func TestForeignExportOfTheSameBlock(t *testing.T) {
 		r.set(block("b", block4, block6))
 		r.announces(119, both...)
 	}
-	if did := r.repair(r.wanted(block("b", block4, block6))); did != "" {
-		t.Errorf("repaired %v", did)
-	}
+	r.whole(r.wanted(block("b", block4, block6)))
 	r.set()
 	r.announces(119, foreign...)
 }
@@ -125,9 +114,7 @@ func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
 	reach()
 	want := r.wanted(block("one", single4, single6))
 	want.Pods = []Pod{p.want}
-	if did := r.repair(want); did != "" {
-		t.Errorf("repaired %v", did)
-	}
+	r.whole(want)
 	r.detach(p)
 	if got := r.podTable(); got != alone {
 		t.Errorf("after the pod went table 19000 has\n%s, want\n%s", got, alone)
@@ -171,9 +158,7 @@ func TestLoopbackThatWentDown(t *testing.T) {
 	w.expect(StateLost, "lo went down")
 	r.host.run("ip link set lo up")
 	w.expect(StateLost, "lo came up")
-	if did := r.repair(r.wanted(wanted)); did == "" {
-		t.Error("nothing was repaired")
-	}
+	r.repairs(r.wanted(wanted), "")
 	r.announces(119, exports...)
 }
 
@@ -204,19 +189,5 @@ func TestMTUOfPoolNodes(t *testing.T) {
 		if got := r.host.readSysctl("net/ipv4/conf/" + link + "/rp_filter"); got != want {
 			t.Errorf("rp_filter of %s is %s, want %s", link, got, want)
 		}
-	}
-}
-
-func TestModesDoNotMix(t *testing.T) {
-	v := newVPC(t)
-	if err := v.node.SetBlocks(ctx, []Block{block("b", block4)}); err == nil || !strings.Contains(err.Error(), "uplinks are datapath.VPC, expected datapath.Routed") {
-		t.Errorf("a block on a node of ENIs: %v", err)
-	}
-	if routes, _ := v.host.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: rtnl.IPNet(netip.MustParsePrefix(block4))}, netlink.RT_FILTER_DST); len(routes) > 0 {
-		t.Errorf("routes %v", routes)
-	}
-	r := newRack(t)
-	if err := r.node.SetUplink(ctx, v.uplink()); err == nil || !strings.Contains(err.Error(), "uplinks are datapath.Routed, expected datapath.VPC") {
-		t.Errorf("an ENI on a node of blocks: %v", err)
 	}
 }

@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -74,23 +73,6 @@ func TestConfigValidate(t *testing.T) {
 	}
 }
 
-func TestDisjoint(t *testing.T) {
-	for _, c := range []struct {
-		in   []netip.Prefix
-		want string
-	}{
-		{nil, "[]"},
-		{prefixes("10.1.0.0/16", "10.0.0.0/16"), "[10.0.0.0/16 10.1.0.0/16]"},
-		{prefixes("10.0.5.0/24", "10.0.0.0/8", "10.255.0.0/16", "2001:db8::/32"), "[10.0.0.0/8]"},
-		{prefixes("10.0.0.7/16", "10.0.0.0/16"), "[10.0.0.0/16]"},
-		{prefixes("0.0.0.0/0", "10.0.0.0/8", "192.168.0.0/16"), "[0.0.0.0/0]"},
-	} {
-		if got := fmt.Sprint(disjoint(c.in, true)); got != c.want {
-			t.Errorf("disjoint(%v) = %s, want %s", c.in, got, c.want)
-		}
-	}
-}
-
 func TestMarksKeepToTheirBits(t *testing.T) {
 	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkUplink != 0 || MarkUplink != MaxUplink+3 || BranchIn&BranchOut != BranchAny || BranchAny <= MaxUplink {
 		t.Error("the mark's fields overlap")
@@ -120,17 +102,8 @@ func TestENIValidate(t *testing.T) {
 	})
 }
 
-func TestDiffEntries(t *testing.T) {
-	p := prefixes("10.0.0.1/32", "10.0.0.2/32", "10.0.0.3/32", "10.0.0.4/32")
-	have := uplinkEntries{p[0]: 1, p[1]: 1, p[2]: 2}
-	want := uplinkEntries{p[1]: 1, p[2]: 1, p[3]: 1}
-	add, remove := diffEntries(want, have, 1)
-	// .1 left the ENI, .2 stays, .3 moved here from another, .4 is new
-	if fmt.Sprint(add) != fmt.Sprint(uplinkEntries{p[2]: 1, p[3]: 1}) || fmt.Sprint(remove) != fmt.Sprint(uplinkEntries{p[0]: 1, p[2]: 2}) {
-		t.Errorf("add %v, remove %v", add, remove)
-	}
-}
-
+// A rule is there once for each IP family of the node; with external SNAT there is none for connections
+// that are SNATed.
 func TestRulesPerFamily(t *testing.T) {
 	c := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
 	count := func(c VPC, family, priority int) (n int) {

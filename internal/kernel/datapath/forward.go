@@ -210,7 +210,7 @@ type flow struct {
 	family int
 }
 
-// answer tells whether something matches all packets of a flow, none, or some.
+// answer reports whether something matches all packets of a flow, none, or some.
 type answer int8
 
 const (
@@ -251,7 +251,7 @@ func (c condition) holds(f flow) (a answer) {
 	return a
 }
 
-// isPodLink tells whether the condition's link is a pod's.
+// isPodLink reports whether the condition's link is a pod's.
 func (c condition) isPodLink() answer {
 	switch {
 	case c.begins && strings.HasPrefix(LinkPrefix, c.link):
@@ -314,7 +314,7 @@ func (read filterChains) find(chain string, f flow) (*refusal, error) {
 	return found, err
 }
 
-// follow tells whether the chain accepts or rejects the packets.
+// follow reports whether the chain accepts or rejects the packets.
 func (read filterChains) follow(chain string, f flow, deeper int) (found *refusal, decided bool, err error) {
 	if deeper == 0 {
 		return nil, false, nil

@@ -122,15 +122,11 @@ func TestServicesByIPVS(t *testing.T) {
 		six.seenAs(vips+"3:80", nodeAddr)
 		for _, client := range []string{internet, peer} {
 			for _, to := range []string{nodeAddr + ":30080", nodeAddr + ":30081", eniAddr + ":30080", eniAddr + ":30081"} {
-				if got, err := v.router.dialFrom(client, to, dialTimeout); err != nil || got.String() != client {
-					t.Errorf("node port %s from %s: seen as %v, %v", to, client, got, err)
-				}
+				v.router.seenFrom(client, to, client)
 			}
 		}
 		for _, to := range []string{"[" + nodeAddr6 + "]:30080", "[" + eniAddr6 + "]:30081"} {
-			if got, err := v.router.dialFrom(internet6, to, dialTimeout); err != nil || got.String() != internet6 {
-				t.Errorf("node port %s: seen as %v, %v", to, got, err)
-			}
+			v.router.seenFrom(internet6, to, internet6)
 		}
 	}
 	v.uplinks.ExternalSNAT = false

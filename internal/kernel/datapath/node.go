@@ -46,15 +46,9 @@ type established struct {
 // calling thread's if that is empty, and changes nothing in it. It needs
 // CAP_NET_ADMIN there and CAP_SYS_ADMIN to enter pods. Close releases it.
 func Open(path string) (*Node, error) {
-	var ns netns.NsHandle
-	var err error
-	if path == "" {
-		ns, err = netns.Get()
-	} else {
-		ns, err = rtnl.OpenNetns(path)
-	}
+	ns, err := rtnl.OpenNodeNetns(path)
 	if err != nil {
-		return nil, fmt.Errorf("open the node's network namespace: %w", err)
+		return nil, err
 	}
 	k, err := openKernel(ns)
 	if err != nil {
@@ -190,7 +184,7 @@ func (k *kernel) addresses(link netlink.Link, family int) ([]netlink.Addr, error
 	return list, nil
 }
 
-// isNoFamily tells whether an error means that the kernel lacks an address family, as with the boot parameter
+// isNoFamily reports whether an error means that the kernel lacks an address family, as with the boot parameter
 // ipv6.disable=1.
 func isNoFamily(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EPFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)

@@ -108,7 +108,7 @@ func (t nodeAddresses) each(do func(NodeAddress, netlink.Addr) error) error {
 // servicesLink has the addresses of all Services when kube-proxy uses IPVS. These are not the node's own.
 const servicesLink = "kube-ipvs0"
 
-// own returns a function that tells whether the node may need an address on a link, given by its index. Before Setup
+// own returns a function that reports whether the node may need an address on a link, given by its index. Before Setup
 // it may need all.
 func (t nodeAddresses) own(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
 	s := t.node.set.Load()
@@ -134,12 +134,12 @@ func (t nodeAddresses) own(links []netlink.Link, uplinks []Uplink) (func(addr ne
 	}, nil
 }
 
-// lists tells whether pods may have an address of the ENI.
+// lists reports whether pods may have an address of the ENI.
 func (e Uplink) lists(addr netip.Addr) bool {
 	return slices.Contains(e.Addresses, addr) || slices.ContainsFunc(e.Prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// mayBePods tells whether a pod may have an address: not a loopback or IPv6 link-local one, nor one that Berth has
+// mayBePods reports whether a pod may have an address: not a loopback or IPv6 link-local one, nor one that Berth has
 // for links (linkAddress, linkAddress6).
 func mayBePods(a netip.Addr) bool {
 	return a.IsValid() && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) && !isLastOfPrefix(a) && a != standIn

@@ -29,7 +29,7 @@ type Pod struct {
 	Yield4, Yield6 bool
 }
 
-// yields tells whether another interface has the default route of an address's family.
+// yields reports whether another interface has the default route of an address's family.
 func (p Pod) yields(addr netip.Addr) bool { return addr.Is4() && p.Yield4 || !addr.Is4() && p.Yield6 }
 
 // hostLink is what the link's end on the node should be.
@@ -52,7 +52,7 @@ const linkHashLen = 12
 
 var nameEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// IsHostLinkName tells whether a name is one that HostLinkName may return.
+// IsHostLinkName reports whether a name is one that HostLinkName may return.
 func IsHostLinkName(name string) bool {
 	hash, ok := strings.CutPrefix(name, LinkPrefix)
 	return ok && len(hash) == linkHashLen && strings.Trim(hash, "abcdefghijklmnopqrstuvwxyz234567") == ""

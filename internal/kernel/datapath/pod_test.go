@@ -277,9 +277,7 @@ func TestFurtherInterface(t *testing.T) {
 		server := other.serveTCP(netip.AddrPortFrom(netip.MustParseAddr(b), 0).String())
 		first.seenAs(server.String(), first.want.addrLike(b))
 		from := further.want.addrLike(b)
-		if got, err := first.dialFrom(from, server.String(), dialTimeout); err != nil || got.String() != from {
-			t.Errorf("from %s to %s: seen as %s, %v", from, b, got, err)
-		}
+		first.seenFrom(from, server.String(), from)
 	}
 
 	v.remove(further)

@@ -103,7 +103,7 @@ func (c *podLinks) set(link string, state linkState, w wiring) {
 	}
 }
 
-// outdated tells whether the live link has other addresses than a pod: the pod was removed and added again since p
+// outdated reports whether the live link has other addresses than a pod: the pod was removed and added again since p
 // was read.
 func (c *podLinks) outdated(p Pod) bool {
 	c.mu.Lock()

@@ -133,14 +133,10 @@ func TestRepliesLeaveByWhereTheConnectionCameIn(t *testing.T) {
 	// address answer. It would not get an answer by the secondary.
 	for _, client := range []string{internet, peer, onPrem} {
 		for _, port := range []string{":30080", ":30081"} {
-			if got, err := v.router.dialFrom(client, nodeAddr+port, dialTimeout); err != nil || got.String() != client {
-				t.Errorf("node port %s from %s: seen as %v, %v", port, client, got, err)
-			}
+			v.router.seenFrom(client, nodeAddr+port, client)
 		}
 		// Straight to the pod by its own ENI, from outside too.
-		if got, err := v.router.dialFrom(client, podB+":80", dialTimeout); err != nil || got.String() != client {
-			t.Errorf("pod address from %s: seen as %v, %v", client, got, err)
-		}
+		v.router.seenFrom(client, podB+":80", client)
 	}
 }
 

@@ -139,25 +139,14 @@ func countedOver(s *nftables.Set, limit uint32) nft.Exprs {
 		Exprs: []expr.Any{&expr.Connlimit{Count: limit, Flags: expr.NFT_CONNLIMIT_F_INV}}}}
 }
 
-// fromPod: iifname "bth*".
-func fromPod() nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(LinkPrefix)...))
-}
+func fromPod() nft.Exprs { return nft.ComesBy(LinkPrefix) }
 
 // fromGroup: iifgroup & mask == GROUP.
 func fromGroup(group, mask uint32) nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFGROUP), nft.Mask(nft.Word(mask)...), nft.Is(nft.Word(group)...))
 }
 
-// notFromPod: iifname != "bth*".
-func notFromPod() nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.IsNot([]byte(LinkPrefix)...))
-}
-
-// notToPod: oifname != "bth*".
-func notToPod() nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyOIFNAME), nft.IsNot([]byte(LinkPrefix)...))
-}
+func notFromPod() nft.Exprs { return nft.ComesByOther(LinkPrefix) }
 
 // fromLink: iifname NAME.
 func fromLink(name string) nft.Exprs {

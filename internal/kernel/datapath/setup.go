@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 )
@@ -123,7 +121,7 @@ func (s *setup) setTable() (changed []string, err error) {
 	}
 	did, err := c.Uplinks.replaced(n)
 	if err != nil { // not fatal: the table is in place
-		cmp.Or(c.Log, slog.New(slog.DiscardHandler)).Warn("the nftables table was replaced; connections that are not translated may get no answers", "error", err)
+		cmp.Or(c.Log, slog.New(slog.DiscardHandler)).Warn("the nftables table was replaced; connections that are not translated may get no answers", "err", err)
 	}
 	return append([]string{"nftables table " + NftTable}, did...), nil
 }
@@ -194,21 +192,3 @@ const (
 	minMTU = 576
 	maxMTU = 65535
 )
-
-// disjoint returns the prefixes of one family, masked and sorted, without those that are within another.
-func disjoint(prefixes []netip.Prefix, v4 bool) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range prefixes {
-		if p.Addr().Is4() == v4 {
-			out = append(out, p.Masked())
-		}
-	}
-	slices.SortFunc(out, netip.Prefix.Compare)
-	kept := out[:0]
-	for _, p := range out { // a containing prefix sorts before what it contains
-		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(p) {
-			kept = append(kept, p)
-		}
-	}
-	return kept
-}

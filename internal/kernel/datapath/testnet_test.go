@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
@@ -30,21 +30,11 @@ type space struct {
 	nl     *netlink.Handle
 }
 
-var spaceSeq atomic.Int32
-
 func newSpace(t testing.TB, role string) *space {
 	t.Helper()
-	s := &space{t: t, name: fmt.Sprintf("btdp-%d-%d-%s", os.Getpid(), spaceSeq.Add(1), role)}
-	if err := ns.Create(s.name); err != nil {
-		t.Fatalf("this test makes network namespaces and needs root: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Remove(s.name); err != nil {
-			t.Error(err)
-		}
-	})
+	s := &space{t: t, name: nstest.Unique(role)}
 	var err error
-	s.handle, err = netns.GetFromPath(s.path())
+	s.handle, err = netns.GetFromPath(nstest.New(t, s.name))
 	s.must(err)
 	t.Cleanup(func() { _ = s.handle.Close() })
 	s.nl, err = netlink.NewHandleAt(s.handle)
@@ -168,15 +158,7 @@ func (s *space) open() *Node {
 // within polls for what the kernel does asynchronously.
 func within(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	look, late := time.NewTicker(2*time.Millisecond), time.After(time.Minute)
-	defer look.Stop()
-	for !ok() {
-		select {
-		case <-look.C:
-		case <-late:
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
+	nstest.Within(t, what, ok)
 }
 
 // dialTimeout ends a test that hangs.
@@ -235,11 +217,17 @@ func (s *space) dialFrom(from, to string, timeout time.Duration) (netip.Addr, er
 // seenAs asserts a connection and the source that the server sees.
 func (s *space) seenAs(to, source string) {
 	s.t.Helper()
-	got, err := s.dialTCP(to)
+	s.seenFrom("", to, source)
+}
+
+// seenFrom is seenAs of a connection from an address.
+func (s *space) seenFrom(from, to, source string) {
+	s.t.Helper()
+	got, err := s.dialFrom(from, to, dialTimeout)
 	if err != nil {
-		s.t.Errorf("%s to %s: %v", s.name, to, err)
+		s.t.Errorf("%s (from %q) to %s: %v", s.name, from, to, err)
 	} else if got.String() != source {
-		s.t.Errorf("%s to %s: seen as %s, want %s", s.name, to, got, source)
+		s.t.Errorf("%s (from %q) to %s: seen as %s, want %s", s.name, from, to, got, source)
 	}
 }
 

@@ -229,6 +229,23 @@ func (b *bed) has(links, routes int) {
 	}
 }
 
+// repairs asserts that a repair does something, that its report has a text, and that a second one does nothing.
+func (b *bed) repairs(w Desired, says string) {
+	b.t.Helper()
+	if did := b.repair(w); did == "" || !strings.Contains(did, says) {
+		b.t.Errorf("repaired %q, want %q", did, says)
+	}
+	b.whole(w)
+}
+
+// whole asserts that there is nothing to repair.
+func (b *bed) whole(w Desired) {
+	b.t.Helper()
+	if did := b.repair(w); did != "" {
+		b.t.Errorf("repaired %q, want nothing", did)
+	}
+}
+
 // repair asserts that a repair works and returns what it did.
 func (b *bed) repair(w Desired) string {
 	b.t.Helper()

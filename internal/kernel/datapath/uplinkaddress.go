@@ -26,7 +26,7 @@ import (
 // standIn is the gateway of pods, which no machine has. With host scope the kernel never uses it as a source.
 var standIn = gateway4
 
-// ownForPods tells whether pods may have the ENI's own address.
+// ownForPods reports whether pods may have the ENI's own address.
 func (e Uplink) ownForPods() bool {
 	return e.PrimaryIPv4.IsValid() && slices.Contains(e.Addresses, e.PrimaryIPv4)
 }
@@ -75,7 +75,7 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// isLastOfPrefix tells whether an address is one that linkAddress6 returns.
+// isLastOfPrefix reports whether an address is one that linkAddress6 returns.
 func isLastOfPrefix(a netip.Addr) bool {
 	return rtnl.IsIPv6(a) && a == lastOf(netip.PrefixFrom(a, prefixBits6))
 }
@@ -108,7 +108,7 @@ func (e Uplink) desiredAddresses(family int, observed []netlink.Addr) (list []ne
 	return list
 }
 
-// mustGo tells whether an observed address that is not desired is for pods, or was added by an earlier call.
+// mustGo reports whether an observed address that is not desired is for pods, or was added by an earlier call.
 func (e Uplink) mustGo(a netlink.Addr) bool {
 	ip := rtnl.AddrOf(a.IP)
 	if ip.Is6() {

@@ -67,9 +67,7 @@ func TestOwnAddressOfAnENIForAPod(t *testing.T) {
 			b.seenAs(eniAddr+":80", podB)
 			v.host.seenAs(eniAddr+":80", nodeAddr)
 			v.router.seenAs(eniAddr+":80", "10.0.0.1") // from outside: rp_filter, and who owns it
-			if did := v.repair(Desired{Config: v.settings(), Supply: UplinkList{v.forPods()}, Pods: []Pod{own.want, a.want, b.want}}); did != "" {
-				t.Errorf("repaired %q", did)
-			}
+			v.whole(Desired{Config: v.settings(), Supply: UplinkList{v.forPods()}, Pods: []Pod{own.want, a.want, b.want}})
 		})
 	}
 }
@@ -109,9 +107,7 @@ func TestWatchOfAnAddressForPods(t *testing.T) {
 	} {
 		v.host.run(c.command)
 		w.expect(StateLost, c.says)
-		if did := v.repair(want); !strings.Contains(did, c.repaired) {
-			t.Errorf("%s: repaired %q, want %q", c.command, did, c.repaired)
-		}
+		v.repairs(want, c.repaired)
 		v.asFabric() // a link without addresses forgets its neighbours
 		v.router.seenAs(eniAddr+":80", "10.0.0.1")
 	}
@@ -157,9 +153,7 @@ func TestIPv6AddressOfAnENI(t *testing.T) {
 	w := v.watch()
 	v.host.run("ip -6 address del " + eniAddr6 + "/128 dev eth1")
 	w.expect(StateLost, eniAddr6+" of ENI eni-2 was removed")
-	if did := v.repair(want); !strings.Contains(did, "address "+eniAddr6+" of eth1") {
-		t.Errorf("repaired %q", did)
-	}
+	v.repairs(want, "address "+eniAddr6+" of eth1")
 }
 
 // Replies to packets for an ENI's own address, or a node port there, leave by this ENI with that address: from a
@@ -171,17 +165,14 @@ func TestENIsOwnAddressAnswers(t *testing.T) {
 		s.serveTCP(":80")
 	}
 	v.host.serveTCP(":81")
-	v.host.run("nft add table inet services")
-	v.host.run("nft add chain inet services pre { type nat hook prerouting priority -100 ; }")
-	v.host.run("nft add chain inet services post { type nat hook postrouting priority 90 ; }")
-	v.host.run("nft add rule inet services post tcp dport 80 ct original ip daddr " + eniAddr + " ip daddr " + peer + " masquerade")
+	v.host.nat("post", "postrouting priority 90", "tcp dport 80 ct original ip daddr "+eniAddr+" ip daddr "+peer+" masquerade")
 	for _, s := range []struct{ addr, port, to string }{
 		{"ip daddr " + eniAddr, "30080", "ip to " + podA + ":80"}, {"ip daddr " + eniAddr, "30081", "ip to " + podB + ":80"},
 		{"ip daddr " + eniAddr, "30082", "ip to " + nodeAddr + ":81"}, {"ip daddr " + eniAddr, "30083", "ip to " + peer + ":80"},
 		{"ip6 daddr " + eniAddr6, "30080", "ip6 to [" + podA6 + "]:80"}, {"ip6 daddr " + eniAddr6, "30081", "ip6 to [" + podB6 + "]:80"},
 		{"ip6 daddr " + eniAddr6, "30082", "ip6 to [" + nodeAddr6 + "]:81"},
 	} {
-		v.host.run("nft add rule inet services pre " + s.addr + " tcp dport " + s.port + " dnat " + s.to)
+		v.host.nat("pre", "prerouting priority -100", s.addr+" tcp dport "+s.port+" dnat "+s.to)
 	}
 	for _, restarted := range []bool{false, true} {
 		if restarted {
@@ -194,24 +185,18 @@ func TestENIsOwnAddressAnswers(t *testing.T) {
 				if port == "30083" {
 					want = nodeAddr // masqueraded on its way to the other node
 				}
-				if got, err := v.router.dialFrom(client, eniAddr+":"+port, dialTimeout); err != nil || got.String() != want {
-					t.Errorf("port %s from %s: seen as %v, %v", port, client, got, err)
-				}
+				v.router.seenFrom(client, eniAddr+":"+port, want)
 			}
 			if port == "30083" {
 				continue
 			}
-			if got, err := v.router.dialFrom(internet6, "["+eniAddr6+"]:"+port, dialTimeout); err != nil || got.String() != internet6 {
-				t.Errorf("port %s from %s: seen as %v, %v", port, internet6, got, err)
-			}
+			v.router.seenFrom(internet6, "["+eniAddr6+"]:"+port, internet6)
 		}
 		for _, p := range []*pod{a, b} { // pods of this node too
 			p.seenAs(eniAddr+":81", p.want.IPv4.String())
 			p.seenAs("["+eniAddr6+"]:81", p.want.IPv6.String())
 		}
-		if got, err := v.host.dialFrom(eniAddr, peer+":80", dialTimeout); err != nil || got.String() != eniAddr {
-			t.Errorf("the node itself from %s: seen as %v, %v", eniAddr, got, err)
-		}
+		v.host.seenFrom(eniAddr, peer+":80", eniAddr)
 	}
 	v.ok(v.node.RemoveUplink(ctx, v.uplink().Number))
 	if text := v.host.run("nft list table inet berth") + v.host.run("ip rule"); strings.Contains(text, eniAddr) || strings.Contains(text, "eni_1") {

@@ -16,13 +16,13 @@ type Uplinks interface {
 	kind() string
 	// validate returns an error about the first invalid field.
 	validate() error
-	// ipv6 tells whether the IPv6 data path is on.
+	// ipv6 reports whether the IPv6 data path is on.
 	ipv6() bool
 	// links selects the links by which packets leave from all links of the node. The first is the primary one.
 	links(n *Node, all []netlink.Link) ([]netlink.Link, error)
 	// rules are the policy rules of a family, except that of PodTable.
 	rules(family int) []netlink.Rule
-	// owns tells whether a rule is the node's, and not of one ENI or branch.
+	// owns reports whether a rule is the node's, and not of one ENI or branch.
 	owns(r netlink.Rule) bool
 	// addTo adds its sets and chains to the nftables table.
 	addTo(rs *ruleset, primary string)

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/nft"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
@@ -111,7 +112,7 @@ func (u VPC) direct(family int) []netip.Prefix {
 	if family == unix.AF_INET6 {
 		all = append(all, netip.MustParsePrefix("fe80::/10")) // never leaves the link
 	}
-	return disjoint(all, family == unix.AF_INET)
+	return nft.Disjoint(all, family)
 }
 
 // links is the primary ENI's.
@@ -133,7 +134,7 @@ func (u VPC) rules(family int) []netlink.Rule {
 
 func (u VPC) owns(r netlink.Rule) bool { return r.Priority != RuleUplink && !isBranchRule(r) }
 
-// isBranchRule tells whether a rule is of branches, which package routedvlan owns.
+// isBranchRule reports whether a rule is of branches, which package routedvlan owns.
 func isBranchRule(r netlink.Rule) bool {
 	return r.Priority <= RuleLocal || r.Priority == RuleBranchPod || r.Priority == RuleBranchStandard
 }
@@ -185,7 +186,7 @@ func (u VPC) replaced(n *Node) ([]string, error) {
 	return n.forgetUnanswered(u.translates)
 }
 
-// translates tells whether packets of a pod between two addresses get another source.
+// translates reports whether packets of a pod between two addresses get another source.
 func (u VPC) translates(from, to netip.Addr) bool {
 	if slices.ContainsFunc(u.NodeLocal, func(p netip.Prefix) bool { return p.Contains(from) }) {
 		return true
@@ -213,7 +214,7 @@ func (u VPC) clear(n *Node) ([]string, error) {
 	return n.routing.removeThat(unix.RT_TABLE_UNSPEC, isUplinkRoute)
 }
 
-// isUplinkRoute tells whether a route is in the table of a secondary ENI.
+// isUplinkRoute reports whether a route is in the table of a secondary ENI.
 func isUplinkRoute(r netlink.Route) bool {
 	return r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
 }

@@ -204,7 +204,7 @@ func (u VPC) snatChain() nft.Chain {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if to := u.snat(family); to.IsValid() {
 			ch.Rules = append(ch.Rules, nft.NewRule("to the primary address",
-				nft.Family(family), notToPod(), nft.Marked(u.mark(MarkOutside)), nft.Count(), nft.SNATTo(to)))
+				nft.Family(family), nft.LeavesByOther(LinkPrefix), nft.Marked(u.mark(MarkOutside)), nft.Count(), nft.SNATTo(to)))
 		}
 	}
 	return ch

@@ -246,7 +246,7 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	}
 }
 
-// isUplink tells whether a MAC address is that of an ENI that SetUplink set up.
+// isUplink reports whether a MAC address is that of an ENI that SetUplink set up.
 func (w *watcher) isUplink(mac string) bool {
 	return slices.ContainsFunc(w.node.uplinks.list(), func(u Uplink) bool { return string(u.MAC) == mac })
 }
@@ -318,7 +318,7 @@ func (t reportedSysctls) due(wrong []string, now time.Time) (list []string) {
 	return list
 }
 
-// changesSettings tells whether a message is about settings that Berth may have made: of all links, or of one that is
+// changesSettings reports whether a message is about settings that Berth may have made: of all links, or of one that is
 // not a pod's. The kernel also reports the settings of a new link.
 func (w *watcher) changesSettings(data []byte) bool {
 	index := attributes(data, netconfHeader)[netconfIfIndex]

@@ -134,7 +134,7 @@ func (w *watcher) isRouted() bool {
 	return is
 }
 
-// isUplinkTable tells whether a table is of a secondary ENI that is set up.
+// isUplinkTable reports whether a table is of a secondary ENI that is set up.
 func (w *watcher) isUplinkTable(table int) bool {
 	return slices.ContainsFunc(w.node.uplinks.list(), func(e Uplink) bool { return !e.Primary && e.table() == table })
 }

@@ -150,9 +150,9 @@ func (f *filter) addReceived(s Setup) {
 // addChoice adds the chains that choose a gateway for each connection.
 func (f *filter) addChoice(s Setup, l loosened) {
 	output := nft.Base("output", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle,
-		nft.NewRule("not by a tunnel", notByTunnel(), nft.Accept()))
+		nft.NewRule("not by a tunnel", nft.LeavesByOther(linkPrefix), nft.Accept()))
 	forward := nft.Base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle,
-		nft.NewRule("not by a tunnel", notByTunnel(), nft.Accept()),
+		nft.NewRule("not by a tunnel", nft.LeavesByOther(linkPrefix), nft.Accept()),
 		nft.NewRule("it has a gateway", nft.CtMark(markGateway), nft.IsNot(nft.Word(0)...), nft.Accept()))
 	var chosenChains []nft.Chain
 	ids := map[int]bool{}
@@ -243,8 +243,8 @@ func (f *filter) addPins(ids map[int]bool) {
 
 func tunnelled() nft.Chain {
 	return nft.Base("tunnelled", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
-		nft.NewRule("what went out is answered", fromTunnel(), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
-		nft.NewRule("nobody begins to talk through a tunnel", fromTunnel(), nft.Count(), nft.Drop()),
+		nft.NewRule("what went out is answered", nft.ComesBy(linkPrefix), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
+		nft.NewRule("nobody begins to talk through a tunnel", nft.ComesBy(linkPrefix), nft.Count(), nft.Drop()),
 		nft.NewRule("what the pod passes on keeps its gateway", nft.CtDirection(nft.Original), nft.CtMark(markGateway), leadTo(pins)))
 }
 
@@ -256,24 +256,11 @@ func refuseChain() nft.Chain {
 		nft.NewRule("no gateway takes new connections", nft.Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE)))
 }
 
-// marked is the comment of a rule in the kernel.
-func (f filter) marked(r nft.Rule) string { return r.Comment + " #" + f.Tag }
-
 // in: @name, for what was loaded.
 func in(name string) nft.Exprs { return nft.In(&nftables.Set{Name: name}) }
 
 // leadTo: vmap @name, for what was loaded.
 func leadTo(name string) nft.Exprs { return nft.VerdictOf(&nftables.Set{Name: name}) }
-
-// notByTunnel: oifname != "berth-egress*".
-func notByTunnel() nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyOIFNAME), nft.IsNot([]byte(linkPrefix)...))
-}
-
-// fromTunnel: iifname "berth-egress*".
-func fromTunnel() nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(linkPrefix)...))
-}
 
 // keys encodes addresses as keys of a set.
 func keys(addrs ...netip.Addr) [][]byte {

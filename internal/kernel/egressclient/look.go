@@ -20,7 +20,7 @@ type state struct {
 	links  map[int]netlink.Link
 	routes []linkedRoute
 	rules  []rtnl.Rule
-	// numbered and loose tell whether the IPv4 device has its tunnel's address, and loose reverse path filtering.
+	// numbered and loose report whether the IPv4 device has its tunnel's address, and loose reverse path filtering.
 	numbered, loose bool
 	loosened        loosened
 }
@@ -31,7 +31,7 @@ type linkedRoute struct {
 	link int
 }
 
-// fresh tells whether the namespace has no links and no filter of Berth's egress.
+// fresh reports whether the namespace has no links and no filter of Berth's egress.
 func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 
 // look reads the observed state. If there is neither the nftables table, which is made first and removed last, nor a
@@ -63,9 +63,11 @@ func (k *kernel) look() (state, error) {
 		if err := k.lookRoutes(f, &s); err != nil {
 			return s, err
 		}
-		if err := k.lookRules(f, &s); err != nil {
+		rules, err := rtnl.Rules(k.at.NL, f, isOurRule)
+		if err != nil {
 			return s, err
 		}
+		s.rules = append(s.rules, rules...)
 	}
 	return s, nil
 }
@@ -122,17 +124,8 @@ func (k *kernel) lookRoutes(family int, s *state) error {
 	return nil
 }
 
-func (k *kernel) lookRules(family int, s *state) error {
-	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.at.NL.RuleList(family) })
-	if err != nil {
-		return fmt.Errorf("list rules: %w", err)
-	}
-	for _, r := range list {
-		if r.Protocol == rtnl.Protocol && r.Priority >= priorityOthers && r.Priority <= priorityEnd && r.Priority != rtnl.LaterMetric {
-			s.rules = append(s.rules, rtnl.RuleOf(r))
-		}
-	}
-	return nil
+func isOurRule(r netlink.Rule) bool {
+	return r.Protocol == rtnl.Protocol && r.Priority >= priorityOthers && r.Priority <= priorityEnd && r.Priority != rtnl.LaterMetric
 }
 
 // links returns the pod's own link, and the names of the links with addresses of Others.

@@ -13,16 +13,13 @@ import (
 
 	"github.com/berthnet/berth/internal/kernel/kernelstate"
 	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 // Egresses with Services may have more gateways than fit into one netlink message. FoU is accepted from all.
 func TestManyGateways(t *testing.T) {
-	const name, gateways = "clientmany", 1000
-	if err := ns.Create(name); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Remove(name) })
+	const gateways = 1000
 	s := Setup{Link: "eth0", MTU: 1500, Port: 5555, Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd01::2")}}
 	for i := range byte(4) {
 		e := Egress{Name: "internet/" + string('a'+rune(i)), Destinations: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, i}), 32)},
@@ -39,7 +36,7 @@ func TestManyGateways(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := open(ns.Path(name))
+	k, err := open(nstest.New(t, "clientmany"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,14 +56,10 @@ func TestManyGateways(t *testing.T) {
 // On a kernel without FoU, or in a sandbox that hides it, Apply returns ErrNoFoU and leaves nothing behind. On one
 // with FoU it succeeds.
 func TestKernelWithoutFoU(t *testing.T) {
-	const name = "clientnofou"
-	if err := ns.Create(name); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Remove(name) })
-	before := stateText(t, ns.Path(name))
+	path := nstest.New(t, "clientnofou")
+	before := stateText(t, path)
 	s := one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2")}})
-	err := Apply(context.Background(), ns.Path(name), s)
+	err := Apply(context.Background(), path, s)
 	if Supported() == nil {
 		t.Logf("this kernel has FoU: Apply says %v", err)
 		if errors.Is(err, ErrNoFoU) {
@@ -74,16 +67,16 @@ func TestKernelWithoutFoU(t *testing.T) {
 		}
 		return
 	}
-	if !errors.Is(err, ErrNoFoU) || !strings.Contains(err.Error(), "fou") || !strings.Contains(err.Error(), ns.Path(name)) {
+	if !errors.Is(err, ErrNoFoU) || !strings.Contains(err.Error(), "fou") || !strings.Contains(err.Error(), path) {
 		t.Errorf("Apply: %v, want %v, which module, and where", err, ErrNoFoU)
 	}
-	if after := stateText(t, ns.Path(name)); after != before {
+	if after := stateText(t, path); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
-	if err := Apply(context.Background(), ns.Path(name), Setup{}); err != nil {
+	if err := Apply(context.Background(), path, Setup{}); err != nil {
 		t.Errorf("take away what is not there: %v", err)
 	}
-	if _, err := os.Stat(ns.Path(name)); err != nil {
+	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
 	}
 }

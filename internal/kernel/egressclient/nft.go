@@ -37,7 +37,7 @@ func (f filter) summary() string {
 	var lines []string
 	for _, c := range f.Chains {
 		for _, r := range c.Rules {
-			lines = append(lines, c.Name+" "+f.marked(r))
+			lines = append(lines, c.Name+" "+r.Tagged(f.Tag))
 		}
 	}
 	return join2(lines)

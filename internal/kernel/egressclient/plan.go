@@ -83,7 +83,7 @@ func (s Setup) bar(p *plan, further []string) {
 	}
 }
 
-// direct tells whether tunnels lead to the gateways themselves, and not to a Service.
+// direct reports whether tunnels lead to the gateways themselves, and not to a Service.
 func (e Egress) direct() bool { return len(e.Service) == 0 }
 
 // nextHops are the gateways of a family to which tunnels may lead.
@@ -244,7 +244,7 @@ func (e Egress) ends(family int) []netip.Addr {
 	return list
 }
 
-// goes tells whether packets to an address go through an Egress.
+// goes reports whether packets to an address go through an Egress.
 func (s Setup) goes(a netip.Addr) bool {
 	has := func(p netip.Prefix) bool { return p.Contains(a) }
 	inCluster := slices.ContainsFunc(s.ClusterNetworks, has)

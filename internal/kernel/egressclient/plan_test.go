@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 func addrsOf(list ...string) []netip.Addr {
@@ -240,7 +241,7 @@ func TestValidate(t *testing.T) {
 func TestRemovalStops(t *testing.T) {
 	p := newPlan(one(Egress{Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{gw(1, true, "10.1.1.2")}}), 1500, nil)
 	var did []string
-	k := &kernel{before: func(what string) error {
+	k := &kernel{at: &tunnel.Namespace{}, before: func(what string) error {
 		did = append(did, what)
 		return errors.New("no buffer space")
 	}}

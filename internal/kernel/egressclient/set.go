@@ -1,7 +1,6 @@
 package egressclient
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -104,22 +103,9 @@ func (k *kernel) routeKind() rtnl.Kind[linkedRoute, routeKey] {
 
 // ruleKind describes the policy rules of this package's priorities.
 func (k *kernel) ruleKind() rtnl.Kind[rtnl.Rule, rtnl.Rule] {
-	return rtnl.Kind[rtnl.Rule, rtnl.Rule]{
-		Key:  func(r rtnl.Rule) rtnl.Rule { return r },
-		Name: rtnl.Rule.String,
-		Add: func(r rtnl.Rule) error {
-			n := r.Kernel()
-			if err := k.at.NL.RuleAdd(&n); !errors.Is(err, unix.EEXIST) {
-				return err
-			}
-			return nil
-		},
-		Remove: func(r rtnl.Rule) error {
-			n := r.Kernel()
-			return k.at.NL.RuleDel(&n)
-		},
-		Do: k.do,
-	}
+	kind := rtnl.RuleKind(k.at.NL)
+	kind.Do = k.do
+	return kind
 }
 
 // desired are the routes of a plan, given the index of each family's device. The unreachable fallback of a new

@@ -108,13 +108,9 @@ func TestServesNobodyElse(t *testing.T) {
 // forges sends a client's packet whose inner source is another client.
 func (w world) forges(t *testing.T, f int) {
 	t.Helper()
-	must(t, ns.Netlink(w.one.path(), func(h *netlink.Handle) error {
-		lo, err := h.LinkByName("lo")
-		if err != nil {
-			return err
-		}
+	onLink(t, w.one.path(), "lo", func(h *netlink.Handle, lo netlink.Link) error {
 		return ns.AddAddr(h, lo, rtnl.HostPrefix(w.two.of(f)))
-	}))
+	})
 	t.Cleanup(func() {
 		_ = ns.Netlink(w.one.path(), func(h *netlink.Handle) error {
 			lo, _ := h.LinkByName("lo")
@@ -168,23 +164,15 @@ func (w world) toGateway(t *testing.T, f int) {
 	for range 200 {
 		second = second.Next()
 	}
-	must(t, ns.Netlink(w.gateway.path(), func(h *netlink.Handle) error {
-		lo, err := h.LinkByName("lo")
-		if err != nil {
-			return err
-		}
+	onLink(t, w.gateway.path(), "lo", func(h *netlink.Handle, lo netlink.Link) error {
 		return ns.AddAddr(h, lo, rtnl.HostPrefix(second))
-	}))
-	must(t, ns.Netlink(w.one.path(), func(h *netlink.Handle) error {
-		l, err := h.LinkByName(fmt.Sprintf("berth-egress%d", f))
-		if err != nil {
-			return err
-		}
+	})
+	onLink(t, w.one.path(), fmt.Sprintf("berth-egress%d", f), func(h *netlink.Handle, l netlink.Link) error {
 		return h.RouteReplace(&netlink.Route{
 			Dst: rtnl.IPNet(rtnl.HostPrefix(second)), Gw: w.gateway.of(f).AsSlice(), LinkIndex: l.Attrs().Index,
 			Flags: int(netlink.FLAG_ONLINK), Src: w.one.of(f).AsSlice(), Table: 200,
 		})
-	}))
+	})
 	// With a filter by the reverse path, which Berth does not need, the kernel drops it uncounted: to the
 	// tunnel's own end routes lead by the link.
 	within(t, w.gateway.path(), func() error {
@@ -199,15 +187,13 @@ func TestPathMTU(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
 	apply(t, k, w.setup())
-	for _, end := range []struct{ in, link string }{{router, "to-far"}, {far, "eth0"}} {
-		must(t, ns.Netlink(ns.Path(end.in), func(h *netlink.Handle) error {
-			l, err := h.LinkByName(end.link)
-			if err != nil {
-				return err
-			}
-			return h.LinkSetMTU(l, 1320)
-		}))
+	narrow := func(mtu int) {
+		t.Helper()
+		for _, end := range []struct{ in, link string }{{router, "to-far"}, {far, "eth0"}} {
+			onLink(t, ns.Path(end.in), end.link, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) })
+		}
 	}
+	narrow(1320)
 	for name, f := range families46 {
 		t.Run(name+" narrow outside", func(t *testing.T) {
 			long := strings.Repeat("x", 30_000)
@@ -216,15 +202,7 @@ func TestPathMTU(t *testing.T) {
 			}
 		})
 	}
-	for _, end := range []struct{ in, link string }{{router, "to-far"}, {far, "eth0"}} {
-		must(t, ns.Netlink(ns.Path(end.in), func(h *netlink.Handle) error {
-			l, err := h.LinkByName(end.link)
-			if err != nil {
-				return err
-			}
-			return h.LinkSetMTU(l, 1500)
-		}))
-	}
+	narrow(1500)
 	for name, f := range families46 {
 		t.Run(name+" narrow tunnel", func(t *testing.T) {
 			c, err := echo.Connect(t.Context(), w.two.path(), "udp", netip.AddrPortFrom(w.outside.of(f), echo.Port), netip.Addr{})

@@ -97,7 +97,7 @@ func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string)
 	return k.serve(conn, s, compare(k.known.members, want))
 }
 
-// InKernel tells whether an earlier process set up the gateway, with any clients and destinations, and it serves
+// InKernel reports whether an earlier process set up the gateway, with any clients and destinations, and it serves
 // clients.
 func (k *Kernel) InKernel(s Setup) (bool, error) {
 	conn, err := k.at.NFTables()

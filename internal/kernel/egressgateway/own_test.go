@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
@@ -28,17 +29,9 @@ func TestOwnNamespace(t *testing.T) {
 		asGateway(t)
 		return
 	}
-	const name = "berth-own"
-	if err := ns.Create(name); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Remove(name); err != nil {
-			t.Error(err)
-		}
-	})
+	path := nstest.New(t, "berth-own")
 	// That of lo is more than a tunnel can have.
-	err := ns.Netlink(ns.Path(name), func(h *netlink.Handle) error {
+	err := ns.Netlink(path, func(h *netlink.Handle) error {
 		lo, err := h.LinkByName("lo")
 		via := &netlink.Route{LinkIndex: lo.Attrs().Index, Gw: net.IPv4(10, 1, 0, 1), Flags: int(netlink.FLAG_ONLINK)}
 		return errors.Join(err, h.LinkSetMTU(lo, 1500), h.LinkSetUp(lo), h.RouteAdd(via))
@@ -46,7 +39,7 @@ func TestOwnNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = ns.Do(ns.Path(name), func() error {
+	err = ns.Do(path, func() error {
 		cmd := exec.Command("setpriv", "--bounding-set", "-all,+net_admin", "--", os.Args[0], "-test.run=^TestOwnNamespace$", "-test.v")
 		cmd.Env = append(os.Environ(), ownVariable+"=1")
 		out, err := cmd.CombinedOutput()

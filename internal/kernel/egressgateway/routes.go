@@ -52,24 +52,11 @@ func (k *Kernel) returnRules(family int) error {
 		{Family: family, Priority: returnPref, Table: ReturnTable, In: "lo", Invert: true}, // what is forwarded
 		{Family: family, Priority: returnPref, Table: ReturnTable, Mark: returnMark, Mask: math.MaxUint32},
 	}
-	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.at.NL.RuleList(family) })
+	observed, err := rtnl.Rules(k.at.NL, family, func(netlink.Rule) bool { return true })
 	if err != nil {
-		return fmt.Errorf("list rules: %w", err)
+		return err
 	}
-	var observed []rtnl.Rule
-	for _, r := range list {
-		observed = append(observed, rtnl.RuleOf(r))
-	}
-	kind := rtnl.Kind[rtnl.Rule, rtnl.Rule]{
-		Key: func(r rtnl.Rule) rtnl.Rule { return r }, Name: rtnl.Rule.String,
-		Add: func(r rtnl.Rule) error {
-			n := r.Kernel()
-			if err := k.at.NL.RuleAdd(&n); !errors.Is(err, unix.EEXIST) {
-				return err
-			}
-			return nil
-		},
-	}
+	kind := rtnl.RuleKind(k.at.NL)
 	_, err = kind.Set(kind.Compare(desired, observed))
 	return err
 }

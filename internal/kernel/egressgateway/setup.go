@@ -1,12 +1,12 @@
 package egressgateway
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
+	"github.com/berthnet/berth/internal/kernel/nft"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
@@ -70,7 +70,7 @@ func (s Setup) Validate() error {
 	return errors.Join(append(problems, err)...)
 }
 
-// isHost tells whether a pod may have an address.
+// isHost reports whether a pod may have an address.
 func isHost(a netip.Addr) bool {
 	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && a.IsGlobalUnicast()
 }
@@ -133,26 +133,8 @@ func compare(have, want map[netip.Addr]string) change {
 // own is the gateway's address of a family; invalid: it has none.
 func (s Setup) own(family int) netip.Addr { return tunnel.AddrOf(s.Addrs, family) }
 
-// destinations are those of a family, sorted, without those within others: elements of an nftables set must not
-// overlap.
-func (s Setup) destinations(of int) []netip.Prefix {
-	var list []netip.Prefix
-	for _, p := range s.Destinations {
-		if rtnl.FamilyOf(p.Addr()) == of {
-			list = append(list, p)
-		}
-	}
-	slices.SortFunc(list, func(a, b netip.Prefix) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-	})
-	kept := list[:0]
-	for _, p := range list {
-		if n := len(kept); n == 0 || !kept[n-1].Overlaps(p) {
-			kept = append(kept, p)
-		}
-	}
-	return kept
-}
+// destinations are those of a family, as the elements of a set.
+func (s Setup) destinations(of int) []netip.Prefix { return nft.Disjoint(s.Destinations, of) }
 
 // tunnels are the gateway's, one for each of its addresses. mtu is that of its link in bytes. It returns an error if
 // that is too small for IPv6 in a tunnel.

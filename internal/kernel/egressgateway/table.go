@@ -111,5 +111,5 @@ func eachSet(conn *nftables.Conn, of map[netip.Addr]string, what string, do func
 	return nil
 }
 
-// isNoTable tells whether an error means that the table does not exist.
+// isNoTable reports whether an error means that the table does not exist.
 func isNoTable(err error) bool { return errors.Is(err, unix.ENOENT) }

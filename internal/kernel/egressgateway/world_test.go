@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/lab/network/echo"
@@ -61,7 +62,7 @@ func newWorld(t *testing.T) world {
 	t.Helper()
 	w := newHosts()
 	for _, name := range []string{router, far} {
-		create(t, name)
+		nstest.New(t, name)
 		within(t, ns.Path(name), func() error { return ns.SetSysctls(ns.Forwarding...) })
 	}
 	between := []netip.Addr{netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("fd02::1")}
@@ -69,7 +70,7 @@ func newWorld(t *testing.T) world {
 		return ns.AddHost(h, "to-far", ns.Path(far), prefixes([]netip.Addr{between[0].Next(), between[1].Next()}), between, 1500)
 	}))
 	for _, p := range []host{w.gateway, w.one, w.two, w.stranger, w.outside, w.other} {
-		create(t, p.name)
+		nstest.New(t, p.name)
 		behind := router
 		if p.name == w.outside.name || p.name == w.other.name {
 			behind = far
@@ -81,11 +82,7 @@ func newWorld(t *testing.T) world {
 		must(t, err)
 		t.Cleanup(func() { _ = s.Close() })
 	}
-	must(t, ns.Netlink(ns.Path(router), func(h *netlink.Handle) error {
-		l, err := h.LinkByName("to-far")
-		if err != nil {
-			return err
-		}
+	onLink(t, ns.Path(router), "to-far", func(h *netlink.Handle, l netlink.Link) error {
 		for _, p := range []host{w.outside, w.other} {
 			for i, a := range p.addrs {
 				r := &netlink.Route{Dst: ns.IPNet(prefixes(p.addrs)[i].Masked()), Gw: between[i].Next().AsSlice(), LinkIndex: l.Attrs().Index}
@@ -95,7 +92,7 @@ func newWorld(t *testing.T) world {
 			}
 		}
 		return nil
-	}))
+	})
 	// What berthd does for pods with the annotation of gateways, but for IPv4, which the gateway can
 	// do itself. Filtering by the reverse path is as strict as a node's may be.
 	within(t, w.gateway.path(), func() error {
@@ -109,12 +106,6 @@ func newWorld(t *testing.T) world {
 	return w
 }
 
-func create(t *testing.T, name string) {
-	t.Helper()
-	must(t, ns.Create(name))
-	t.Cleanup(func() { _ = ns.Remove(name) })
-}
-
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -125,6 +116,18 @@ func must(t *testing.T, err error) {
 func within(t *testing.T, path string, f func() error) {
 	t.Helper()
 	must(t, ns.Do(path, f))
+}
+
+// onLink changes something about a link of a namespace.
+func onLink(t *testing.T, path, name string, do func(h *netlink.Handle, l netlink.Link) error) {
+	t.Helper()
+	must(t, ns.Netlink(path, func(h *netlink.Handle) error {
+		l, err := h.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return do(h, l)
+	}))
 }
 
 func prefixes(addrs []netip.Addr) []netip.Prefix {

@@ -165,7 +165,7 @@ func iptablesNft(w io.Writer) error {
 	return errors.Join(failed, err)
 }
 
-// isXtables tells whether an expression is one that only iptables-nft makes.
+// isXtables reports whether an expression is one that only iptables-nft makes.
 func isXtables(e expr.Any) bool {
 	switch e.(type) {
 	case *expr.Match, *expr.Target:

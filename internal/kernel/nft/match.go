@@ -2,6 +2,7 @@ package nft
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -19,6 +20,19 @@ func Is(data ...byte) Exprs {
 // IsNot is the opposite of Is.
 func IsNot(data ...byte) Exprs {
 	return Exprs{&expr.Cmp{Op: expr.CmpOpNeq, Register: Register, Data: data}}
+}
+
+// ComesBy is iifname "PREFIX*".
+func ComesBy(prefix string) Exprs { return Join(Meta(expr.MetaKeyIIFNAME), Is([]byte(prefix)...)) }
+
+// ComesByOther is iifname != "PREFIX*".
+func ComesByOther(prefix string) Exprs {
+	return Join(Meta(expr.MetaKeyIIFNAME), IsNot([]byte(prefix)...))
+}
+
+// LeavesByOther is oifname != "PREFIX*".
+func LeavesByOther(prefix string) Exprs {
+	return Join(Meta(expr.MetaKeyOIFNAME), IsNot([]byte(prefix)...))
 }
 
 // LinkName encodes a whole name of a link for Is and IsNot, with expr.MetaKeyIIFNAME and expr.MetaKeyOIFNAME. The
@@ -175,6 +189,24 @@ func Intervals(networks []netip.Prefix) []nftables.SetElement {
 		}
 	}
 	return list
+}
+
+// Disjoint returns the networks of a family, masked and sorted, without those within another, as Intervals needs them.
+func Disjoint(networks []netip.Prefix, family int) []netip.Prefix {
+	var list []netip.Prefix
+	for _, p := range networks {
+		if rtnl.FamilyOf(p.Addr()) == family {
+			list = append(list, p.Masked())
+		}
+	}
+	slices.SortFunc(list, netip.Prefix.Compare)
+	kept := list[:0]
+	for _, p := range list { // a network sorts before those within it
+		if n := len(kept); n == 0 || !kept[n-1].Overlaps(p) {
+			kept = append(kept, p)
+		}
+	}
+	return kept
 }
 
 // lastAddr is the last address of a network.

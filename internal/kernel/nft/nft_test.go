@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 )
 
 var (
@@ -74,7 +74,7 @@ var words = []struct {
 	{Join(Family(unix.AF_INET6), NextHop(unix.AF_INET6), CtMarkBeside(unix.AF_INET6, 0xff0000), In(pairs6)), "meta nfproto ipv6 rt ip6 nexthop . ct mark & 0x00ff0000 @pairs6"},
 	{Join(Protocol(unix.IPPROTO_TCP), Transport(13, 1), Mask(0x17), IsNot(2)), "tcp flags != syn / fin,syn,rst,ack"},
 	{Join(Count(), Drop()), "counter packets 0 bytes 0 drop"},
-	{CountAs("told"), `counter name "told"`},
+	{CountAs("counted"), `counter name "counted"`},
 	{Accept(), "accept"},
 	{GoTo("elsewhere"), "goto elsewhere"},
 	{Jump("elsewhere"), "jump elsewhere"},
@@ -89,12 +89,8 @@ var words = []struct {
 
 // nft(8) prints each rule, as read from the kernel, in the words of its documentation.
 func TestWords(t *testing.T) {
-	const name = "nftwords"
-	if err := ns.Create(name); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Remove(name) })
-	in, err := netns.GetFromPath(ns.Path(name))
+	path := nstest.New(t, "nftwords")
+	in, err := netns.GetFromPath(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,14 +100,14 @@ func TestWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, w := range words {
-		if got := listed(t, conn, name, w.rule); got != w.text {
+		if got := listed(t, conn, path, w.rule); got != w.text {
 			t.Errorf("%s, want %s", got, w.text)
 		}
 	}
 }
 
 // listed puts a rule into the kernel of a namespace and reads it with the command.
-func listed(t *testing.T, conn *nftables.Conn, name string, rule Exprs) string {
+func listed(t *testing.T, conn *nftables.Conn, path string, rule Exprs) string {
 	t.Helper()
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "words"}
 	conn.AddTable(table)
@@ -124,7 +120,7 @@ func listed(t *testing.T, conn *nftables.Conn, name string, rule Exprs) string {
 			t.Fatal(err)
 		}
 	}
-	conn.AddObj(&nftables.NamedObj{Table: table, Name: "told", Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+	conn.AddObj(&nftables.NamedObj{Table: table, Name: "counted", Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
 	conn.AddChain(&nftables.Chain{Name: "elsewhere", Table: table})
 	chain := &nftables.Chain{Name: "c", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter}
 	for _, e := range rule {
@@ -140,7 +136,7 @@ func listed(t *testing.T, conn *nftables.Conn, name string, rule Exprs) string {
 	if err := conn.Flush(); err != nil {
 		return err.Error()
 	}
-	out, err := exec.Command("nsenter", "--net="+ns.Path(name), "nft", "list", "chain", "inet", "words", "c").CombinedOutput()
+	out, err := exec.Command("nsenter", "--net="+path, "nft", "list", "chain", "inet", "words", "c").CombinedOutput()
 	if err != nil {
 		t.Fatalf("nft: %v: %s", err, out)
 	}
@@ -169,6 +165,25 @@ func TestIntervals(t *testing.T) {
 		}
 		if s := strings.Join(got, " "); s != c.want {
 			t.Errorf("Intervals(%s) = %s, want %s", c.in, s, c.want)
+		}
+	}
+}
+
+// Networks of one family, without those within another.
+func TestDisjoint(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"", "[]"},
+		{"10.1.0.0/16 10.0.0.0/16", "[10.0.0.0/16 10.1.0.0/16]"},
+		{"10.0.5.0/24 10.0.0.0/8 10.255.0.0/16 2001:db8::/32 10.0.0.0/8 11.0.0.0/8", "[10.0.0.0/8 11.0.0.0/8]"},
+		{"10.0.0.7/16 10.0.0.0/16", "[10.0.0.0/16]"},
+		{"0.0.0.0/0 10.0.0.0/8 192.168.0.0/16", "[0.0.0.0/0]"},
+	} {
+		var in []netip.Prefix
+		for _, p := range strings.Fields(c.in) {
+			in = append(in, netip.MustParsePrefix(p))
+		}
+		if got := fmt.Sprint(Disjoint(in, unix.AF_INET)); got != c.want {
+			t.Errorf("Disjoint(%s) = %s, want %s", c.in, got, c.want)
 		}
 	}
 }

@@ -30,9 +30,12 @@ type Rule struct {
 // NewRule returns a rule of some parts.
 func NewRule(comment string, parts ...Exprs) Rule { return Rule{comment, Join(parts...)} }
 
-// UserData is the encoded comment of a rule, followed by the tag of its table.
+// Tagged is the comment of a rule in the kernel, which ends with the tag of its table.
+func (r Rule) Tagged(tag string) string { return r.Comment + " #" + tag }
+
+// UserData is Tagged as the kernel stores it.
 func (r Rule) UserData(tag string) []byte {
-	return userdata.AppendString(nil, userdata.TypeComment, r.Comment+" #"+tag)
+	return userdata.AppendString(nil, userdata.TypeComment, r.Tagged(tag))
 }
 
 // Chain is a chain and all of its rules. Table need not be set.
@@ -148,7 +151,7 @@ func (t Table) addRules(conn *nftables.Conn, c Chain) {
 	}
 }
 
-// There tells whether the kernel has the table, and it is not dormant.
+// There reports whether the kernel has the table, and it is not dormant.
 func (t Table) There(conn *nftables.Conn) (bool, error) {
 	tables, err := conn.ListTablesOfFamily(t.Family)
 	if err != nil {
@@ -157,7 +160,7 @@ func (t Table) There(conn *nftables.Conn) (bool, error) {
 	return slices.ContainsFunc(tables, func(have *nftables.Table) bool { return have.Name == t.Name && have.Flags == 0 }), nil
 }
 
-// InKernel tells whether the kernel has the table with the rules of all chains and the elements of interval sets,
+// InKernel reports whether the kernel has the table with the rules of all chains and the elements of interval sets,
 // which are fixed. It returns false if it cannot read them.
 func (t Table) InKernel(conn *nftables.Conn) bool {
 	if there, err := t.There(conn); err != nil || !there {
@@ -180,7 +183,7 @@ func (t Table) InKernel(conn *nftables.Conn) bool {
 	return true
 }
 
-// Has tells whether the kernel has a chain with its rules, by their comments, whose tag covers their content.
+// Has reports whether the kernel has a chain with its rules, by their comments, whose tag covers their content.
 func (t Table) Has(conn *nftables.Conn, c Chain) bool {
 	rules, err := conn.GetRules(t.handle(), &nftables.Chain{Name: c.Name, Table: t.handle()})
 	return err == nil && slices.EqualFunc(rules, c.Rules, func(have *nftables.Rule, want Rule) bool {

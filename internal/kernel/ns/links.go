@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
 // doomed is the link group that links are put into before they are deleted
@@ -31,7 +33,7 @@ func deleteLinks(h *netlink.Handle) error {
 			continue
 		}
 		if err := h.LinkSetGroup(l, doomed); err != nil {
-			if gone(err) {
+			if rtnl.IsNoLink(err) {
 				continue
 			}
 			return fmt.Errorf("mark link %s for deletion: %w", l.Attrs().Name, err)
@@ -41,7 +43,7 @@ func deleteLinks(h *netlink.Handle) error {
 	if n == 0 {
 		return nil
 	}
-	if err := deleteGroup(doomed); err != nil && !gone(err) {
+	if err := deleteGroup(doomed); err != nil && !rtnl.IsNoLink(err) {
 		return fmt.Errorf("delete %d links: %w", n, err)
 	}
 	return nil
@@ -57,17 +59,13 @@ func deleteGroup(group uint32) error {
 	return err
 }
 
-func gone(err error) bool {
-	return errors.Is(err, unix.ENODEV) || errors.As(err, &netlink.LinkNotFoundError{})
-}
-
 // DeleteLink deletes a link. A missing link is no error.
 func DeleteLink(h *netlink.Handle, name string) error {
 	l, err := h.LinkByName(name)
 	if err == nil {
 		err = h.LinkDel(l)
 	}
-	if err != nil && !gone(err) {
+	if err != nil && !rtnl.IsNoLink(err) {
 		return fmt.Errorf("delete link %s: %w", name, err)
 	}
 	return nil
@@ -159,10 +157,7 @@ func DefaultRoutes(h *netlink.Handle, link string, via []netip.Addr) error {
 		return fmt.Errorf("find link %s: %w", link, err)
 	}
 	for _, gw := range via {
-		all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		if gw.Is4() {
-			all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		}
+		all := netip.PrefixFrom(rtnl.Unspecified(gw), 0)
 		r := &netlink.Route{Dst: IPNet(all), Gw: gw.AsSlice(), LinkIndex: l.Attrs().Index}
 		if err := h.RouteReplace(r); err != nil {
 			return fmt.Errorf("add default route via %s dev %s: %w", gw, link, err)
@@ -189,6 +184,4 @@ func LinkUp(h *netlink.Handle, name string) error {
 }
 
 // IPNet converts at the edge of the netlink library. It keeps the host bits, as addresses on links need them.
-func IPNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
+func IPNet(p netip.Prefix) *net.IPNet { return rtnl.IPNet(p) }

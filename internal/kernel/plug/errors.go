@@ -43,6 +43,32 @@ func (m *Mismatch) Error() string {
 	return fmt.Sprintf("port %s: %s", m.PortID, strings.Join(m.Differences, "; "))
 }
 
+// Plugged names the port in an error of Plug.
+func (w Want) Plugged(d Done, err error) (Done, error) {
+	if err != nil {
+		return Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
+	}
+	return d, nil
+}
+
+// Unplugged names the port in an error of Unplug.
+func (r Ref) Unplugged(err error) error {
+	if err != nil {
+		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
+	}
+	return nil
+}
+
+// Checked returns the result of Check: a Mismatch with the differences that a check finds, or an error that names the
+// port.
+func (w Want) Checked(check func(w Want, found *Differences) error) error {
+	var found Differences
+	if err := check(w, &found); err != nil {
+		return fmt.Errorf("check port %s: %w", w.PortID, err)
+	}
+	return found.Of(w.PortID)
+}
+
 // Differences collects the differences of a port for a Mismatch.
 type Differences []string
 

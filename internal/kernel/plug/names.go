@@ -76,13 +76,22 @@ func (r Ref) OwnerOf(l *netlink.LinkAttrs) (Owner, error) {
 		return HalfMade, nil
 	}
 	other, ok := ParseMark(l.Alias)
-	switch {
-	case !ok:
+	if !ok {
 		return Others, fmt.Errorf("%w: %s has the unknown alias %q", ErrNameTaken, l.Name, l.Alias)
-	case other.PortID != r.PortID:
-		return Others, fmt.Errorf("%w: %s belongs to port %s, whose ID has the same first %d characters", ErrNameTaken, l.Name, other.PortID, PrefixLen)
-	case other.Attachment != r.Attachment:
-		return Others, fmt.Errorf("%w: %s uses it with link %s", ErrPortInUse, other.Attachment, l.Name)
+	}
+	if err := r.SharesName(other, l.Name); err != nil {
+		return Others, err
 	}
 	return Mine, nil
+}
+
+// SharesName returns an error that names the owner of a link, unless the owner is this port and attachment.
+func (r Ref) SharesName(owner Ref, link string) error {
+	switch {
+	case owner.PortID != r.PortID:
+		return fmt.Errorf("%w: %s belongs to port %s, whose ID has the same first %d characters", ErrNameTaken, link, owner.PortID, PrefixLen)
+	case owner.Attachment != r.Attachment:
+		return fmt.Errorf("%w: %s uses it with link %s", ErrPortInUse, owner.Attachment, link)
+	}
+	return nil
 }

@@ -12,6 +12,16 @@ type Turns struct {
 	busy map[string]chan struct{} // guarded by mu; closed when the turn ends
 }
 
+// During makes a call during the turn of a name.
+func (t *Turns) During(ctx context.Context, name string, call func() error) error {
+	done, err := t.Take(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return call()
+}
+
 // Take waits for the turn of a name. done ends the turn. Take fails when ctx ends first.
 func (t *Turns) Take(ctx context.Context, name string) (done func(), err error) {
 	for {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
@@ -211,22 +212,12 @@ func (i Interface) validRoute(field string, r Route) error {
 
 // own reports whether an address is the port's own.
 func (i Interface) own(a netip.Addr) bool {
-	for _, p := range i.Addresses {
-		if p.Addr() == a {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr() == a })
 }
 
 // has reports whether the port has an address of a family.
 func (i Interface) has(v4 bool) bool {
-	for _, p := range i.Addresses {
-		if p.Addr().Is4() == v4 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() == v4 })
 }
 
 // usable reports whether a host in a VPC may have an address. 169.254.0.0/16 is an ordinary prefix

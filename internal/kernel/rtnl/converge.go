@@ -11,7 +11,7 @@ import (
 type Kind[T any, K comparable] struct {
 	// Key identifies an object: the kernel has at most one object with a key.
 	Key func(T) K
-	// Same tells whether an observed object is as desired; nil: if it has the same key.
+	// Same reports whether an observed object is as desired; nil: if it has the same key.
 	Same func(desired, observed T) bool
 	// Name names an object in reports and errors, such as "route 10.0.0.0/8 of table 117".
 	Name func(T) string

@@ -69,20 +69,14 @@ func sourceRule(index int, addr netip.Addr) *netlink.Rule {
 
 // SourceRules lists the addresses whose packets look up a link's SourceTable.
 func SourceRules(index, family int, inPod *netlink.Handle) ([]netip.Addr, error) {
-	rules, err := Whole(func() ([]netlink.Rule, error) { return inPod.RuleList(family) })
-	if err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
-	}
+	rules, err := Rules(inPod, family, func(r netlink.Rule) bool {
+		return r.Table == SourceTable(index) && r.Priority == LaterMetric && r.Src != nil
+	})
 	var from []netip.Addr
 	for _, r := range rules {
-		if r.Table != SourceTable(index) || r.Priority != LaterMetric || r.Src == nil {
-			continue
-		}
-		if a, ok := netip.AddrFromSlice(r.Src.IP); ok {
-			from = append(from, a.Unmap())
-		}
+		from = append(from, r.From.Addr())
 	}
-	return from, nil
+	return from, err
 }
 
 // RemoveSourceRule removes what AddSourceRule added. It ignores a missing rule.

@@ -67,6 +67,19 @@ func OpenNetns(path string) (netns.NsHandle, error) {
 	return netns.NsHandle(fd), nil
 }
 
+// OpenNodeNetns opens the namespace at a path, or the calling thread's if it is empty.
+func OpenNodeNetns(path string) (ns netns.NsHandle, err error) {
+	if path == "" {
+		ns, err = netns.Get()
+	} else {
+		ns, err = OpenNetns(path)
+	}
+	if err != nil {
+		return ns, fmt.Errorf("open the node's network namespace: %w", err)
+	}
+	return ns, nil
+}
+
 // OpenPodNetns opens a pod's namespace and checks that it has the ID want, unless that is zero, and is not the node's
 // own: what is at a path may change at any time. Errors: ErrNoNetns, also if another namespace is at the path;
 // ErrNotNetns.

@@ -2,6 +2,7 @@ package rtnl
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -164,6 +165,38 @@ func (r Rule) Kernel() netlink.Rule {
 	return *n
 }
 
+// RuleKind describes policy rules. An equal one may be added at the same time.
+func RuleKind(h *netlink.Handle) Kind[Rule, Rule] {
+	return Kind[Rule, Rule]{
+		Key: func(r Rule) Rule { return r }, Name: Rule.String,
+		Add: func(r Rule) error {
+			n := r.Kernel()
+			if err := h.RuleAdd(&n); !errors.Is(err, unix.EEXIST) {
+				return err
+			}
+			return nil
+		},
+		Remove: func(r Rule) error {
+			n := r.Kernel()
+			return h.RuleDel(&n)
+		},
+	}
+}
+
+// Rules lists the policy rules of a family that a condition holds for.
+func Rules(h *netlink.Handle, family int, holds func(netlink.Rule) bool) (rules []Rule, err error) {
+	list, err := Whole(func() ([]netlink.Rule, error) { return h.RuleList(family) })
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	for _, r := range list {
+		if holds(r) {
+			rules = append(rules, RuleOf(r))
+		}
+	}
+	return rules, nil
+}
+
 // PermanentNeighbour is the permanent neighbour entry of an address behind a link.
 func PermanentNeighbour(link int, addr netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
 	return &netlink.Neigh{LinkIndex: link, Family: FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac}
@@ -179,6 +212,12 @@ type Neighbour struct {
 // NeighbourOf identifies a neighbour entry of the netlink library.
 func NeighbourOf(n netlink.Neigh) Neighbour {
 	return Neighbour{n.LinkIndex, AddrOf(n.IP), n.HardwareAddr.String()}
+}
+
+// HasNeighbour reports whether a namespace has a permanent neighbour entry.
+func HasNeighbour(h *netlink.Handle, desired *netlink.Neigh) (bool, error) {
+	list, err := PermanentNeighbours(h, desired.LinkIndex, desired.Family)
+	return slices.ContainsFunc(list, func(n netlink.Neigh) bool { return NeighbourOf(n) == NeighbourOf(*desired) }), err
 }
 
 // PermanentNeighbours lists the permanent neighbour entries of a family by a link, or by all links (0).

@@ -29,13 +29,13 @@ func LinkRef(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }
 
-// IsNoLink tells whether an error means that a link does not exist.
+// IsNoLink reports whether an error means that a link does not exist.
 func IsNoLink(err error) bool {
 	var notFound netlink.LinkNotFoundError
 	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
 }
 
-// IsGone tells whether an error means that a route, rule or address to remove did not exist.
+// IsGone reports whether an error means that a route, rule or address to remove did not exist.
 func IsGone(err error) bool {
 	return errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) ||
 		errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL)
@@ -54,7 +54,7 @@ func FamilyOf(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// IsIPv6 tells whether an address is IPv6, and not an IPv4-mapped one.
+// IsIPv6 reports whether an address is IPv6, and not an IPv4-mapped one.
 func IsIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
 
 // Unspecified is 0.0.0.0 or ::, of an address's family.

@@ -186,46 +186,41 @@ func Check(h *netlink.Handle, t Tunnel) ([]string, error) {
 }
 
 // differ describes how a device differs from t, except whether it is up.
-func differ(link netlink.Link, t Tunnel) []string {
-	var list []string
-	note := func(what string, got, want any) {
-		if got != want {
-			list = append(list, fmt.Sprintf("%s has %s %v, not %v", t.Link(), what, got, want))
-		}
+func differ(link netlink.Link, t Tunnel) (list []string) {
+	have, want := settings(link), settings(t.device())
+	if len(have) != len(want) {
+		return []string{t.Link() + " is a link of type " + link.Type()}
 	}
-	note("MTU", link.Attrs().MTU, t.MTU)
-	switch l := link.(type) {
-	case *netlink.Iptun:
-		want, ok := t.device().(*netlink.Iptun)
-		if !ok {
-			return append(list, t.Link()+" is a link of type "+link.Type())
+	for i, w := range want {
+		if have[i] != w {
+			list = append(list, fmt.Sprintf("%s has %s %v, not %v", t.Link(), w.what, have[i].is, w.is))
 		}
-		note("local address", addr(l.Local), addr(want.Local))
-		note("remote address", addr(l.Remote), addr(want.Remote))
-		note("encapsulation", l.EncapType, want.EncapType)
-		note("encapsulation flags", l.EncapFlags, want.EncapFlags)
-		note("source port", l.EncapSport, want.EncapSport)
-		note("destination port", l.EncapDport, want.EncapDport)
-		note("TTL", l.Ttl, want.Ttl)
-		note("protocol", l.Proto, want.Proto)
-	case *netlink.Ip6tnl:
-		want, ok := t.device().(*netlink.Ip6tnl)
-		if !ok {
-			return append(list, t.Link()+" is a link of type "+link.Type())
-		}
-		note("local address", addr(l.Local), addr(want.Local))
-		note("remote address", addr(l.Remote), addr(want.Remote))
-		note("encapsulation", l.EncapType, want.EncapType)
-		note("encapsulation flags", l.EncapFlags, want.EncapFlags)
-		note("source port", l.EncapSport, want.EncapSport)
-		note("destination port", l.EncapDport, want.EncapDport)
-		note("hop limit", l.Ttl, want.Ttl)
-		note("protocol", l.Proto, want.Proto)
-		note("flags", l.Flags&^stateFlags, want.Flags)
-	default:
-		list = append(list, t.Link()+" is a link of type "+link.Type())
 	}
 	return list
+}
+
+// setting is a setting of a device.
+type setting struct {
+	what string
+	is   any
+}
+
+// settings are those of a tunnel device, of as many kinds as its type has; none of another link.
+func settings(link netlink.Link) []setting {
+	common := func(local, remote net.IP, kind, flags, from, to uint16, hops, protocol uint8) []setting {
+		return []setting{
+			{"MTU", link.Attrs().MTU}, {"local address", addr(local)}, {"remote address", addr(remote)},
+			{"encapsulation", kind}, {"encapsulation flags", flags}, {"source port", from}, {"destination port", to},
+			{"hop limit", hops}, {"protocol", protocol},
+		}
+	}
+	switch l := link.(type) {
+	case *netlink.Iptun:
+		return common(l.Local, l.Remote, l.EncapType, l.EncapFlags, l.EncapSport, l.EncapDport, l.Ttl, l.Proto)
+	case *netlink.Ip6tnl:
+		return append(common(l.Local, l.Remote, l.EncapType, l.EncapFlags, l.EncapSport, l.EncapDport, l.Ttl, l.Proto), setting{"flags", l.Flags &^ stateFlags})
+	}
+	return nil
 }
 
 // addr formats an address of the netlink library; "any" if it is not set.

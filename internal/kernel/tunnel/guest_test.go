@@ -7,29 +7,24 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
-	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 )
 
 // namespace makes a network namespace with the sockets that this package needs.
 func namespace(t *testing.T) *netlink.Handle {
 	t.Helper()
-	if err := ns.Create("tunnel"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Remove("tunnel") })
-	at, err := netns.GetFromPath(ns.Path("tunnel"))
+	n, err := Open(nstest.New(t, "tunnel"))
+	must(t, err)
+	t.Cleanup(n.Close)
+	return n.NL
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = at.Close() })
-	h, err := netlink.NewHandleAt(at, sockets...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(h.Close)
-	return h
 }
 
 var both = map[string]Tunnel{
@@ -40,9 +35,7 @@ var both = map[string]Tunnel{
 func ensure(t *testing.T, h *netlink.Handle, want Tunnel) int {
 	t.Helper()
 	index, err := Ensure(h, want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if differ, err := Check(h, want); err != nil || len(differ) != 0 {
 		t.Fatalf("after Ensure: %q, %v", differ, err)
 	}
@@ -52,9 +45,7 @@ func ensure(t *testing.T, h *netlink.Handle, want Tunnel) int {
 // TestEnsure makes devices and ports, finds and repairs differences, and changes a device in place where the kernel
 // can.
 func TestEnsure(t *testing.T) {
-	if err := Supported(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Supported())
 	for name, want := range both {
 		t.Run(name, func(t *testing.T) {
 			h := namespace(t)
@@ -83,9 +74,7 @@ func TestEnsure(t *testing.T) {
 			}
 			for _, port := range []uint16{want.Port, 6666} {
 				for range 2 {
-					if err := Remove(h, want.Local, port); err != nil {
-						t.Fatal(err)
-					}
+					must(t, Remove(h, want.Local, port))
 				}
 			}
 			if differ, err := Check(h, want); err != nil || len(differ) != 2 {
@@ -117,13 +106,9 @@ func TestMake(t *testing.T) {
 			} {
 				t.Run(there, func(t *testing.T) {
 					h := namespace(t)
-					if err := before(h); err != nil {
-						t.Fatal(err)
-					}
+					must(t, before(h))
 					index, err := Make(h, want)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if differ, err := Check(h, want); err != nil || len(differ) != 0 {
 						t.Errorf("after Make: %q, %v", differ, err)
 					}
@@ -143,22 +128,14 @@ func TestOthersDevice(t *testing.T) {
 			h := namespace(t)
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = want.Link()
-			if err := h.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, h.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}))
 			wrong := want.receiver()
 			wrong.Protocol = 47
-			if err := h.FouAdd(wrong); err != nil {
-				t.Fatal(err)
-			}
+			must(t, h.FouAdd(wrong))
 			ensure(t, h, want)
 			link, err := h.LinkByName(want.Link())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := h.LinkSetDown(link); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, h.LinkSetDown(link))
 			if differ, _ := Check(h, want); len(differ) != 1 {
 				t.Errorf("a device that is down: %q", differ)
 			}

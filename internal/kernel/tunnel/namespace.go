@@ -196,7 +196,7 @@ func AddrOf(addrs []netip.Addr, family int) netip.Addr {
 	return netip.Addr{}
 }
 
-// OneOfFamily tells whether there is one address of each family at most, and all are usable on a wire.
+// OneOfFamily reports whether there is one address of each family at most, and all are usable on a wire.
 func OneOfFamily(addrs []netip.Addr) bool {
 	count := map[int]int{}
 	for _, a := range addrs {
@@ -208,5 +208,5 @@ func OneOfFamily(addrs []netip.Addr) bool {
 	return count[unix.AF_INET] <= 1 && count[unix.AF_INET6] <= 1
 }
 
-// IsNetwork tells whether a prefix is one of IPv4 or IPv6 without host bits.
+// IsNetwork reports whether a prefix is one of IPv4 or IPv6 without host bits.
 func IsNetwork(p netip.Prefix) bool { return p.IsValid() && !p.Addr().Is4In6() && p == p.Masked() }

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/berthnet/berth/internal/statefile"
 )
 
 // The record of a released address is removed once it has cooled. One file keeps the time of release
@@ -39,8 +37,32 @@ type freedContent struct {
 
 // freedList is the content of the file.
 type freedList struct {
+	files *folder
+	node  Node
+
 	mu sync.Mutex // guards at; not the Store's, as sorting must not delay an ADD
 	at map[netip.Addr]time.Duration
+}
+
+// loadFreed reads the file. It ignores one that is damaged or of another instance or boot; the next save
+// replaces it.
+func loadFreed(files *folder, node Node, log *slog.Logger) *freedList {
+	l := &freedList{files: files, node: node, at: map[netip.Addr]time.Duration{}}
+	data, err := files.read(freedFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return l
+	}
+	var c freedContent
+	if err == nil {
+		c, err = decode[freedContent](data)
+	}
+	switch {
+	case err != nil:
+		log.Warn("reading which addresses have cooled; they are leased in any order", "file", freedFile, "err", err)
+	case c.InstanceID == node.InstanceID && c.BootID == node.BootID:
+		l.add(c.Freed)
+	}
+	return l
 }
 
 // add keeps the latest release of each address, and the latest maxFreed of all.
@@ -69,50 +91,28 @@ func (l *freedList) sorted() []Freed {
 	return out
 }
 
-// Freed returns the addresses that have cooled on this instance since boot, with the last release of
-// each, the earliest first.
-func (s *Store) Freed() []Freed {
-	s.freed.mu.Lock()
-	defer s.freed.mu.Unlock()
-	return s.freed.sorted()
+// list returns the addresses, the earliest release first.
+func (l *freedList) list() []Freed {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sorted()
 }
 
-// AddFreed adds addresses that have cooled, and replaces the file. On an error they are kept in
-// memory. It must not be called concurrently.
-func (s *Store) AddFreed(list []Freed) error {
+// save adds addresses, and replaces the file. On an error they are kept in memory. It must not be called
+// concurrently.
+func (l *freedList) save(list []Freed) error {
 	if len(list) == 0 {
 		return nil
 	}
-	s.freed.add(list)
-	data, err := encode(freedContent{Version, s.node.InstanceID, s.node.BootID, s.Freed()})
+	l.add(list)
+	data, err := encode(freedContent{Version, l.node.InstanceID, l.node.BootID, l.list()})
 	if err == nil {
-		err = s.write(freedFile, data)
+		err = l.files.write(freedFile, data)
 	}
 	if err != nil {
 		return fmt.Errorf("recording which addresses have cooled: %w", err)
 	}
 	return nil
-}
-
-// loadFreed reads the file. It ignores one that is damaged or of another instance or boot; the next
-// AddFreed replaces it.
-func (s *Store) loadFreed() {
-	data, err := statefile.Read(filepath.Join(s.dir, freedFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	var c freedContent
-	if err == nil {
-		c, err = decode[freedContent](data)
-	}
-	if err != nil {
-		s.log.Warn("reading which addresses have cooled; they are leased in any order", "file", freedFile, "err", err)
-		return
-	}
-	if c.InstanceID != s.node.InstanceID || c.BootID != s.node.BootID {
-		return
-	}
-	s.freed.add(c.Freed)
 }
 
 func (c freedContent) validate() error {

@@ -74,3 +74,23 @@ func TestDamagedFreedFileIsIgnored(t *testing.T) {
 		})
 	}
 }
+
+// A file is replaced as a whole, keeps its size where it is overwritten, and a failed write leaves nothing.
+func TestFolder(t *testing.T) {
+	f, err := newFolder(filepath.Join(t.TempDir(), "records"))
+	must(t, err)
+	must(t, f.write("a.json", []byte("0123456789\n")))
+	must(t, f.overwrite("a.json", []byte("01\n")))
+	if got, err := f.read("a.json"); err != nil || string(got) != "01        \n" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	must(t, os.Mkdir(filepath.Join(f.dir, "taken"), 0o700))
+	if f.write("taken", nil) == nil {
+		t.Error("a directory was replaced by a file")
+	}
+	must(t, f.remove("a.json"))
+	must(t, f.remove("a.json"))
+	if left, err := os.ReadDir(f.dir); err != nil || len(left) != 1 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}

@@ -79,3 +79,20 @@ type Pod struct {
 	Name      string `json:"name,omitempty"`
 	UID       string `json:"uid,omitempty"`
 }
+
+// Request is an attachment that an ADD asks for.
+type Request struct {
+	Key     Key
+	Pod     Pod
+	Options PodOptions
+}
+
+// PodOptions is what a user asks for, as the runtime passes it. The runtime is trusted for the pods of its own node.
+type PodOptions struct {
+	AnnotationsKnown bool // the runtime passes the pod's annotations; else they are not known
+	// Annotations are those of the pod that the source or a part of the daemon reads, by key.
+	Annotations map[string]string
+	// NetworkPool is the pool that the network's configuration names, if any. It takes precedence over the annotation,
+	// and is trusted as little: Multus reads configurations from objects in the pods' namespaces.
+	NetworkPool string
+}

@@ -7,12 +7,9 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/berthnet/berth/internal/statefile"
 )
 
 // The names of the files in a store's directory.
@@ -41,7 +38,7 @@ type Quarantined struct {
 
 // load fills the index from the directory.
 func (s *Store) load() ([]Quarantined, error) {
-	entries, err := os.ReadDir(s.dir)
+	entries, err := os.ReadDir(s.files.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +48,7 @@ func (s *Store) load() ([]Quarantined, error) {
 		switch {
 		case !e.Type().IsRegular():
 		case strings.HasPrefix(name, tmpPrefix):
-			if err := s.remove(name); err != nil {
+			if err := s.files.remove(name); err != nil {
 				return nil, err
 			}
 		case !strings.HasPrefix(name, recordPrefix) && !strings.HasPrefix(name, coolingPrefix):
@@ -71,7 +68,7 @@ func (s *Store) load() ([]Quarantined, error) {
 // loadFile reads one file, and indexes it, sets it aside or quarantines it. The error is of the file
 // system.
 func (s *Store) loadFile(name string) (*Quarantined, error) {
-	data, err := statefile.Read(filepath.Join(s.dir, name))
+	data, err := s.files.read(name)
 	if err != nil {
 		return nil, err
 	}
@@ -83,13 +80,13 @@ func (s *Store) loadFile(name string) (*Quarantined, error) {
 	case problem != nil:
 		s.log.Error("quarantining a damaged record", "file", name, "err", problem)
 		bad := quarantineName(name)
-		if err := s.rename(name, bad); err != nil {
+		if err := s.files.rename(name, bad); err != nil {
 			return nil, err
 		}
 		return salvage(bad, data, problem), nil
 	case owner != s.node.InstanceID:
 		s.log.Warn("setting aside a record of another instance", "file", name, "instance", owner)
-		return nil, s.rename(name, name+foreignSuffix)
+		return nil, s.files.rename(name, name+foreignSuffix)
 	}
 	return nil, nil
 }
@@ -134,10 +131,6 @@ func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 	return r.InstanceID, nil
 }
 
-func (s *Store) rename(from, to string) error {
-	return os.Rename(filepath.Join(s.dir, from), filepath.Join(s.dir, to))
-}
-
 // maxFileName is the longest name of a file in bytes (NAME_MAX).
 const maxFileName = 255
 
@@ -152,7 +145,7 @@ func quarantineName(name string) string {
 
 // Keep sets a quarantined file aside for people: it is not read again.
 func (s *Store) Keep(q Quarantined) error {
-	if err := s.rename(q.File, q.File+keptSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.files.rename(q.File, q.File+keptSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting the quarantined record %s aside: %w", q.File, err)
 	}
 	return nil
@@ -160,7 +153,7 @@ func (s *Store) Keep(q Quarantined) error {
 
 // Discard removes a quarantined file once nothing depends on it.
 func (s *Store) Discard(q Quarantined) error {
-	if err := s.remove(q.File); err != nil {
+	if err := s.files.remove(q.File); err != nil {
 		return fmt.Errorf("removing the quarantined record %s: %w", q.File, err)
 	}
 	return nil

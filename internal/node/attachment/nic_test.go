@@ -9,9 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-
 	"github.com/berthnet/berth/internal/mac"
 )
 
@@ -21,28 +18,6 @@ func testNIC(ifName, port string) NIC {
 		Addresses: []NICAddress{{netip.MustParsePrefix("192.168.0.12/24"), netip.MustParseAddr("192.168.0.1")}},
 		Routes:    []NICRoute{{netip.MustParsePrefix("172.16.0.0/12"), netip.MustParseAddr("192.168.0.254")}},
 		HostLink:  "tapa2815656-76", Plug: Plug{Type: "OVS", Bridge: "br-int", OVN: true},
-	}
-}
-
-// NICs come back from a record as they were; those of other records may have the same
-// addresses.
-func TestRecordWithNICs(t *testing.T) {
-	dir := t.TempDir()
-	s, _ := openStore(t, dir, testNode)
-	for container, addr := range map[string]string{"c1": "10.0.0.5", "c2": "10.0.0.6"} {
-		r := testRecord(container, addr)
-		r.NICs = []NIC{testNIC("eth1", "p-1-"+container), testNIC("eth2", "p-2-"+container)}
-		must(t, s.Put(r))
-	}
-	again, bad := openStore(t, dir, testNode)
-	if len(bad) > 0 {
-		t.Fatalf("quarantined %v", bad)
-	}
-	for _, r := range s.Records() {
-		got, _ := again.Get(r.Key)
-		if diff := cmp.Diff(r, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
-			t.Errorf("%s (-written +read):\n%s", r.Key, diff)
-		}
 	}
 }
 
@@ -162,27 +137,5 @@ func TestLeaseValidate(t *testing.T) {
 		if (err == nil) != (tt.names == "") || err != nil && !strings.HasPrefix(err.Error(), tt.names+" is ") {
 			t.Errorf("%+v: %v, want one that names %q", tt.lease, err, tt.names)
 		}
-	}
-}
-
-// A node-local address is nobody else's, as any address of a lease; it is the other's once the
-// first record has gone.
-func TestNodeLocalAddressOfTwoRecords(t *testing.T) {
-	dir := t.TempDir()
-	s, _ := openStore(t, dir, testNode)
-	local := netip.MustParseAddr("fd00::ac:5")
-	a, b := testRecord("a", "10.0.0.5"), testRecord("b", "10.0.0.6")
-	a.Lease.NodeLocal, b.Lease.NodeLocal = local, local
-	mustPut(t, s, a)
-	for range 2 {
-		if err := s.Put(b); err == nil || !strings.Contains(err.Error(), local.String()+" is held by") {
-			t.Errorf("two records have %s: %v", local, err)
-		}
-		s, _ = openStore(t, dir, testNode) // as a restarted daemon knows it
-	}
-	must(t, s.Delete(a.Key))
-	mustPut(t, s, b)
-	if holder, ok := s.ByAddr(local); !ok || holder.Key != b.Key {
-		t.Errorf("%s is held by %v", local, holder.Key)
 	}
 }

@@ -1,22 +1,12 @@
 package attachment
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
-	"time"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/berthnet/berth/internal/statefile"
 )
 
 // Node is the origin of records: the instance, and the boot of its kernel.
@@ -29,10 +19,9 @@ type Node struct {
 // for different keys may be called concurrently. The caller serializes calls for one key by holding
 // the container's lock.
 type Store struct {
-	dir  string
-	node Node
-	log  *slog.Logger
-	seq  atomic.Uint64 // names temporary files
+	files *folder
+	node  Node
+	log   *slog.Logger
 
 	mu      sync.RWMutex // guards the maps below, never held during I/O
 	records map[Key]Record
@@ -41,7 +30,7 @@ type Store struct {
 	byPort  map[string]Key // by the port ID of a NIC
 	cooling map[netip.Addr]Cooling
 
-	freed freedList
+	freed *freedList
 }
 
 // PortTaken is the error for a port that another attachment has.
@@ -62,25 +51,37 @@ func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error
 	if node.InstanceID == "" || node.BootID == "" {
 		return nil, nil, fmt.Errorf("opening attachment records: instance ID %q and boot ID %q must be known", node.InstanceID, node.BootID)
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	files, err := newFolder(dir)
+	if err != nil {
 		return nil, nil, fmt.Errorf("creating the directory of attachment records: %w", err)
 	}
 	s := &Store{
-		dir: dir, node: node, log: log,
+		files: files, node: node, log: log,
 		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, byLink: map[string]Key{}, byPort: map[string]Key{},
 		cooling: map[netip.Addr]Cooling{},
-		freed:   freedList{at: map[netip.Addr]time.Duration{}},
 	}
 	bad, err := s.load()
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading attachment records: %w", err)
 	}
-	s.loadFreed()
+	s.freed = loadFreed(files, node, log)
 	return s, bad, nil
 }
 
 // Node returns the origin of the records that the store writes.
 func (s *Store) Node() Node { return s.node }
+
+// Freed returns the addresses that have cooled on this instance since boot, with the last release of
+// each, the earliest first.
+func (s *Store) Freed() []Freed { return s.freed.list() }
+
+// AddFreed adds addresses that have cooled, and replaces the file. On an error they are kept in
+// memory. It must not be called concurrently.
+func (s *Store) AddFreed(list []Freed) error { return s.freed.save(list) }
+
+// Probe writes and removes a file as a record is written, and returns the error. It must not be called
+// concurrently.
+func (s *Store) Probe() error { return s.files.probe() }
 
 // Get returns the record of key.
 func (s *Store) Get(key Key) (Record, bool) {
@@ -91,26 +92,18 @@ func (s *Store) Get(key Key) (Record, bool) {
 }
 
 // ByAddr returns the record of the attachment that holds addr.
-func (s *Store) ByAddr(addr netip.Addr) (Record, bool) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	key, ok := s.byAddr[addr]
-	if !ok {
-		return Record{}, false
-	}
-	r, ok := s.records[key]
-	return r, ok
-}
+func (s *Store) ByAddr(addr netip.Addr) (Record, bool) { return find(s, s.byAddr, addr) }
 
 // ByPort returns the record of the attachment that has a port, by the port's ID.
-func (s *Store) ByPort(port string) (Record, bool) {
+func (s *Store) ByPort(port string) (Record, bool) { return find(s, s.byPort, port) }
+
+// find returns the record to which an index of the store leads.
+func find[K comparable](s *Store, index map[K]Key, k K) (r Record, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	key, ok := s.byPort[port]
-	if !ok {
-		return Record{}, false
+	if key, held := index[k]; held {
+		r, ok = s.records[key]
 	}
-	r, ok := s.records[key]
 	return r, ok
 }
 
@@ -129,11 +122,7 @@ func (s *Store) Has(hostLink, port string) bool {
 func (s *Store) Records() []Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	out := make([]Record, 0, len(s.records))
-	for _, r := range s.records {
-		out = append(out, r)
-	}
-	return out
+	return slices.AppendSeq(make([]Record, 0, len(s.records)), maps.Values(s.records))
 }
 
 // Cooling returns the cooling record of addr.
@@ -148,11 +137,7 @@ func (s *Store) Cooling(addr netip.Addr) (Cooling, bool) {
 func (s *Store) CoolingRecords() []Cooling {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	out := make([]Cooling, 0, len(s.cooling))
-	for _, c := range s.cooling {
-		out = append(out, c)
-	}
-	return out
+	return slices.AppendSeq(make([]Cooling, 0, len(s.cooling)), maps.Values(s.cooling))
 }
 
 // Put writes a record, atomically replacing the one of the same key, and sets its origin. Without
@@ -167,8 +152,8 @@ func (s *Store) Put(r Record) error {
 	if err := s.reserve(r); err != nil {
 		return err
 	}
-	err = s.write(recordFile(r.HostLink), data)
-	if _, had := s.Get(r.Key); had && IsNoSpace(err) && s.overwrite(recordFile(r.HostLink), data) == nil {
+	err = s.files.write(recordFile(r.HostLink), data)
+	if _, had := s.Get(r.Key); had && IsNoSpace(err) && s.files.overwrite(recordFile(r.HostLink), data) == nil {
 		err = nil
 	}
 	if err != nil {
@@ -241,7 +226,7 @@ func (s *Store) Delete(key Key) error {
 	if !ok {
 		return nil
 	}
-	if err := s.remove(recordFile(old.HostLink)); err != nil {
+	if err := s.files.remove(recordFile(old.HostLink)); err != nil {
 		return fmt.Errorf("removing the record of attachment %s: %w", key, err)
 	}
 	s.mu.Lock()
@@ -257,7 +242,7 @@ func (s *Store) PutCooling(c Cooling) error {
 	if err != nil {
 		return fmt.Errorf("recording that %s cools: %w", c.Addr, err)
 	}
-	if err := s.write(coolingFile(c.Addr), data); err != nil {
+	if err := s.files.write(coolingFile(c.Addr), data); err != nil {
 		return fmt.Errorf("recording that %s cools: %w", c.Addr, err)
 	}
 	s.mu.Lock()
@@ -275,7 +260,7 @@ func (s *Store) DeleteCooling(addr netip.Addr) error {
 	if !ok {
 		return nil
 	}
-	if err := s.remove(coolingFile(addr)); err != nil {
+	if err := s.files.remove(coolingFile(addr)); err != nil {
 		return fmt.Errorf("removing the cooling record of %s: %w", addr, err)
 	}
 	s.mu.Lock()
@@ -312,68 +297,4 @@ func (s *Store) drop(r Record) {
 			delete(s.byPort, n.Port)
 		}
 	}
-}
-
-// write replaces a file of the directory. It does not sync: a crash of the kernel also ends what the
-// records describe.
-func (s *Store) write(name string, data []byte) error {
-	tmp := filepath.Join(s.dir, fmt.Sprintf("%s%d", tmpPrefix, s.seq.Add(1)))
-	err := statefile.Create(tmp, data, 0o600)
-	if err == nil {
-		err = os.Rename(tmp, filepath.Join(s.dir, name))
-	}
-	if err != nil {
-		return errors.Join(err, s.remove(filepath.Base(tmp)))
-	}
-	return nil
-}
-
-func (s *Store) remove(name string) error {
-	err := os.Remove(filepath.Join(s.dir, name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// IsNoSpace reports whether the file system lacks space or quota.
-func IsNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
-
-// overwrite writes into an existing file, whose space a full file system still has. It pads data with
-// spaces to the former size, so that there is one write, which an end of this process cannot tear.
-func (s *Store) overwrite(name string, data []byte) error {
-	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if missing := int(info.Size()) - len(data); missing > 0 {
-		data = append(bytes.TrimSuffix(data, []byte("\n")), bytes.Repeat([]byte(" "), missing)...)
-		data = append(data, '\n')
-	}
-	// Allocate all space before writing: half a record would be damaged.
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(data))); err != nil {
-		return fmt.Errorf("allocating space in %s: %w", name, err)
-	}
-	_, err = f.WriteAt(data, 0)
-	return err
-}
-
-// probeFile is removed at the next start if a crash leaves it.
-const probeFile = tmpPrefix + "probe"
-
-// Probe writes and removes a file as a record is written, and returns the error. It must not be called
-// concurrently.
-func (s *Store) Probe() error {
-	if err := s.write(probeFile, []byte("can this be written?\n")); err != nil {
-		return fmt.Errorf("writing into %s: %w", s.dir, err)
-	}
-	if err := s.remove(probeFile); err != nil {
-		return fmt.Errorf("removing from %s: %w", s.dir, err)
-	}
-	return nil
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
@@ -167,19 +168,14 @@ func background(ctx context.Context, run func(context.Context)) (end func()) {
 // until repeats a startup step until it succeeds or ctx ends, and reports what it waits for.
 func (n *node) until(ctx context.Context, what string, step func() error) error {
 	n.front.WaitingFor(what)
-	for {
+	return retry.Until(ctx, n.clock, retry.Policy{First: retryPause, Most: retryPause}, func(ctx context.Context) error {
 		err := step()
-		if err == nil || ctx.Err() != nil {
-			return err
+		if err != nil && ctx.Err() == nil {
+			n.front.WaitingFor(fmt.Sprintf("%s: %s", what, err))
+			n.log.Warn("waiting, will try again", "for", what, "err", err)
 		}
-		n.front.WaitingFor(fmt.Sprintf("%s: %s", what, err))
-		n.log.Warn("waiting, will try again", "for", what, "err", err)
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-n.clock.After(retryPause):
-		}
-	}
+		return err
+	})
 }
 
 // unlessEnded returns err, or nil after a request to shut down, which caused err.

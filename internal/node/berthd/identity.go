@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -28,8 +27,7 @@ type savedIdentity struct {
 // another instance, the identity of a former start in the same boot counts: an instance cannot change
 // its identity while it runs, and another instance has other ENIs and records.
 func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string, log *slog.Logger) (cloud.Identity, error) {
-	path := filepath.Join(stateDir, identityFile)
-	known, isKnown := readIdentity(path, bootID)
+	known, isKnown := readIdentity(stateDir, bootID)
 	askCtx := ctx
 	if isKnown {
 		var cancel context.CancelFunc
@@ -40,10 +38,10 @@ func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 	switch {
 	case err == nil && isKnown && id.InstanceID != known.InstanceID:
 		log.Error("the metadata service names another instance than before in this boot; keeping the former identity. Remove the file if the node is the other instance",
-			"instance", known.InstanceID, "other", id.InstanceID, "file", path)
+			"instance", known.InstanceID, "other", id.InstanceID, "file", filepath.Join(stateDir, identityFile))
 		return known, nil
 	case err == nil:
-		if err := writeIdentity(path, savedIdentity{bootID, id}); err != nil { // as on a full disk
+		if err := statefile.ReplaceJSON(stateDir, identityFile, savedIdentity{bootID, id}); err != nil { // as on a full disk
 			log.Warn("saving the identity; the next start needs the metadata service", "err", err)
 		}
 		return id, nil
@@ -54,28 +52,11 @@ func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 	return id, fmt.Errorf("reading the identity from the metadata service: %w", err)
 }
 
-func readIdentity(path, bootID string) (cloud.Identity, bool) {
-	data, err := statefile.Read(path)
-	if err != nil {
-		return cloud.Identity{}, false
-	}
+func readIdentity(dir, bootID string) (cloud.Identity, bool) {
 	var saved savedIdentity
-	if statefile.Decode(data, &saved) != nil || saved.BootID != bootID || saved.Identity.InstanceID == "" {
+	ok, err := statefile.LoadJSON(dir, identityFile, &saved)
+	if err != nil || !ok || saved.BootID != bootID || saved.Identity.InstanceID == "" {
 		return cloud.Identity{}, false
 	}
 	return saved.Identity, true
-}
-
-func writeIdentity(path string, saved savedIdentity) error {
-	data, err := statefile.Encode(saved)
-	if err == nil {
-		err = statefile.Create(path+".new", data, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
-		return fmt.Errorf("remembering the node's identity: %w", err)
-	}
-	return nil
 }

@@ -20,6 +20,14 @@ import (
 	"github.com/berthnet/berth/test/harness/samples"
 )
 
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestIdentify(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	id := cloud.Identity{
@@ -59,9 +67,7 @@ func TestIdentify(t *testing.T) {
 	if got, err := ask(metadata{id: other}, "boot-2"); err != nil || got.InstanceID != "i-2" {
 		t.Errorf("another instance after a boot, as of an image: %+v, %v; want i-2", got, err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600))
 	if _, err := ask(away, "boot-1"); err == nil {
 		t.Error("a damaged file was used")
 	}
@@ -87,14 +93,14 @@ func TestIdentityThatCannotBeRemembered(t *testing.T) {
 			return nil
 		},
 		"FIFOs": func(dir string) error {
-			return errors.Join(unix.Mkfifo(filepath.Join(dir, identityFile), 0o600), unix.Mkfifo(filepath.Join(dir, identityFile+".new"), 0o600))
+			return errors.Join(unix.Mkfifo(filepath.Join(dir, identityFile), 0o600), unix.Mkfifo(filepath.Join(dir, "."+identityFile+".new"), 0o600))
 		},
 	} {
 		dir := t.TempDir()
 		if err := spoil(dir); err != nil {
 			t.Fatalf("%s: this test mounts a file system and needs root: %v", name, err)
 		}
-		if _, ok := readIdentity(filepath.Join(dir, identityFile), "boot-1"); ok {
+		if _, ok := readIdentity(dir, "boot-1"); ok {
 			t.Errorf("%s: there is an identity", name)
 		}
 		got, err := identify(t.Context(), metadata{id: id}, dir, "boot-1", slog.New(slog.DiscardHandler))
@@ -109,21 +115,21 @@ var (
 	prefixComparer = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 )
 
-// What every release remembered of the instance is read, and what is written has all
-// that each release reads.
+// Files of all releases are read, and every release can read the file that is written.
 func TestStoredIdentity(t *testing.T) {
-	path := filepath.Join(t.TempDir(), identityFile)
+	dir := t.TempDir()
+	path := filepath.Join(dir, identityFile)
 	samples.Check(t,
 		samples.Format{Files: identityFile, Type: reflect.TypeFor[savedIdentity](), Again: func(data []byte) ([]byte, error) {
 			var boot struct{ BootID string }
 			if err := errors.Join(os.WriteFile(path, data, 0o600), statefile.Decode(data, &boot)); err != nil {
 				return nil, err
 			}
-			id, ok := readIdentity(path, boot.BootID)
+			id, ok := readIdentity(dir, boot.BootID)
 			if !ok {
 				return nil, errors.New("it is not taken for this node's")
 			}
-			if err := writeIdentity(path, savedIdentity{boot.BootID, id}); err != nil {
+			if err := statefile.ReplaceJSON(dir, identityFile, savedIdentity{boot.BootID, id}); err != nil {
 				return nil, err
 			}
 			return os.ReadFile(path)

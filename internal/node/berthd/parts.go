@@ -41,7 +41,7 @@ func (n *node) openPorts(store *attachment.Store, needIPv6 func(context.Context)
 		FirstIsPort: n.cfg.IPAM == config.IPAMPort, FirstMayBeBranch: firstMayBeBranch(n.cfg),
 		Enforcing: plug.Enforcing(n.cfg.GroupEnforcing), NeedIPv6: needIPv6, IgnoreUntold: n.cfg.IgnoreUntoldAnnotations,
 		Recorded: func(id string) bool { _, ok := store.ByPort(id); return ok },
-		Clock:    n.clock, Logger: n.log, Observer: nics.NewMetrics(n.metrics.Registry),
+		Clock:    n.clock, Logger: n.log, Metrics: nics.NewMetrics(n.metrics.Registry),
 	})
 	if err != nil {
 		p.Close()
@@ -126,7 +126,7 @@ func (n *node) openEgress() (*podegress.Clients, error) {
 	return podegress.New(podegress.Config{
 		NodeName: n.cfg.NodeName, Namespace: n.cfg.Namespace, Kubeconfig: n.cfg.Kubeconfig, Kernel: n.deps.Egress(n.cfg.SysctlDir), Ask: n.deps.AskGateway,
 		Port: uint16(n.cfg.EgressPort), ClusterNetworks: n.clusterNetworks(), ProbeInterval: n.cfg.EgressProbeInterval, Full: full,
-		Clock: n.clock, Logger: n.log, Observer: podegress.NewMetrics(n.metrics.Registry),
+		Clock: n.clock, Logger: n.log, Metrics: podegress.NewMetrics(n.metrics.Registry),
 	})
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
-	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
@@ -27,23 +26,26 @@ func kubeconfig(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
+}
+
+// quietNode is a node with settings, and the store of its records.
+func quietNode(t *testing.T, cfg config.Config) (*node, *attachment.Store) {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	cfg.NodeName, cfg.Kubeconfig = "n", kubeconfig(t)
+	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, log)
+	must(t, err)
+	return &node{cfg: cfg, log: log, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}, store
 }
 
 // Ports that are VLANs are plugged on every node with ports, without Open vSwitch too.
 func TestPortsWithoutASwitch(t *testing.T) {
-	quiet := slog.New(slog.DiscardHandler)
-	n := &node{cfg: config.Config{NodeSettings: config.NodeSettings{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
-	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
-		t.Fatal(err)
-	}
+	n, store := quietNode(t, config.Config{NodeSettings: config.NodeSettings{IPAM: config.IPAMPort}})
+	var err error
+	n.ports, err = n.openPorts(store, n.needIPv6)
+	must(t, err)
 	defer n.ports.close()
 	rec := attachment.Record{HostLink: "bthaaaaaaaaaaaa", Netns: attachment.Netns{Path: "/nowhere"}}
 	nic := attachment.NIC{
@@ -62,11 +64,8 @@ func TestPortsWithoutASwitch(t *testing.T) {
 // The runtime is asked to tell annotations wherever pods may have NICs, and the plugin
 // waits as long as an ADD may.
 func TestInstallationWithPorts(t *testing.T) {
-	quiet := slog.New(slog.DiscardHandler)
 	src := sourcefake.New(clock.Real{}, 0)
-	n := &node{cfg: config.Config{
-		NodeSettings: config.NodeSettings{NodeName: "n"}, ServingSettings: config.ServingSettings{WarmWait: 45 * time.Second}, PortSettings: config.PortSettings{PortWait: time.Minute},
-	}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	n, store := quietNode(t, config.Config{ServingSettings: config.ServingSettings{WarmWait: 45 * time.Second}, PortSettings: config.PortSettings{PortWait: time.Minute}})
 	if got := tells(daemon.Options{Source: src}); got != nil {
 		t.Errorf("without NICs the runtime tells %v", got)
 	}
@@ -77,21 +76,16 @@ func TestInstallationWithPorts(t *testing.T) {
 	if got := n.patience(); got != time.Minute {
 		t.Errorf("with NICs an ADD waits %v", got)
 	}
-	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.cfg.Kubeconfig = kubeconfig(t)
 	n.cfg.OVSDB = "unix:/nowhere/db.sock"
-	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
-		t.Fatal(err)
-	}
+	var err error
+	n.ports, err = n.openPorts(store, n.needIPv6)
+	must(t, err)
 	defer n.ports.close()
 	if got := tells(daemon.Options{Source: src, Parts: n.parts(store)}); !slices.Equal(got, []string{cni.PodAnnotations}) {
 		t.Errorf("with NICs the runtime tells %v", got)
 	}
 	// Beside addresses of ENIs the first interface may be a branch, in one of two modes.
-	operated := &node{cfg: n.cfg, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	operated := &node{cfg: n.cfg, log: n.log, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	operated.cfg.IPAM = config.IPAMENIOperator
 	for mode, want := range map[string]bool{"strict": true, "standard": true, "none": false} {
 		operated.cfg.GroupEnforcing, operated.metrics = mode, daemon.NewMetrics()
@@ -106,10 +100,8 @@ func TestInstallationWithPorts(t *testing.T) {
 	// What a mode without addresses serves is nothing, and it is not ready before it knows.
 	m := &portMode{node: n}
 	only, err := m.newSource(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if l, err := only.Acquire(t.Context(), source.Request{}); err != nil || !l.Empty() {
+	must(t, err)
+	if l, err := only.Acquire(t.Context(), attachment.Request{}); err != nil || !l.Empty() {
 		t.Errorf("it leases %v, %v", l, err)
 	}
 	if only.Ready() == nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork/template"
 )
 
-// metadata answers as it is told.
+// metadata is a metadata service with one answer.
 type metadata struct {
 	id  cloud.Identity
 	err error

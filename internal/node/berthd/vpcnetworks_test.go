@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// kernelOfENIs is a data path that keeps what it is told.
+// kernelOfENIs is a data path that records what is set.
 type kernelOfENIs struct {
 	cidrs  []netip.Prefix
 	enis   []string

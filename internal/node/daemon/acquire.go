@@ -48,8 +48,8 @@ func (a *acquirer) annotations() []string {
 	return keys
 }
 
-// checkWish rejects what no pod can have.
-func (a *acquirer) checkWish(req source.Request) error {
+// checkOptions rejects what no pod can have.
+func (a *acquirer) checkOptions(req attachment.Request) error {
 	if err := a.source.CheckOptions(req.Options); err != nil {
 		return err
 	}
@@ -64,8 +64,8 @@ func (a *acquirer) checkWish(req source.Request) error {
 // acquire returns the record of an attachment with its parts and its lease. Parts come first, so that
 // no address is held while ports are created or the operator is busy. No address is taken where a NIC
 // is the attachment's own interface. until is when the ADD has to stop waiting for parts later on.
-func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish source.PodOptions) (_ attachment.Record, until time.Time, err error) {
-	req := source.Request{Key: want.Key, Pod: want.Pod, Options: wish}
+func (a *acquirer) acquire(ctx context.Context, want attachment.Record, options attachment.PodOptions) (_ attachment.Record, until time.Time, err error) {
+	req := attachment.Request{Key: want.Key, Pod: want.Pod, Options: options}
 	begin := time.Now()
 	until = begin.Add(a.warmWait)
 	for _, p := range a.parts {
@@ -107,7 +107,7 @@ func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish sou
 // a DEL ends the wait. The last part is first, so that gateways hear of a pod while it waits for the links of its NICs.
 func (a *acquirer) prepare(ctx context.Context, rec attachment.Record, until time.Time) error {
 	for _, p := range slices.Backward(a.parts) {
-		if err := a.wait(ctx, source.Request{Key: rec.Key, Pod: rec.Pod}, until, p.About().NotPrepared, func(ctx context.Context) error { return p.Prepare(ctx, rec) }); err != nil {
+		if err := a.wait(ctx, attachment.Request{Key: rec.Key, Pod: rec.Pod}, until, p.About().NotPrepared, func(ctx context.Context) error { return p.Prepare(ctx, rec) }); err != nil {
 			return err
 		}
 	}
@@ -121,7 +121,7 @@ func (a *acquirer) await(ctx context.Context, rec attachment.Record, until time.
 		if about.AwaitLimit > 0 {
 			end = time.Now().Add(about.AwaitLimit)
 		}
-		if err := a.wait(ctx, source.Request{Key: rec.Key, Pod: rec.Pod}, end, about.NotServed, func(ctx context.Context) error { return p.Await(ctx, rec) }); err != nil {
+		if err := a.wait(ctx, attachment.Request{Key: rec.Key, Pod: rec.Pod}, end, about.NotServed, func(ctx context.Context) error { return p.Await(ctx, rec) }); err != nil {
 			return err
 		}
 	}
@@ -130,7 +130,7 @@ func (a *acquirer) await(ctx context.Context, rec attachment.Record, until time.
 
 // wait runs something until it returns, until passes, the caller goes, a DEL comes or the daemon shuts
 // down. The error is a Failure that begins with lacks, unless the caller went.
-func (a *acquirer) wait(ctx context.Context, req source.Request, until time.Time, lacks string, something func(context.Context) error) error {
+func (a *acquirer) wait(ctx context.Context, req attachment.Request, until time.Time, lacks string, something func(context.Context) error) error {
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-replyMargin).Before(until) {
 		until = deadline.Add(-replyMargin)
 	}
@@ -225,7 +225,7 @@ func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.E
 
 // add returns a context for the wait of an ADD. A DEL ends it with errDeleted, also one that came
 // while this ADD waited for the lock. end must be called once.
-func (w *waits) add(ctx context.Context, req source.Request) (_ context.Context, end func()) {
+func (w *waits) add(ctx context.Context, req attachment.Request) (_ context.Context, end func()) {
 	key := req.Key
 	ctx, cancel := context.WithCancelCause(ctx)
 	since := w.clock.Now().UTC()

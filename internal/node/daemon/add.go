@@ -55,7 +55,7 @@ func newAttachments(o Options, d *Daemon) *attachments {
 // writes the record again, in this order, so that a crash at any point leaves a record of what must be
 // undone. want has the key, the pod, the path of the namespace and the MTU, 0 for the node's.
 // Repeating an add returns the same record. An add that fails, or whose caller left, leaves nothing.
-func (a *attachments) add(ctx context.Context, want attachment.Record, wish source.PodOptions) (attachment.Record, error) {
+func (a *attachments) add(ctx context.Context, want attachment.Record, options attachment.PodOptions) (attachment.Record, error) {
 	patience, leave := a.acquirer.adds.enter(ctx)
 	defer leave()
 	unlock, err := a.locks.lock(patience, want.Key.ContainerID)
@@ -79,7 +79,7 @@ func (a *attachments) add(ctx context.Context, want attachment.Record, wish sour
 	if err := a.reaper.await(patience, want.HostLink, want.Netns); err != nil {
 		return attachment.Record{}, err
 	}
-	want, until, err := a.acquirer.acquire(patience, want, wish)
+	want, until, err := a.acquirer.acquire(patience, want, options)
 	if err != nil {
 		return attachment.Record{}, err
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source"
 )
 
 func TestAddIsIdempotent(t *testing.T) {
@@ -72,37 +71,24 @@ func TestDelLeavesAnotherHolderOfTheAddressAlone(t *testing.T) {
 	}
 }
 
-func TestAddWithoutAddressNamesTheReason(t *testing.T) {
-	n := newNode(t)
-	n.warmWait = time.Millisecond
-	r := n.start()
-	f := r.refused(t, addOf("a", n.newNetns("a")), types.ErrTryAgainLater)
-	if f.GetMessage() != "no address for the pod: the fake source has no free address" {
-		t.Errorf("message %q", f.GetMessage())
-	}
-	if r.source.Waiting() != 0 || len(r.Store.Records()) != 0 {
-		t.Errorf("%d waiters and records %v left", r.source.Waiting(), r.Store.Records())
-	}
-}
-
 // A source gets the annotations that it reads, also from a plugin of an earlier release, and no
-// others. A request that it rejects gets no address.
+// others; NICs get theirs. A request that one of them rejects gets nothing.
 func TestAnnotationsReachTheSource(t *testing.T) {
-	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
+	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
 	r := n.start()
 	r.source.Wants = []string{"berth.dev/pool", "berth.dev/vpc"}
 	all := map[string]string{"berth.dev/vpc": "blue", "berth.dev/other": "x"}
 	for name, tc := range map[string]struct {
-		told *rpc.Annotations
-		want source.PodOptions
+		passed *rpc.Annotations
+		want   attachment.PodOptions
 	}{
-		"some":    {&rpc.Annotations{All: all}, source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/vpc": "blue"}}},
-		"none":    {&rpc.Annotations{}, source.PodOptions{AnnotationsKnown: true}},
-		"untold":  {nil, source.PodOptions{}},
-		"earlier": {&rpc.Annotations{Pool: "public"}, source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/pool": "public"}}},
+		"some":    {&rpc.Annotations{All: all}, attachment.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/vpc": "blue"}}},
+		"none":    {&rpc.Annotations{}, attachment.PodOptions{AnnotationsKnown: true}},
+		"untold":  {nil, attachment.PodOptions{}},
+		"earlier": {&rpc.Annotations{Pool: "public"}, attachment.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/pool": "public"}}},
 	} {
 		req := addOf(name, n.newNetns(name))
-		req.Annotations = tc.told
+		req.Annotations = tc.passed
 		if _, err := r.client.Add(within(t), req, grpc.WaitForReady(true)); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -110,11 +96,21 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 			t.Errorf("%s: the source hears (-want +got):\n%s", name, diff)
 		}
 	}
-	r.source.Refuses = func(w source.PodOptions) error { return fmt.Errorf("%s is refused", w.Annotations["berth.dev/vpc"]) }
+	r.source.Refuses = func(w attachment.PodOptions) error {
+		return fmt.Errorf("%s is refused", w.Annotations["berth.dev/vpc"])
+	}
 	req := addOf("refused", n.newNetns("refused"))
 	req.Annotations = &rpc.Annotations{All: all}
 	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue is refused" {
 		t.Errorf("message %q", f.GetMessage())
+	}
+	acquired := n.board.count("Acquire")
+	r.source.Refuses, r.source.Wants, r.nics.keys = nil, nil, []string{"berth.dev/vpc"}
+	r.nics.refuses = func(req attachment.Request) error {
+		return fmt.Errorf("%s of %s is refused", req.Options.Annotations["berth.dev/vpc"], req.Pod.Name)
+	}
+	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue of pod-refused is refused" || n.board.count("Acquire") > acquired {
+		t.Errorf("message %q, and NICs were acquired %d times more", f.GetMessage(), n.board.count("Acquire")-acquired)
 	}
 }
 
@@ -279,9 +275,7 @@ func TestGCReleasesOnlyItsNetwork(t *testing.T) {
 	}
 	n.clock.Advance(time.Second)
 	reply, err := r.client.GC(within(t), &rpc.GCRequest{Network: "berth", Valid: []*rpc.Attachment{{ContainerId: "keep", IfName: "eth0"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := reply.GetReleased(); len(got) != 1 || got[0].GetContainerId() != "stale" {
 		t.Errorf("released %v, want stale", got)
 	}

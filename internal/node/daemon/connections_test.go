@@ -26,9 +26,7 @@ func TestSilentConnectionsGiveWayToThePlugin(t *testing.T) {
 	var silent []net.Conn
 	for range 2 * pluginConnections {
 		c, err := net.Dial("unix", r.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		silent = append(silent, c)
 	}
@@ -80,9 +78,7 @@ func isOpen(t *testing.T, c net.Conn) (open bool) {
 			open = errors.Is(err, unix.EAGAIN)
 		})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return open
 }
 
@@ -91,9 +87,7 @@ func held(t *testing.T, r *running, many int, frames []byte) {
 	t.Helper()
 	for range many {
 		c, err := net.Dial("unix", r.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		if _, err := c.Write(frames); err != nil && !errors.Is(err, unix.EPIPE) {
 			t.Fatal(err)
@@ -117,7 +111,7 @@ func callAlone(ctx context.Context, r *running, verb string, message proto.Messa
 
 // A client that starts a connection or a call and stops locks the plugin out no longer than its STATUS
 // waits.
-func TestCallsThatAreBegunOnlyGiveWay(t *testing.T) {
+func TestUnfinishedCallsGiveWay(t *testing.T) {
 	var preface, call bytes.Buffer
 	preface.WriteString(http2.ClientPreface)
 	framer := http2.NewFramer(&preface, nil)

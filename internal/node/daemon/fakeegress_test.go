@@ -19,7 +19,7 @@ import (
 type tunnels struct {
 	fakeCalls // its mu guards all
 	has       map[attachment.Netns]setUp
-	told      map[attachment.Key]heard
+	reported  map[attachment.Key]heard
 	records   func() *attachment.Store
 	wrong     []string      // what was done that may not be
 	serves    chan struct{} // closed once gateways serve; nil: they do
@@ -40,7 +40,7 @@ type heard struct {
 }
 
 func newTunnels() *tunnels {
-	return &tunnels{fakeCalls: newFakeCalls(), has: map[attachment.Netns]setUp{}, told: map[attachment.Key]heard{}}
+	return &tunnels{fakeCalls: newFakeCalls(), has: map[attachment.Netns]setUp{}, reported: map[attachment.Key]heard{}}
 }
 
 // fakeEgress is an egresspart.Egress in memory.
@@ -67,14 +67,14 @@ func (f *fakeEgress) says(pod string, e *attachment.Egress) {
 
 func (f *fakeEgress) Annotations() []string { return []string{"egress.berth.dev/"} }
 
-func (f *fakeEgress) CheckOptions(req source.Request) error {
+func (f *fakeEgress) CheckOptions(req attachment.Request) error {
 	if value, ok := req.Options.Annotations["egress.berth.dev/internet"]; ok && value == "" {
 		return errors.New("annotation egress.berth.dev/internet is empty, expected names of Egresses")
 	}
 	return nil
 }
 
-func (f *fakeEgress) Acquire(ctx context.Context, req source.Request) (e *attachment.Egress, err error) {
+func (f *fakeEgress) Acquire(ctx context.Context, req attachment.Request) (e *attachment.Egress, err error) {
 	err = f.until(ctx, req.Key, "no EgressClient says yet which Egresses the pod uses", func() (ok bool) {
 		e, ok = f.wants[req.Pod.Name]
 		return ok || f.open
@@ -150,9 +150,9 @@ func (f *fakeEgress) Desired(rec attachment.Record) (*attachment.Egress, bool) {
 func (f *fakeEgress) Restore(ready []attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
-	for key := range f.told {
+	for key := range f.reported {
 		if !slices.ContainsFunc(ready, func(rec attachment.Record) bool { return rec.Key == key }) {
-			delete(f.told, key)
+			delete(f.reported, key)
 		}
 	}
 	for _, rec := range ready {
@@ -164,9 +164,9 @@ func (f *fakeEgress) Restore(ready []attachment.Record) {
 
 // hear reports an attachment to the operator. The tunnels' mu is held.
 func (f *fakeEgress) hear(rec attachment.Record, state string) {
-	delete(f.told, rec.Key)
+	delete(f.reported, rec.Key)
 	if names := rec.EgressNames(); len(names) > 0 {
-		f.told[rec.Key] = heard{state, names, rec.OwnAddrs()}
+		f.reported[rec.Key] = heard{state, names, rec.OwnAddrs()}
 	}
 }
 
@@ -174,10 +174,10 @@ func (f *fakeEgress) Announce(rec attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	if stored, ok := f.records().Get(rec.Key); !ok || stored.State != attachment.Pending {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to come, and its record is %+v", rec.Key, stored))
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to come, and its record is %+v", rec.Key, stored))
 	}
 	if have, ok := f.has[nsOf(rec)]; ok {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to come, and has %+v", rec.Key, have))
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to come, and has %+v", rec.Key, have))
 	}
 	f.hear(rec, "Coming")
 }
@@ -185,8 +185,8 @@ func (f *fakeEgress) Announce(rec attachment.Record) {
 func (f *fakeEgress) Await(ctx context.Context, rec attachment.Record) error {
 	f.tunnels.mu.Lock()
 	serves := f.serves
-	if have, ok := f.has[nsOf(rec)]; !ok || f.told[rec.Key].state != "Coming" {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s waits for gateways, has %+v, and the operator heard %+v", rec.Key, have, f.told[rec.Key]))
+	if have, ok := f.has[nsOf(rec)]; !ok || f.reported[rec.Key].state != "Coming" {
+		f.wrong = append(f.wrong, fmt.Sprintf("%s waits for gateways, has %+v, and the operator heard %+v", rec.Key, have, f.reported[rec.Key]))
 	}
 	f.waited++
 	f.tunnels.mu.Unlock()
@@ -205,10 +205,10 @@ func (f *fakeEgress) SetUp(rec attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	if rec.State != attachment.Ready || rec.Egress != nil && rec.Egress.State != attachment.EgressSetUp {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to be set up, and is %s and %+v", rec.Key, rec.State, rec.Egress))
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to be set up, and is %s and %+v", rec.Key, rec.State, rec.Egress))
 	}
 	if have, ok := f.has[nsOf(rec)]; ok != (rec.Egress != nil) || ok && !reflect.DeepEqual(have, setUpOf(rec)) {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to be set up as %+v, and has %+v", rec.Key, rec.Egress, have))
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to be set up as %+v, and has %+v", rec.Key, rec.Egress, have))
 	}
 	f.hear(rec, "SetUp")
 }
@@ -223,9 +223,9 @@ func (f *fakeEgress) Ended(rec attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	if _, ok := f.records().Get(rec.Key); ok {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to be gone, and has a record", rec.Key))
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to be gone, and has a record", rec.Key))
 	}
-	delete(f.told, rec.Key)
+	delete(f.reported, rec.Key)
 }
 
 func (f *fakeEgress) Run(ctx context.Context) error {
@@ -257,8 +257,8 @@ func (t *tunnels) agree(names ...string) error {
 			return fmt.Errorf("%s is %s with %+v, not with %v", rec.Key, rec.State, rec.Egress, names)
 		case ok != (rec.Egress != nil), ok && !reflect.DeepEqual(have, setUpOf(rec)):
 			return fmt.Errorf("%s is %+v, and its namespace has %+v", rec.Key, rec.Egress, have)
-		case !reflect.DeepEqual(t.told[rec.Key].egresses, got), len(got) > 0 && t.told[rec.Key].state != "SetUp":
-			return fmt.Errorf("the operator heard %+v of %s, which is %+v", t.told[rec.Key], rec.Key, rec.Egress)
+		case !reflect.DeepEqual(t.reported[rec.Key].egresses, got), len(got) > 0 && t.reported[rec.Key].state != "SetUp":
+			return fmt.Errorf("the operator heard %+v of %s, which is %+v", t.reported[rec.Key], rec.Key, rec.Egress)
 		}
 		if ok {
 			count++

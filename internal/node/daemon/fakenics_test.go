@@ -18,7 +18,7 @@ import (
 type switchboard struct {
 	fakeCalls // its mu guards all
 	plugs     map[plugged]attachment.NIC
-	told      map[string]bool           // by port: what the operator heard last, that it is plugged
+	reported  map[string]bool           // by port: what the operator heard last, that it is plugged
 	holder    map[string]attachment.Key // by port: whose it is then
 	records   func() *attachment.Store
 	wrong     []string // what was done that may not be
@@ -28,14 +28,14 @@ type switchboard struct {
 type plugged struct{ hostLink, port string }
 
 func newSwitchboard() *switchboard {
-	return &switchboard{fakeCalls: newFakeCalls(), plugs: map[plugged]attachment.NIC{}, told: map[string]bool{}, holder: map[string]attachment.Key{}}
+	return &switchboard{fakeCalls: newFakeCalls(), plugs: map[plugged]attachment.NIC{}, reported: map[string]bool{}, holder: map[string]attachment.Key{}}
 }
 
 // fakeNICs is a nicpart.NICs in memory.
 type fakeNICs struct {
 	*switchboard
 	keys    []string
-	refuses func(source.Request) error
+	refuses func(attachment.Request) error
 	changed retry.Signal
 	news    retry.Signal
 
@@ -84,9 +84,9 @@ func (s *switchboard) plug(hostLink, port string) {
 func (s *switchboard) hear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for port := range s.told {
+	for port := range s.reported {
 		_, ok := s.records().ByPort(port)
-		s.told[port] = ok
+		s.reported[port] = ok
 	}
 }
 
@@ -97,7 +97,7 @@ func (s *switchboard) want(t testing.TB, ports ...string) {
 	waitFor(t, func() bool { // the operator hears of it after it is recorded
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for port, is := range s.told {
+		for port, is := range s.reported {
 			if is != slices.Contains(ports, port) {
 				return false
 			}
@@ -121,14 +121,14 @@ func (s *switchboard) want(t testing.TB, ports ...string) {
 
 func (f *fakeNICs) Annotations() []string { return f.keys }
 
-func (f *fakeNICs) CheckOptions(req source.Request) error {
+func (f *fakeNICs) CheckOptions(req attachment.Request) error {
 	if f.refuses == nil {
 		return nil
 	}
 	return f.refuses(req)
 }
 
-func (f *fakeNICs) Acquire(ctx context.Context, req source.Request) (nics []attachment.NIC, err error) {
+func (f *fakeNICs) Acquire(ctx context.Context, req attachment.Request) (nics []attachment.NIC, err error) {
 	if err := f.enter(ctx, "Acquire"); err != nil {
 		f.switchboard.mu.Unlock()
 		return nil, err
@@ -225,48 +225,36 @@ func (f *fakeNICs) Desired(rec attachment.Record) (nics []attachment.NIC, differ
 	return nics, differ || len(nics) != len(rec.NICs)
 }
 
-// Plugged reports that exactly the record's ports are plugged for its attachment.
-func (f *fakeNICs) Plugged(rec attachment.Record) {
-	for _, n := range f.tellLess(rec) {
-		if n.State == attachment.Plugging {
-			continue
-		}
-		f.switchboard.mu.Lock()
-		f.told[n.Port] = true
-		f.holder[n.Port] = rec.Key
-		f.switchboard.mu.Unlock()
-	}
-}
-
-// tellLess reports that an attachment has no ports, and returns its NICs.
-func (f *fakeNICs) tellLess(rec attachment.Record) []attachment.NIC {
-	f.switchboard.mu.Lock()
-	defer f.switchboard.mu.Unlock()
-	for port, key := range f.holder {
-		if key == rec.Key {
-			f.told[port] = false
-			delete(f.holder, port)
-		}
-	}
-	return rec.NICs
-}
+func (f *fakeNICs) Plugged(rec attachment.Record) { f.report(rec, true) }
 
 func (f *fakeNICs) Unplugged(rec attachment.Record) {
-	f.tell(rec, false)
+	f.report(rec, false)
 	f.switchboard.mu.Lock()
 	defer f.switchboard.mu.Unlock()
 	for p := range f.plugs {
 		if p.hostLink == rec.HostLink {
-			f.wrong = append(f.wrong, fmt.Sprintf("%s is told to be unplugged, and has %s", rec.Key, p.port))
+			f.wrong = append(f.wrong, fmt.Sprintf("%s is reported as unplugged, and has %s", rec.Key, p.port))
 		}
 	}
 }
 
-func (f *fakeNICs) tell(rec attachment.Record, is bool) {
+// report reports to the operator that an attachment has its NICs plugged but those that are being plugged, or none.
+func (f *fakeNICs) report(rec attachment.Record, plugged bool) {
 	f.switchboard.mu.Lock()
 	defer f.switchboard.mu.Unlock()
+	for port, key := range f.holder {
+		if key == rec.Key {
+			f.reported[port] = false
+			delete(f.holder, port)
+		}
+	}
 	for _, n := range rec.NICs {
-		f.told[n.Port] = is
+		switch {
+		case !plugged:
+			f.reported[n.Port] = false
+		case n.State != attachment.Plugging:
+			f.reported[n.Port], f.holder[n.Port] = true, rec.Key
+		}
 	}
 }
 
@@ -287,10 +275,10 @@ func (f *fakeNICs) Sweep(ctx context.Context, keep func(hostLink, port string) b
 			delete(f.plugs, p)
 		}
 	}
-	// What the operator believes to be plugged and no record has.
-	for port := range f.told {
+	// Ports that the operator believes to be plugged, and no record has.
+	for port := range f.reported {
 		if _, ok := f.records().ByPort(port); !ok && err == nil {
-			f.told[port] = false
+			f.reported[port] = false
 		}
 	}
 	return err

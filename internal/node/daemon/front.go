@@ -254,21 +254,18 @@ func (f *Front) readiness() error {
 // introspectionHandler serves what only this machine may see.
 func (f *Front) introspectionHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+introspect.Path, func(w http.ResponseWriter, r *http.Request) {
-		if d := f.admitted(); d != nil {
-			d.inspector.serveDocument(w, r)
-			return
+	behind := func(serve func(*inspector, http.ResponseWriter, *http.Request)) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if d := f.admitted(); d != nil {
+				serve(d.inspector, w, r)
+				return
+			}
+			http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
 		}
-		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
-	})
+	}
+	mux.HandleFunc("GET "+introspect.Path, behind((*inspector).serveDocument))
+	mux.HandleFunc("GET "+introspect.PodPath, behind((*inspector).servePod))
 	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, f.Settings) })
-	mux.HandleFunc("GET "+introspect.PodPath, func(w http.ResponseWriter, r *http.Request) {
-		if d := f.admitted(); d != nil {
-			d.inspector.servePod(w, r)
-			return
-		}
-		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
-	})
 	f.handleProbes(mux) // also without Monitoring: Kubernetes probes here
 	if f.Pprof {
 		web.HandleProfiles(mux)

@@ -20,9 +20,7 @@ func startFront(t *testing.T, n *node) (*Front, *grpc.ClientConn) {
 	t.Helper()
 	socket := filepath.Join(n.dir, "berthd.sock")
 	l, err := Listen(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d := n.assemble()
 	f := NewFront(FrontOptions{Plugin: l, Socket: socket, Metrics: d.Metrics, Clock: n.clock, Log: d.Log})
 	t.Cleanup(f.Close)
@@ -81,9 +79,7 @@ func TestCallsWaitForADaemonThatIsAboutToServe(t *testing.T) {
 	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
 	health := func() grpc_health_v1.HealthCheckResponse_ServingStatus {
 		reply, err := grpc_health_v1.NewHealthClient(conn).Check(context.Background(), &grpc_health_v1.HealthCheckRequest{Service: "berth.v1.Node"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return reply.GetStatus()
 	}
 	if got := health(); got != grpc_health_v1.HealthCheckResponse_NOT_SERVING {

@@ -21,7 +21,6 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/nodelocal"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
@@ -107,9 +106,7 @@ func (n *node) assemble() *running {
 	n.t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store, bad, err := attachment.Open(filepath.Join(n.dir, "attachments"), n.ident, log)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	src := sourcefake.New(n.clock, 30*time.Second, n.addrs...)
 	r := &running{socket: filepath.Join(n.dir, "berthd.sock")}
 	o := Options{
@@ -178,9 +175,7 @@ func (n *node) restart(r *running) *running {
 func run(t testing.TB, d *Daemon, socket string) (front *Front, stop func()) {
 	t.Helper()
 	l, err := Listen(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	front = NewFront(FrontOptions{Plugin: l, Socket: socket, Metrics: d.Metrics, Clock: d.Clock, Log: d.Log})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -197,16 +192,14 @@ func run(t testing.TB, d *Daemon, socket string) (front *Front, stop func()) {
 func dial(t testing.TB, socket string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
 
 // attach is an ADD without the socket.
 func (d *Daemon) attach(ctx context.Context, container, netns string) (attachment.Record, error) {
-	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.PodOptions{})
+	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, attachment.PodOptions{})
 }
 
 // attached is an attach that succeeds.
@@ -341,7 +334,9 @@ func waitFor(t testing.TB, ok func() bool) {
 	}
 }
 
-func sourceRequest(container string) source.Request { return source.Request{Key: keyFor(container)} }
+func sourceRequest(container string) attachment.Request {
+	return attachment.Request{Key: keyFor(container)}
+}
 
 // recordOf is the record that an ADD begins with.
 func recordOf(container string, lease attachment.Lease) attachment.Record {

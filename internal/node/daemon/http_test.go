@@ -119,9 +119,7 @@ func TestMetricsReferenceIsComplete(t *testing.T) {
 	d := newNode(t, "10.0.0.5").assemble()
 	d.Metrics.observeCall("Add", "success", "", time.Millisecond)
 	served, err := d.Metrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range served {
 		if name := f.GetName(); strings.HasPrefix(name, "berth_") && !strings.Contains(b.String(), "`"+name+"` | "+strings.ToLower(f.GetType().String())) {
 			t.Errorf("the reference lacks %s, a %s", name, f.GetType())

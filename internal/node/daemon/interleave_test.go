@@ -14,7 +14,6 @@ import (
 
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // TestInterleavings runs ADDs, DELs, GCs, CHECKs and sweeps of a few containers in random
@@ -78,7 +77,7 @@ func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *no
 					switch rnd.IntN(10) {
 					case 0, 1, 2, 3, 4:
 						want := attachment.Record{Key: key, Netns: attachment.Netns{Path: netns[key.ContainerID]}, Pod: attachment.Pod{Name: key.ContainerID}}
-						_, err := r.attachments.add(ctx, want, source.PodOptions{})
+						_, err := r.attachments.add(ctx, want, attachment.PodOptions{})
 						// An address that another has is refused by the records or by the kernel.
 						if err != nil && cnierror.Of(err).Code != types.ErrTryAgainLater {
 							t.Errorf("ADD %s: %v", key, err)

@@ -23,13 +23,13 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// told is a source with a given snapshot.
-type told struct {
+// withSnapshot is a source with a given snapshot.
+type withSnapshot struct {
 	source.Source
 	snap source.Snapshot
 }
 
-func (s told) Snapshot() source.Snapshot { return s.snap }
+func (s withSnapshot) Snapshot() source.Snapshot { return s.snap }
 
 // only is a Detail of one source.
 type only struct{ block introspect.Block }
@@ -40,8 +40,8 @@ func (o only) Metrics() []prometheus.Metric {
 	return []prometheus.Metric{metric.New("berth_only", "gauge", "help").Value(7)}
 }
 
-// What a source reports of itself is in the document, the metrics and the conditions; the daemon need
-// not know it.
+// A source's own report is in the document, the metrics and the conditions; the daemon need not know
+// it.
 func TestSourceDescribesItself(t *testing.T) {
 	d := newNode(t, "10.0.0.5").assemble()
 	now := d.Clock.Now()
@@ -51,7 +51,7 @@ func TestSourceDescribesItself(t *testing.T) {
 	web, def := introspect.Origin{Pool: "web", Block: "web-0"}, introspect.Origin{Pool: "default", Block: "default-7"}
 	block := introspect.Block{Name: "web-0", Pool: "web", Capacity: 4096, Used: 1, Free: 4095}
 	d.inspector.node.IPAM, d.IPAM = "pool", "pool"
-	d.Source = told{d.Source, source.Snapshot{
+	d.Source = withSnapshot{d.Source, source.Snapshot{
 		Groups: []source.Group{{Name: "web-0", Capacity: 4096}, {Name: "default-7", Capacity: 4}},
 		Addresses: []source.AddressInfo{
 			at("10.2.0.0", source.Used, def), at("10.2.0.1", source.Cooling, def), at("10.2.0.2", source.Withdrawn, def),
@@ -194,14 +194,14 @@ func TestPodViewIsBounded(t *testing.T) {
 	})
 }
 
-func TestPodViewTellsOfADDsThatWait(t *testing.T) {
+func TestPodViewShowsWaitingADDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		d := n.assemble()
 		since := d.Clock.Now().UTC()
-		req := source.Request{Key: keyFor("a"), Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
+		req := attachment.Request{Key: keyFor("a"), Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
 		_, end := d.attachments.acquirer.waits.add(t.Context(), req)
-		_, endOther := d.attachments.acquirer.waits.add(t.Context(), source.Request{Key: keyFor("b"), Pod: attachment.Pod{Namespace: "shop", Name: "web-1"}})
+		_, endOther := d.attachments.acquirer.waits.add(t.Context(), attachment.Request{Key: keyFor("b"), Pod: attachment.Pod{Namespace: "shop", Name: "web-1"}})
 		defer endOther()
 		n.clock.Advance(3 * time.Second)
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
@@ -222,7 +222,7 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		go func() {
 			defer close(ended)
 			rec := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-			_, _ = d.attachments.add(ctx, rec, source.PodOptions{})
+			_, _ = d.attachments.add(ctx, rec, attachment.PodOptions{})
 		}()
 		synctest.Wait()
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")

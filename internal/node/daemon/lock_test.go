@@ -38,9 +38,7 @@ func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
 					return AcquireLock(ctx, dir, clock.Real{}, slog.New(slog.DiscardHandler))
 				}
 				first, err := acquire(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if tt.ending {
 					err = first.Ending()
 				}
@@ -52,9 +50,9 @@ func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
 				if tt.cancel > 0 {
 					time.AfterFunc(tt.cancel, cancel)
 				}
-				begun := time.Now()
+				start := time.Now()
 				second, lockErr := acquire(ctx)
-				took := time.Since(begun)
+				took := time.Since(start)
 				if err != nil || (lockErr == nil) != tt.ok || took > tt.noLater {
 					t.Errorf("after %s: %v, %v", took, lockErr, err)
 				}

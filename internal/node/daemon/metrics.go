@@ -44,7 +44,7 @@ func NewMetrics() *Metrics {
 		v.WithLabelValues() // visible from the start, with a count of 0
 	}
 	m.repairs.WithLabelValues()
-	for _, result := range []string{"success", "error"} { // visible from the start, so that an increase shows
+	for _, result := range metric.Results { // visible from the start, so that an increase shows
 		m.nics.WithLabelValues(part.Again, result)
 		m.nics.WithLabelValues(part.Changed, result)
 		m.egress.WithLabelValues(result)
@@ -59,20 +59,15 @@ func (m *Metrics) CountPodEvents(r podevents.Result, n int) {
 
 // CountNICs counts what was done about NICs that differed from what they should be.
 func (m *Metrics) CountNICs(done string, err error) {
-	m.nics.WithLabelValues(done, resultOf(err)).Inc()
+	m.nics.WithLabelValues(done, metric.Result(err)).Inc()
 	if done == part.Again && err == nil {
 		m.repairs.WithLabelValues().Inc()
 	}
 }
 
 // CountEgress counts what was done about egress that differed from what it should be.
-func (m *Metrics) CountEgress(_ string, err error) { m.egress.WithLabelValues(resultOf(err)).Inc() }
-
-func resultOf(err error) string {
-	if err != nil {
-		return "error"
-	}
-	return "success"
+func (m *Metrics) CountEgress(_ string, err error) {
+	m.egress.WithLabelValues(metric.Result(err)).Inc()
 }
 
 // observeCall counts a call of the plugin and its duration.

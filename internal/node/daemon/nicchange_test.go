@@ -122,7 +122,7 @@ func TestNICThatCannotBePlugged(t *testing.T) {
 	if rec, _ := r.Store.Get(keyFor("a")); len(rec.NICs) != 2 || rec.NICs[1].State != attachment.Plugging {
 		t.Errorf("recorded %+v", rec.NICs)
 	}
-	must(t, r.checks(t)) // of what is not plugged yet nobody was told
+	must(t, r.checks(t)) // the runtime has not heard of what is not plugged yet
 	// Again and again: the timer of the last attempt may begin to run only now.
 	waitFor(t, func() bool { n.clock.Advance(time.Hour); return n.board.count("Plug") > before+4 })
 	tried := n.board.count("Plug")
@@ -290,12 +290,14 @@ func TestCrashesOfChanges(t *testing.T) {
 	}
 }
 
-// Changes run concurrently with the runtime's calls about the same container, and with restarts. In
-// the end record, switch and operator agree.
+// Changes of NICs and of egress run concurrently with the runtime's calls about the same container, and with restarts.
+// In the end record, switch, namespace and operator agree.
 func TestChangesBesideCalls(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
+	n.tunnels = newTunnels()
 	own := testNIC("eth1", "p-1")
 	r := n.startPorts([]attachment.NIC{own})
+	r.egress.says("pod-a", testEgress("nat"))
 	mustAdd(t, r, "a", n.newNetns("a"))
 	for round := range 6 {
 		var wg sync.WaitGroup
@@ -308,6 +310,10 @@ func TestChangesBesideCalls(t *testing.T) {
 				} else {
 					r.given(own, testNIC("eth2", fmt.Sprintf("p-%d", 2+k%3)))
 				}
+				r.egress.says("pod-a", testEgress([]string{"nat", "partner", "third"}[:k%4]...))
+				if k%7 == 0 {
+					n.tunnels.lose()
+				}
 			}
 			end()
 		})
@@ -318,6 +324,7 @@ func TestChangesBesideCalls(t *testing.T) {
 				_, err := r.attachments.gc(t.Context(), "berth", []attachment.Key{keyFor("a")})
 				return err
 			},
+			func() error { r.egressKeeper().check(ctx, r.Store.Records()); return nil },
 		} {
 			wg.Go(func() {
 				for ctx.Err() == nil {
@@ -329,15 +336,19 @@ func TestChangesBesideCalls(t *testing.T) {
 		}
 		wg.Wait()
 		stop()
+		n.tunnels.mu.Lock()
+		n.tunnels.wrong = nil // lose comes between what is set up and what the operator hears
+		n.tunnels.mu.Unlock()
 		r = n.restart(r)
-		if round%2 == 0 {
-			continue
-		}
-		r.given(own, testNIC("eth2", "p-9"))
+		r.egress.says("pod-a", testEgress("nat"))
 		stop = n.tick()
-		r.settles(t, "p-1", "p-9")
+		n.tunnels.settles(t, "internet/nat")
+		if round%2 > 0 {
+			r.given(own, testNIC("eth2", "p-9"))
+			r.settles(t, "p-1", "p-9")
+			n.board.hear()
+			n.board.want(t, "p-1", "p-9")
+		}
 		stop()
-		n.board.hear()
-		n.board.want(t, "p-1", "p-9")
 	}
 }

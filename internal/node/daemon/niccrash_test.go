@@ -10,7 +10,6 @@ import (
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/node/attachment"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // portPods are pods with two NICs: in addition to an address, alone, and with a branch that the node
@@ -30,6 +29,9 @@ func (n *node) startPorts(nics []attachment.NIC) *running {
 	r := n.restart(nil)
 	r.source.Nothing = len(n.addrs) == 0
 	r.nics.bind("pod-a", nics...)
+	if r.egress != nil {
+		r.egress.says("pod-a", testEgress("nat"))
+	}
 	return r
 }
 
@@ -52,22 +54,30 @@ func (n *node) wantAllPlugged(t *testing.T, r *running, ports ...string) {
 		links += len(rec.Lease.Addrs())
 	}
 	n.wantKernel(t, links, links)
+	if n.tunnels != nil {
+		n.tunnels.settles(t, "internet/nat")
+	}
 }
 
-// A daemon is killed at each step of an ADD, its undoing and a DEL. The next one has plugged exactly
-// what ready records have, and the runtime's next call works.
-func TestCrashesWithNICs(t *testing.T) {
+// A daemon is killed at each step of an ADD, its undoing and a DEL of a pod with NICs and egress. The next one has set
+// up exactly what ready records have, and the runtime's next call works.
+func TestCrashesWithParts(t *testing.T) {
+	newNode := func(t *testing.T, addrs []string) *node {
+		n := newPortNode(t, addrs...)
+		n.tunnels = newTunnels()
+		return n
+	}
 	add := []string{
 		"daemon.add.leased", "daemon.add.recorded", "daemon.nics.plugged=1", "daemon.nics.plugged=2",
-		"daemon.add.wired", "daemon.nics.active", "daemon.add.ready",
+		"daemon.egress.applied", "daemon.add.wired", "daemon.nics.active", "daemon.add.ready",
 	}
-	undo := []string{"daemon.nics.unplugged", "daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded"}
-	del := []string{"daemon.del.marked", "daemon.del.cooling", "daemon.nics.unplugged", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"}
+	undo := []string{"daemon.egress.cleared", "daemon.nics.unplugged", "daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded"}
+	del := []string{"daemon.del.marked", "daemon.del.cooling", "daemon.egress.cleared", "daemon.nics.unplugged", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"}
 	for name, pod := range portPods {
 		t.Run(name, func(t *testing.T) {
 			for _, point := range add {
 				t.Run(point, func(t *testing.T) {
-					n := newPortNode(t, pod.addrs...)
+					n := newNode(t, pod.addrs)
 					n.crash(t, point, pod.nics, (*running).addTo)
 					r := n.startPorts(pod.nics)
 					if point == "daemon.add.ready" {
@@ -80,7 +90,7 @@ func TestCrashesWithNICs(t *testing.T) {
 			}
 			for _, point := range undo { // two of a name would have a # in a socket's path
 				t.Run("undo-"+point, func(t *testing.T) {
-					n := newPortNode(t, pod.addrs...)
+					n := newNode(t, pod.addrs)
 					n.crash(t, point, pod.nics, func(r *running, rec attachment.Record) error {
 						broken, err := failpoint.Set("daemon.nics.active=error@1," + point + "=error@1")
 						must(t, err)
@@ -97,7 +107,7 @@ func TestCrashesWithNICs(t *testing.T) {
 			}
 			for _, point := range del {
 				t.Run("del-"+point, func(t *testing.T) {
-					n := newPortNode(t, pod.addrs...)
+					n := newNode(t, pod.addrs)
 					r := n.startPorts(pod.nics)
 					mustAdd(t, r, "a", n.newNetns("a"))
 					r.stop()
@@ -130,18 +140,21 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 	r.source.Nothing = len(n.addrs) == 0
 	if r.nics != nil {
 		r.nics.bind("pod-a", nics...)
+		if r.egress != nil {
+			r.egress.says("pod-a", testEgress("nat"))
+		}
 	}
 	rec := recordOf("a", attachment.Lease{})
 	rec.Pod = attachment.Pod{Namespace: "default", Name: "pod-a", UID: "uid-a"}
 	if now, ok := r.Store.Get(rec.Key); ok {
 		rec = now
 		if !rec.Lease.Empty() {
-			must(t, r.Source.Restore(source.Request{Key: rec.Key}, rec.Lease))
+			must(t, r.Source.Restore(attachment.Request{Key: rec.Key}, rec.Lease))
 		}
 	} else {
 		ns, err := r.attachments.netnsOf(n.newNetns("a"))
 		must(t, err)
-		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, source.PodOptions{})
+		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, attachment.PodOptions{})
 		must(t, err)
 		rec.Netns = ns
 		must(t, r.Store.Put(rec))

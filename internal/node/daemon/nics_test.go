@@ -49,6 +49,15 @@ func testBranch(port string) attachment.NIC {
 	return n
 }
 
+// replyLink is a testNIC that is a further interface, in the reply to its ADD.
+func replyLink(name, port string) *rpc.Link {
+	return &rpc.Link{
+		Host:      &rpc.Interface{Name: "tap" + port, Mac: "02:00:00:00:01:01"},
+		Sandbox:   &rpc.Interface{Name: name, Mac: "fa:16:3e:00:00:01"},
+		Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
+	}
+}
+
 // A pod whose first interface is a branch takes no address of its node, and gets the reply of a pod
 // with such an address. Other pods are not affected.
 func TestPodOfABranch(t *testing.T) {
@@ -62,11 +71,7 @@ func TestPodOfABranch(t *testing.T) {
 		Sandbox:   &rpc.Interface{Name: "eth0", Mac: "fa:16:3e:00:00:01"},
 		Addresses: []string{"192.168.0.12/32"}, Mtu: 1442,
 		Routes: []*rpc.Route{{Dst: "169.254.1.1/32"}, {Dst: "0.0.0.0/0", Gateway: "169.254.1.1"}},
-		Links: []*rpc.Link{{
-			Host:      &rpc.Interface{Name: "tapp-1", Mac: "02:00:00:00:01:01"},
-			Sandbox:   &rpc.Interface{Name: "eth1", Mac: "fa:16:3e:00:00:01"},
-			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
-		}},
+		Links:  []*rpc.Link{replyLink("eth1", "p-1")},
 	}
 	if diff := cmp.Diff(want, reply, protocmp.Transform()); diff != "" {
 		t.Errorf("reply (-want +got):\n%s", diff)
@@ -114,14 +119,7 @@ func TestPodWithAFurtherNIC(t *testing.T) {
 	if got := reply.GetAddresses(); len(got) != 1 || got[0] != "10.0.0.5/32" || reply.GetSandbox().GetName() != "eth0" {
 		t.Errorf("the first interface is %v", reply)
 	}
-	link := func(name, port string) *rpc.Link {
-		return &rpc.Link{
-			Host:      &rpc.Interface{Name: "tap" + port, Mac: "02:00:00:00:01:01"},
-			Sandbox:   &rpc.Interface{Name: name, Mac: "fa:16:3e:00:00:01"},
-			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
-		}
-	}
-	if diff := cmp.Diff([]*rpc.Link{link("eth1", "p-1"), link("eth2", "p-2")}, reply.GetLinks(), protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff([]*rpc.Link{replyLink("eth1", "p-1"), replyLink("eth2", "p-2")}, reply.GetLinks(), protocmp.Transform()); diff != "" {
 		t.Errorf("further interfaces (-want +got):\n%s", diff)
 	}
 	n.board.want(t, "p-1", "p-2")
@@ -153,11 +151,7 @@ func TestPodOfNICsAlone(t *testing.T) {
 		Sandbox:   &rpc.Interface{Name: "eth0", Mac: "fa:16:3e:00:00:01"},
 		Addresses: []string{"192.168.0.12/24"}, Mtu: 1442,
 		Routes: []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "192.168.0.1"}, {Dst: "172.16.0.0/12"}},
-		Links: []*rpc.Link{{
-			Host:      &rpc.Interface{Name: "tapp-1", Mac: "02:00:00:00:01:01"},
-			Sandbox:   &rpc.Interface{Name: "eth1", Mac: "fa:16:3e:00:00:01"},
-			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
-		}},
+		Links:  []*rpc.Link{replyLink("eth1", "p-1")},
 	}
 	if diff := cmp.Diff(want, reply, protocmp.Transform()); diff != "" {
 		t.Errorf("reply (-want +got):\n%s", diff)
@@ -211,7 +205,7 @@ func TestDocumentsHaveNICs(t *testing.T) {
 	six.Addresses = append(six.Addresses, attachment.NICAddress{CIDR: netip.MustParsePrefix("2001:db8::5/64")})
 	r.nics.bind("web-0", testNIC("eth1", "p-1"), six)
 	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-	_, err := r.attachments.add(within(t), want, source.PodOptions{})
+	_, err := r.attachments.add(within(t), want, attachment.PodOptions{})
 	must(t, err)
 	doc := r.inspector.document()
 	nic := func(ifName, port string, addrs ...string) introspect.NIC {
@@ -348,7 +342,7 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 }
 
 // A port that was created again replaces the former one, also across a crash.
-func TestPortMadeAgain(t *testing.T) {
+func TestRecreatedPortReplacesTheFormer(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
@@ -516,26 +510,42 @@ func TestRebootWithNICs(t *testing.T) {
 	}
 }
 
-// A daemon that is not configured for NICs keeps the addresses of pods that have some, reports that,
-// and lets the pods be removed.
-func TestNICsThatNobodyPlugs(t *testing.T) {
-	n := newPortNode(t, "10.0.0.5")
-	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
-	board := n.board
-	n.board = nil
-	r = n.restart(nil)
-	n.wantKernel(t, 1, 1)
-	if f := r.refused(t, addOf("a", "/run/netns/a"), cnierror.CodeKernel); !strings.Contains(f.GetDetails(), "not configured to plug any") {
-		t.Errorf("%v", f)
+// A daemon that is not configured for NICs or egress keeps the addresses of pods that have some, reports that, and lets
+// the pods be removed.
+func TestPartThatIsNoLongerConfigured(t *testing.T) {
+	for name, tc := range map[string]struct {
+		nics   []attachment.NIC
+		egress *attachment.Egress
+		says   string
+	}{
+		"NICs":   {[]attachment.NIC{testNIC("eth1", "p-1")}, nil, "not configured to plug any"},
+		"egress": {nil, testEgress("nat"), "not configured to set that up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newPortNode(t, "10.0.0.5")
+			n.tunnels = newTunnels()
+			r := n.startPorts(tc.nics)
+			r.egress.says("pod-a", tc.egress)
+			mustAdd(t, r, "a", n.newNetns("a"))
+			r.stop()
+			board := n.board
+			n.board, n.tunnels = nil, nil
+			r = n.restart(nil)
+			n.wantKernel(t, 1, 1)
+			_, err := r.client.Check(within(t), checkOf("a"))
+			if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), tc.says) {
+				t.Errorf("CHECK says %v", f)
+			}
+			if f := r.refused(t, addOf("a", "/run/netns/a"), cnierror.CodeKernel); !strings.Contains(f.GetDetails(), tc.says) {
+				t.Errorf("%v", f)
+			}
+			mustDel(t, r, "a")
+			r.stop()
+			n.board = board // configured again: what was left behind goes
+			n.restart(nil)
+			n.board.want(t)
+		})
 	}
-	mustDel(t, r, "a")
-	r.stop()
-	n.board = board // configured again: what was left behind goes
-	r = n.restart(nil)
-	n.board.want(t)
-	r.stop()
 }
 
 // Errors of NICs have codes and reasons.
@@ -596,26 +606,5 @@ func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
 	}
 	if got := reply.GetLinks()[0].GetRoutes(); len(got) != 1 || got[0].GetDst() != "0.0.0.0/0" || got[0].GetGateway() != "192.168.0.1" {
 		t.Errorf("routes of the NIC: %v", got)
-	}
-}
-
-// A pod of NICs alone has no link as evidence that its namespace is gone: it is released only if the
-// runtime confirms that.
-func TestVanishedSandboxOfNICsAlone(t *testing.T) {
-	for _, listed := range []map[string]bool{nil, {"a": true}, {}} {
-		n := newPortNode(t)
-		n.listed = listed
-		r := n.assemble()
-		r.source.Nothing = true
-		r.nics.bind("", testNIC("eth0", "p-0"))
-		ns := n.newNetns("a")
-		r.attached(t, "a", ns)
-		n.removeNetns(ns)
-		r.sweeper.sweep(within(t))
-		n.clock.Advance(time.Minute)
-		r.sweeper.sweep(within(t))
-		if gone := len(r.Store.Records()) == 0; gone != (listed != nil && !listed["a"]) {
-			t.Errorf("the runtime lists %v: released %v", listed, gone)
-		}
 	}
 }

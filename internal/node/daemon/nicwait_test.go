@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,8 +15,6 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/introspect"
-	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // unbound is a port that no node has yet.
@@ -49,7 +46,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 		"no address": {func(_ *node, r *running) { r.source.Drain() },
 			time.Minute, types.ErrTryAgainLater, "subnet-full", noAddress + "the fake source has no free address"},
 		"no address for a pod without NICs": {func(_ *node, r *running) { r.nics.bind("pod-a"); r.source.Drain() },
-			45 * time.Second, types.ErrTryAgainLater, "subnet-full", noAddress},
+			45 * time.Second, types.ErrTryAgainLater, "subnet-full", noAddress + "the fake source has no free address"},
 		"one wait for both": {func(_ *node, r *running) {
 			r.nics.bind("pod-a", unbound("eth1", "p-1"))
 			r.source.Drain()
@@ -107,11 +104,11 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 				var reaped = make(chan struct{})
 				go func() { defer close(reaped); r.reaper.run(ctx) }()
 				defer func() { end(); <-reaped }()
-				begun := time.Now()
+				start := time.Now()
 				tc.prepare(n, r)
 				want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Name: "pod-a"}}
-				rec, err := r.attachments.add(ctx, want, source.PodOptions{})
-				if took := time.Since(begun); took != tc.after {
+				rec, err := r.attachments.add(ctx, want, attachment.PodOptions{})
+				if took := time.Since(start); took != tc.after {
 					t.Errorf("it took %v, want %v", took, tc.after)
 				}
 				if tc.code == 0 {
@@ -128,7 +125,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 				}
 				n.board.want(t)
 				n.wantKernel(t, 0, 0)
-				if holder, held := r.source.Holder(n.addrs[0]); held && holder == keyFor("a") {
+				if holder, held := r.source.Holder(n.addrs[0]); held && holder == keyFor("a") || r.source.Waiting() > 0 {
 					t.Errorf("%s is held", n.addrs[0])
 				}
 			})
@@ -136,53 +133,35 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 	}
 }
 
-// What a pod cannot have is rejected at once. NICs get their annotations.
-func TestWishesForNICs(t *testing.T) {
-	n := newPortNode(t, "10.0.0.5")
-	r := n.start()
-	r.source.Wants, r.nics.keys = []string{"berth.dev/pool"}, []string{"berth.dev/vpc"}
-	r.nics.refuses = func(req source.Request) error {
-		return fmt.Errorf("%s of %s is refused", req.Options.Annotations["berth.dev/vpc"], req.Pod.Name)
-	}
-	req := addOf("a", n.newNetns("a"))
-	req.Annotations = &rpc.Annotations{All: map[string]string{"berth.dev/vpc": "blue", "berth.dev/nics": "[]"}}
-	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue of pod-a is refused" {
-		t.Errorf("message %q", f.GetMessage())
-	}
-	if n.board.calls["Acquire"] > 0 {
-		t.Error("NICs were asked for all the same")
-	}
-}
-
 // The node's document and Events say what an ADD waits for, without mistaking NICs for addresses.
-func TestPodIsToldOfItsNICs(t *testing.T) {
+func TestEventsOfAPodThatWaitsForNICs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")
 		n.nicWait = 10 * time.Second
-		told, req := newTeller(n, false), addOf("a", n.newNetns("a"))
-		nics := told.daemon.nics
+		events, req := newTeller(n, false), addOf("a", n.newNetns("a"))
+		nics := events.daemon.nics
 		nics.bind("pod-a", unbound("eth1", "p-1"))
-		begun := told.daemon.Clock.Now().UTC()
+		start := events.daemon.Clock.Now().UTC()
 		ended := make(chan struct{})
-		go func() { defer close(ended); _ = told.add(t.Context(), req) }()
+		go func() { defer close(ended); _ = events.add(t.Context(), req) }()
 		synctest.Wait()
-		v := askPod(t, frontOf(told.daemon), "namespace=default&name=pod-a")
-		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: begun, Reason: "port-build", Message: "NIC eth1: port p-1 is bound to no node"}}
+		v := askPod(t, frontOf(events.daemon), "namespace=default&name=pod-a")
+		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: start, Reason: "port-build", Message: "NIC eth1: port p-1 is bound to no node"}}
 		if diff := cmp.Diff(want, v.Waiting); diff != "" {
 			t.Errorf("waiting (-want +got):\n%s", diff)
 		}
 		<-ended
-		told.want(t,
+		events.want(t,
 			"2.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is bound to no node",
 			"45s failed default/pod-a port-build: no NICs for the pod: NIC eth1: port p-1 is bound to no node")
 		nics.hush(true)
 		nics.bind("pod-a", testNIC("eth1", "p-1"))
 		ended = make(chan struct{})
-		go func() { defer close(ended); _ = told.add(t.Context(), req) }()
+		go func() { defer close(ended); _ = events.add(t.Context(), req) }()
 		time.Sleep(3 * time.Second) //nolint:forbidigo // virtual time
 		nics.hush(false)
 		<-ended
-		told.want(t,
+		events.want(t,
 			"2.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is bound to no node",
 			"45s failed default/pod-a port-build: no NICs for the pod: NIC eth1: port p-1 is bound to no node",
 			"47.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is BUILD",
@@ -204,9 +183,9 @@ func TestSweepBesideAnAddThatWaits(t *testing.T) {
 		}()
 		synctest.Wait()
 		n.clock.Advance(kernelTimeout)
-		begun := time.Now()
+		start := time.Now()
 		r.sweeper.sweep(t.Context())
-		if took := time.Since(begun); took > 0 {
+		if took := time.Since(start); took > 0 {
 			t.Errorf("the sweep took %v", took)
 		}
 		r.nics.hush(false)

@@ -97,11 +97,11 @@ func TestAddressesOfTheNode(t *testing.T) {
 			must(t, store.Put(rec))
 			src := sourcefake.New(clock.Real{}, 0, netip.MustParseAddr("10.0.0.6"), netip.MustParseAddr("10.0.0.7"))
 			src.OfNode = ofNode
-			var told []podevents.News
+			var reported []podevents.News
 			r := &repairer{
 				upkeep: k, store: store, source: src, conditions: newConditions(clock.Real{}, log), log: log,
 				repairs:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "repairs"}, nil),
-				addresses: nodeAddresses{remove: c.remove, tell: func(n podevents.News) { told = append(told, n) }},
+				addresses: nodeAddresses{remove: c.remove, tell: func(n podevents.News) { reported = append(reported, n) }},
 			}
 			for range 2 {
 				r.lookAtAddresses(t.Context())
@@ -111,11 +111,11 @@ func TestAddressesOfTheNode(t *testing.T) {
 			if c.reason != "" && said.Reason != c.reason {
 				t.Errorf("reason %s, want %s", said.Reason, c.reason)
 			}
-			if len(told) != c.events || c.events > 0 && (told[0].Pod != rec.Pod || told[0].Kind != podevents.AddressShared) {
-				t.Errorf("told %+v, want %d Events of the pod", told, c.events)
+			if len(reported) != c.events || c.events > 0 && (reported[0].Pod != rec.Pod || reported[0].Kind != podevents.AddressShared) {
+				t.Errorf("reported %+v, want %d Events of the pod", reported, c.events)
 			}
-			if own && (len(told) != 1 || told[0].Cause != podevents.UsedElsewhere || strings.Contains(said.Message, "remove")) {
-				t.Errorf("told %+v, which must not advise to remove the node's own", told)
+			if own && (len(reported) != 1 || reported[0].Cause != podevents.UsedElsewhere || strings.Contains(said.Message, "remove")) {
+				t.Errorf("reported %+v, which must not advise to remove the node's own", reported)
 			}
 			if len(k.has) != c.left {
 				t.Errorf("the node has %v left, want %d", k.has, c.left)
@@ -128,7 +128,7 @@ func TestAddressesOfTheNode(t *testing.T) {
 				end()
 			}
 			defer end()
-			lease, err := src.Acquire(ctx, source.Request{Key: keyFor("b")})
+			lease, err := src.Acquire(ctx, attachment.Request{Key: keyFor("b")})
 			if got := lease.IPv4; (err != nil) != (c.next == "") || err == nil && got.String() != c.next {
 				t.Errorf("the next pod gets %v, %v, want %q", got, err, c.next)
 			}

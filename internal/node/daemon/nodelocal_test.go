@@ -1,19 +1,15 @@
 package daemon
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 
-	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // newNodeLocal returns a node whose pods have IPv6 addresses, and node-local IPv4 ones.
@@ -41,7 +37,7 @@ func TestNodeLocalAddress(t *testing.T) {
 	ns := n.newNetns("a")
 	reply := mustAdd(t, r, "a", ns)
 	if got := reply.GetAddresses(); !slices.Equal(got, []string{"2001:db8::5/128"}) || len(reply.GetRoutes()) != 1 {
-		t.Errorf("the runtime is told of %v and %v", got, reply.GetRoutes())
+		t.Errorf("the runtime hears of %v and %v", got, reply.GetRoutes())
 	}
 	local := r.local(t, "a")
 	if _, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").Attachment, Netns: ns, Addresses: reply.GetAddresses()}, grpc.WaitForReady(true)); err != nil {
@@ -75,37 +71,6 @@ func TestNodeLocalAddress(t *testing.T) {
 	}
 }
 
-// Whenever a daemon is killed during a DEL, the node-local address has no new holder before it has
-// cooled.
-func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
-	for _, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
-		t.Run(point, func(t *testing.T) {
-			n := newNodeLocal(t, "2001:db8::5", "2001:db8::6", "2001:db8::7")
-			n.leave("a")
-			var local netip.Addr
-			halted(t, n, point, func(d *running) {
-				rec, _ := d.Store.Get(keyFor("a"))
-				local = rec.Lease.NodeLocal
-				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, rec.Lease))
-				if err := d.attachments.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
-					t.Fatalf("err = %v", err)
-				}
-			})
-			r := n.restart(nil)
-			n.wantKernel(t, 0, 0)
-			mustAdd(t, r, "b", n.newNetns("b"))
-			if got := r.local(t, "b"); got == local {
-				t.Errorf("%s did not cool", got)
-			}
-			waitFor(t, func() bool {
-				n.clock.Advance(time.Second)
-				return len(r.Store.CoolingRecords()) == 0
-			})
-			n.wantKernel(t, 1, 2)
-		})
-	}
-}
-
 // The addresses of a damaged record are known from its rest and from the kernel's routes: the
 // node-local one is withheld, too, and cools with the pod.
 func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
@@ -132,7 +97,7 @@ func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
 	}
 }
 
-// What is removed of a node-local address is restored, and removed with the pod.
+// A node-local address that somebody removes is restored, and goes with the pod.
 func TestNodeLocalAddressIsRepaired(t *testing.T) {
 	n := newNodeLocal(t, "2001:db8::5")
 	r := n.restart(nil)

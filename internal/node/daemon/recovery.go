@@ -72,7 +72,7 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 	r.owned[rec.HostLink] = true
 	// Restored first: when an undo fails, no other pod must get the address.
 	if !rec.Lease.Empty() {
-		if err := r.d.Source.Restore(source.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
+		if err := r.d.Source.Restore(attachment.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
 			return fmt.Errorf("restoring its addresses: %w", err)
 		}
 	}
@@ -155,7 +155,7 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 		r.owned[q.HostLink] = true
 	}
 	if lease := leaseOf(q.Addresses); !lease.Empty() {
-		if err := r.d.Source.Restore(source.Request{Key: quarantineKey(q)}, lease); err != nil {
+		if err := r.d.Source.Restore(attachment.Request{Key: quarantineKey(q)}, lease); err != nil {
 			return fmt.Errorf("holding its addresses: %w", err)
 		}
 	}

@@ -48,91 +48,57 @@ func (n *node) sweeps(r *running) {
 func breakAt(t *testing.T, name string) {
 	t.Helper()
 	restore, err := failpoint.Set(name + "=error")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(restore)
 }
 
-// halted leaves a node as a daemon that is killed at a failpoint.
-func halted(t *testing.T, n *node, point string, do func(d *running)) {
-	t.Helper()
-	d := n.assemble()
-	restore, err := failpoint.Set(point + "=error")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer restore()
-	// What a kill would prevent is prevented: nothing is undone.
-	n.kernel.set("DetachPod", nil)
-	do(d)
-}
-
+// Whenever a daemon is killed during a DEL, the addresses of the pod cool: a node-local one, too, has no new holder
+// before that.
 func TestRecoveryFromEveryStepOfDel(t *testing.T) {
-	for _, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
-		t.Run(point, func(t *testing.T) {
-			n := newNode(t, "10.0.0.5")
-			n.leave("a")
-			released := n.clock.Now() // or later: the clock ticks while a daemon starts
-			halted(t, n, point, func(d *running) {
-				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}))
-				if err := d.attachments.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
-					t.Fatalf("err = %v", err)
-				}
-			})
-			r := n.restart(nil)
-			n.wantKernel(t, 0, 0)
-			if recs := r.Store.Records(); len(recs) != 0 {
-				t.Errorf("records %v", recs)
-			}
-			if doc := r.inspector.document(); doc.Totals.Cooling != 1 || doc.Totals.Available != 0 {
-				t.Errorf("totals %+v, want the address cooling", doc.Totals)
-			}
-			n.clock.Advance(max(0, 29*time.Second-n.clock.Now().Sub(released)))
-			if doc := r.inspector.document(); doc.Totals.Cooling != 1 {
-				t.Error("the address cooled too short")
-			}
-			n.clock.Advance(31 * time.Second)
-			if doc := r.inspector.document(); doc.Totals.Available != 1 {
-				t.Error("the address never cooled")
-			}
-			waitFor(t, func() bool { // who removes the record may not have begun to wait yet
-				n.clock.Advance(time.Second)
-				return len(r.Store.CoolingRecords()) == 0
-			})
-		})
-	}
-}
-
-func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
-	for point, ready := range map[string]bool{"daemon.add.leased": false, "daemon.add.recorded": false, "daemon.add.wired": false, "daemon.add.ready": true} {
-		t.Run(point, func(t *testing.T) {
-			n := newNode(t, "10.0.0.5")
-			ns := n.newNetns("a")
-			halted(t, n, point, func(d *running) {
-				rec, until, err := d.attachments.acquirer.acquire(within(t), recordOf("a", attachment.Lease{}), source.PodOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if rec.Netns, err = d.attachments.netnsOf(ns); err == nil {
-					err = d.attachments.begin(rec)
-				}
-				if err == nil {
-					_, err = d.attachments.trySetUp(within(t), rec, until)
-				}
-				if !errors.Is(err, failpoint.ErrHit) {
-					t.Fatalf("err = %v", err)
-				}
-			})
-			r := n.restart(nil)
-			if ready {
-				n.wantKernel(t, 1, 1)
-			} else {
+	for k, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
+		for kind, newNode := range map[string]func(*testing.T) *node{
+			"alone": func(t *testing.T) *node { return newNode(t, "10.0.0.5") },
+			"local": func(t *testing.T) *node { return newNodeLocal(t, "2001:db8::5", "2001:db8::6") },
+		} {
+			t.Run(fmt.Sprint(kind, k), func(t *testing.T) { // a short name, as it becomes part of a socket's path
+				t.Log(point)
+				n := newNode(t)
+				n.leave("a")
+				released := n.clock.Now() // or later: the clock ticks while a daemon starts
+				var lease attachment.Lease
+				n.crash(t, point, nil, func(r *running, rec attachment.Record) error {
+					lease = rec.Lease
+					return r.attachments.del(within(t), keyFor("a"))
+				})
+				r := n.restart(nil)
 				n.wantKernel(t, 0, 0)
-			}
-			// The runtime retries, or cleans up and retries.
-			r.wantAddress(t, "a", ns, "10.0.0.5")
-		})
+				if recs := r.Store.Records(); len(recs) != 0 {
+					t.Errorf("records %v", recs)
+				}
+				if lease.NodeLocal.IsValid() {
+					mustAdd(t, r, "b", n.newNetns("b"))
+					if got := r.local(t, "b"); got == lease.NodeLocal {
+						t.Errorf("%s did not cool", got)
+					}
+					mustDel(t, r, "b")
+				}
+				totals := func(what string, free int) {
+					t.Helper()
+					if got := r.inspector.document().Totals; got.Available != free || got.Cooling != len(n.addrs)-free {
+						t.Errorf("%s: totals %+v, want %d available", what, got, free)
+					}
+				}
+				totals("after the restart", 0)
+				n.clock.Advance(max(0, 29*time.Second-n.clock.Now().Sub(released)))
+				totals("after 29 seconds", 0)
+				n.clock.Advance(31 * time.Second)
+				totals("after a minute", len(n.addrs))
+				waitFor(t, func() bool { // who removes the record may not have begun to wait yet
+					n.clock.Advance(time.Second)
+					return len(r.Store.CoolingRecords()) == 0
+				})
+			})
+		}
 	}
 }
 
@@ -218,9 +184,7 @@ func (n *node) damage(container string, keep int) {
 	if err == nil {
 		err = os.WriteFile(path, data[:len(data)*keep/100], 0o600)
 	}
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 }
 
 func TestDamagedRecordOfALivePod(t *testing.T) {
@@ -296,24 +260,33 @@ func TestDamagedRecordOfAPodThatIsGone(t *testing.T) {
 	}
 }
 
+// An attachment whose namespace is gone is released after the grace period: unless the runtime lists its sandbox or,
+// where the runtime cannot be asked, its link exists. A pod of NICs alone has no link as evidence.
 func TestVanishedSandbox(t *testing.T) {
-	tests := map[string]struct {
-		listed   map[string]bool // by the runtime
-		linkGone bool
-		released bool
+	for name, tt := range map[string]struct {
+		listed    map[string]bool // by the runtime
+		linkGone  bool
+		nicsAlone bool
+		released  bool
 	}{
-		"no runtime, link gone":       {linkGone: true, released: true},
-		"no runtime, link lives":      {},
-		"runtime does not list it":    {listed: map[string]bool{}, released: true},
-		"runtime lists it still":      {listed: map[string]bool{"a": true}, linkGone: true},
-		"runtime lists another":       {listed: map[string]bool{"b": true}, linkGone: true, released: true},
-		"runtime and kernel agree so": {listed: map[string]bool{"a": true}},
-	}
-	for name, tt := range tests {
+		"no runtime, link gone":                    {linkGone: true, released: true},
+		"no runtime, link lives":                   {},
+		"runtime does not list it":                 {listed: map[string]bool{}, released: true},
+		"runtime lists it still":                   {listed: map[string]bool{"a": true}, linkGone: true},
+		"runtime lists another":                    {listed: map[string]bool{"b": true}, linkGone: true, released: true},
+		"runtime and kernel agree so":              {listed: map[string]bool{"a": true}},
+		"NICs alone, no runtime":                   {nicsAlone: true, linkGone: true},
+		"NICs alone, the runtime lists it":         {nicsAlone: true, listed: map[string]bool{"a": true}, linkGone: true},
+		"NICs alone, the runtime does not list it": {nicsAlone: true, listed: map[string]bool{}, linkGone: true, released: true},
+	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, "10.0.0.5")
+			n := newPortNode(t, "10.0.0.5")
 			n.listed = tt.listed
 			d := n.assemble()
+			if tt.nicsAlone {
+				d.source.Nothing = true
+				d.nics.bind("", testNIC("eth0", "p-0"))
+			}
 			ns := n.newNetns("a")
 			d.attached(t, "a", ns)
 			n.removeNetns(ns)
@@ -400,9 +373,7 @@ func TestEveryFailpointIsHit(t *testing.T) {
 				spec += ",daemon.add.wired=error@1"
 			}
 			restore, err := failpoint.Set(spec)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer restore()
 			ns := n.newNetns(name)
 			r.egress.change(func() { r.egress.wants[""] = testEgress("nat") })
@@ -461,15 +432,15 @@ func (s stalling) Boot() time.Duration {
 	return s.Fake.Boot()
 }
 
-func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
+func TestStalledRecoveryCoolsLongEnough(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
-	begun := n.clock.Now()
+	start := n.clock.Now()
 	must(t, d.Store.PutCooling(attachment.Cooling{Addr: n.addrs[0], Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}))
 	n.clock.Advance(5 * time.Second)
 	d.Clock = stalling{n.clock}
 	(&recovery{d: d.Daemon}).cooling(t.Context())
-	n.clock.Advance(29*time.Second - n.clock.Now().Sub(begun))
+	n.clock.Advance(29*time.Second - n.clock.Now().Sub(start))
 	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Cooling {
 		t.Errorf("29 s after the release of an address: %+v", got)
 	}

@@ -33,7 +33,7 @@ func (h hearing) LinkChanged(name string, address net.HardwareAddr) {
 }
 
 // The source gets an event for every link that appears or vanishes, which may be that of an ENI.
-func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
+func TestLinkEventsKickTheSource(t *testing.T) {
 	for name, tc := range map[string]struct {
 		event   datapath.Event
 		kicked  int
@@ -61,7 +61,7 @@ func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 // refusingKernel fails the first repairs, and notes the time of each. Its first watch fails, too.
 type refusingKernel struct {
 	Upkeep
-	begun   time.Time
+	start   time.Time
 	fails   int
 	at      []time.Duration
 	watches int
@@ -76,7 +76,7 @@ func (k *refusingKernel) Watch(context.Context) (<-chan datapath.Event, error) {
 }
 
 func (k *refusingKernel) Repair(context.Context, []datapath.Pod, []string, func(int) bool) ([]string, error) {
-	k.at = append(k.at, time.Since(k.begun))
+	k.at = append(k.at, time.Since(k.start))
 	if len(k.at) <= k.fails {
 		return nil, errors.New("device or resource busy")
 	}
@@ -95,7 +95,7 @@ func (*refusingKernel) NodeAddresses(context.Context) ([]datapath.NodeAddress, e
 // delay the next one.
 func TestFailedRepairsAreTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := &refusingKernel{begun: time.Now(), fails: 4, events: make(chan datapath.Event)}
+		k := &refusingKernel{start: time.Now(), fails: 4, events: make(chan datapath.Event)}
 		store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "i-1", BootID: "b-1"}, slog.New(slog.DiscardHandler))
 		must(t, err)
 		r := &repairer{
@@ -107,7 +107,7 @@ func TestFailedRepairsAreTriedAgain(t *testing.T) {
 		done := make(chan struct{})
 		go func() { r.run(ctx); close(done) }()
 		send := func(after time.Duration, e datapath.Event) {
-			time.Sleep(after - time.Since(k.begun)) //nolint:forbidigo // virtual time
+			time.Sleep(after - time.Since(k.start)) //nolint:forbidigo // virtual time
 			k.events <- e
 		}
 		for s := 31 * time.Second; s < 89*time.Second; s += 2 * time.Second {
@@ -137,7 +137,7 @@ func (a *arpless) ARPFiltered() bool { return !a.lacks }
 
 // A kernel that cannot drop pods' ARP requests is reported once in log and conditions, and so is one
 // that can.
-func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
+func TestKernelWithoutARPTablesIsReported(t *testing.T) {
 	var log bytes.Buffer
 	kernel := &arpless{lacks: true}
 	d := &repairer{upkeep: kernel, conditions: newConditions(clock.Real{}, slog.New(slog.NewTextHandler(&log, nil)))}
@@ -146,7 +146,7 @@ func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
 	}
 	d.conditions.want(t, ConditionARP, false, "CONFIG_NF_TABLES_ARP")
 	if n := strings.Count(log.String(), "CONFIG_NF_TABLES_ARP"); n != 1 {
-		t.Errorf("told %d times:\n%s", n, log.String())
+		t.Errorf("reported %d times:\n%s", n, log.String())
 	}
 	kernel.lacks = false // its module was loaded
 	d.lookAtARP()
@@ -165,27 +165,27 @@ func (i interfaces) Checks(attachment.Record) (bool, string) { i.checks(); retur
 
 func (i interfaces) Check(context.Context, attachment.Record) error { return errors.New("removed") }
 
-// Parts that follow interfaces are told when the container's lock is free: else they would find the attachment
+// Parts that follow interfaces are notified when the container's lock is free: else they would find the attachment
 // busy, and look again only after a while.
 func TestFollowersFindTheLockFree(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
-	a, told := r.attachments, 0
+	a, notified := r.attachments, 0
 	rec := a.store.Records()[0]
 	about := part.About{Name: "interfaces", ChecksAtOnce: 1}
 	followers := keepers{{touched: retry.NewSignal(), keys: map[attachment.Key]bool{}, part: interfaces{checks: func() {
 		if unlock, ok := a.locks.try(rec.Key.ContainerID); ok {
 			unlock()
-			told++
+			notified++
 		}
 	}}}}
 	k := &keeper{part: interfaces{checks: func() {}}, about: about, attachments: a, followers: followers, clock: n.clock, log: r.Log}
-	if all, failed := k.check(t.Context(), []attachment.Record{rec}); !all || failed || told != 1 {
-		t.Errorf("set up again: %t, failed %t, told %d times", all, failed, told)
+	if all, failed := k.check(t.Context(), []attachment.Record{rec}); !all || failed || notified != 1 {
+		t.Errorf("set up again: %t, failed %t, notified %d times", all, failed, notified)
 	}
 	a.followers = followers
-	if must(t, a.addAgainLater(t.Context(), rec)); told != 2 {
-		t.Errorf("told %d times", told)
+	if must(t, a.addAgainLater(t.Context(), rec)); notified != 2 {
+		t.Errorf("notified %d times", notified)
 	}
 }

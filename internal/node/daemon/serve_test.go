@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/node/heartbeat"
 	"github.com/berthnet/berth/internal/rpc"
 )
@@ -74,9 +76,7 @@ func TestEndOfThePluginsServerEndsTheDaemon(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	l, err := Listen(d.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	front := NewFront(FrontOptions{Plugin: l, Socket: d.socket, Metrics: d.Metrics, Clock: n.clock, Log: d.Log})
 	done := make(chan error, 1)
 	go func() { done <- d.Run(within(t), front) }()
@@ -145,21 +145,15 @@ func TestDeadlineIsEnforcedForCallersWithoutOne(t *testing.T) {
 func TestListenReplacesAStaleSocketOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	l, err := Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := l.Close(); err != nil { // the socket's file stays, as after a kill
 		t.Fatal(err)
 	}
 	l, err = Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	c, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 	if _, err := Listen(t.TempDir()); err == nil {
 		t.Error("Listen replaced a directory")
@@ -195,48 +189,47 @@ func TestSupplyCondition(t *testing.T) {
 }
 
 func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
-	n := newNode(t)
-	r := n.assemble()
-	var mu sync.Mutex
-	calls, fail := 0, errors.New("read-only file system")
-	leftOut := "portmap is not executable"
-	r.supply.install = func(context.Context) (Installation, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		calls++
-		return Installation{LeftOut: leftOut}, fail
-	}
-	called := func() int {
-		mu.Lock()
-		defer mu.Unlock()
-		return calls
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { r.supply.run(ctx) })
-	defer wg.Wait()
-	defer cancel()
-	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
-	if called() != 0 {
-		t.Error("installed without a usable address")
-	}
-	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
-	n.clock.Advance(firstInterval)
-	waitFor(t, func() bool { return called() == 1 && n.clock.Waiting() > 0 })
-	r.conditions.want(t, ConditionInstalled, false, fail.Error())
-	mu.Lock()
-	fail = nil
-	mu.Unlock()
-	n.clock.Advance(supplyInterval)
-	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionInstalled); return c.Healthy })
-	waitFor(t, func() bool {
-		c, ok := r.conditions.get(ConditionChain)
-		return ok && !c.Healthy && c.Message == leftOut
+	synctest.Test(t, func(t *testing.T) {
+		r := newNode(t).assemble()
+		r.supply.clock = clock.Real{}
+		var mu sync.Mutex // synctest.Wait orders nothing for the race detector in a goroutine that goes on
+		calls, fail, leftOut := 0, errors.New("read-only file system"), "portmap is not executable"
+		set := func(err error, out string) {
+			mu.Lock()
+			defer mu.Unlock()
+			fail, leftOut = err, out
+		}
+		r.supply.install = func(context.Context) (Installation, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			calls++
+			return Installation{LeftOut: leftOut}, fail
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { r.supply.run(ctx) })
+		defer wg.Wait()
+		defer cancel()
+		passes := func(d time.Duration, wantCalls int) {
+			t.Helper()
+			time.Sleep(d) //nolint:forbidigo // virtual time
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if calls != wantCalls {
+				t.Errorf("installed %d times, want %d", calls, wantCalls)
+			}
+		}
+		passes(time.Minute, 0)
+		r.source.Supply(netip.MustParseAddr("10.0.0.5"))
+		passes(firstInterval, 1)
+		r.conditions.want(t, ConditionInstalled, false, fail.Error())
+		set(nil, leftOut)
+		passes(supplyInterval, 2)
+		r.conditions.want(t, ConditionInstalled, true, "")
+		r.conditions.want(t, ConditionChain, false, leftOut)
+		set(nil, "")
+		passes(installInterval, 3)
+		r.conditions.want(t, ConditionChain, true, "")
 	})
-	mu.Lock()
-	leftOut = ""
-	mu.Unlock()
-	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
-	n.clock.Advance(installInterval)
-	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionChain); return c.Healthy })
 }

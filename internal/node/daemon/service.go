@@ -13,7 +13,6 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // service implements the protocol, and rejects invalid requests.
@@ -33,11 +32,11 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 		return nil, err
 	}
 	a := d.attachments.acquirer
-	wish := wishOf(req, a.annotations())
-	if err := a.checkWish(source.Request{Key: want.Key, Pod: want.Pod, Options: wish}); err != nil {
+	options := optionsOf(req, a.annotations())
+	if err := a.checkOptions(attachment.Request{Key: want.Key, Pod: want.Pod, Options: options}); err != nil {
 		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "bad-request", "%s", err)
 	}
-	rec, err := d.attachments.add(ctx, want, wish)
+	rec, err := d.attachments.add(ctx, want, options)
 	if err != nil {
 		return nil, err
 	}
@@ -111,15 +110,15 @@ func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	return key, checkKey(key)
 }
 
-// wishOf returns what a user asks for by the network's configuration and by pod annotations with the
+// optionsOf returns what a user asks for by the network's configuration and by pod annotations with the
 // given keys. A key that ends in "/" is a prefix.
-func wishOf(req *rpc.AddRequest, keys []string) source.PodOptions {
-	wish := source.PodOptions{AnnotationsKnown: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
+func optionsOf(req *rpc.AddRequest, keys []string) attachment.PodOptions {
+	options := attachment.PodOptions{AnnotationsKnown: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
 	note := func(key, value string) {
-		if wish.Annotations == nil {
-			wish.Annotations = make(map[string]string, len(keys))
+		if options.Annotations == nil {
+			options.Annotations = make(map[string]string, len(keys))
 		}
-		wish.Annotations[key] = value
+		options.Annotations[key] = value
 	}
 	for _, key := range keys {
 		if strings.HasSuffix(key, "/") {
@@ -134,7 +133,7 @@ func wishOf(req *rpc.AddRequest, keys []string) source.PodOptions {
 			note(key, value)
 		}
 	}
-	return wish
+	return options
 }
 
 // chainedBy returns the interface that a plugin before this one created, or nil where this one creates

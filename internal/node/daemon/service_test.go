@@ -152,8 +152,8 @@ func TestChainedPod(t *testing.T) {
 	}
 	n.tunnels.want(t, "internet/nat")
 	n.wantKernel(t, 0, 0)
-	if told := n.tunnels.told[keyFor("a")]; len(told.addrs) != 2 || told.addrs[0].String() != "10.4.0.7" {
-		t.Errorf("the operator heard %+v", told)
+	if reported := n.tunnels.reported[keyFor("a")]; len(reported.addrs) != 2 || reported.addrs[0].String() != "10.4.0.7" {
+		t.Errorf("the operator heard %+v", reported)
 	}
 	check := checkOf("a")
 	check.Addresses = []string{"10.4.0.7/24", "2001:db8:4::7/64"}
@@ -172,8 +172,8 @@ func TestChainedPod(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 	add("10.4.0.9/24")
 	n.tunnels.want(t, "internet/nat")
-	if told := n.tunnels.told[keyFor("a")]; len(told.addrs) != 1 || told.addrs[0].String() != "10.4.0.9" {
-		t.Errorf("the operator heard %+v", told)
+	if reported := n.tunnels.reported[keyFor("a")]; len(reported.addrs) != 1 || reported.addrs[0].String() != "10.4.0.9" {
+		t.Errorf("the operator heard %+v", reported)
 	}
 	if view := r.inspector.podView(within(t), "default", "pod-a").Attachments; len(view) != 1 || view[0].Address.String() != "10.4.0.9" || view[0].Fault != "" || !view[0].Checked {
 		t.Errorf("/ip-manager/pod has %+v", view)

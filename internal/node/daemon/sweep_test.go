@@ -78,9 +78,7 @@ func inMountNamespace(t *testing.T, propagation uintptr, do func(path string) er
 func sharedDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "btd-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.Remove(dir) })
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 		t.Fatalf("this test mounts and needs root: %v", err)
@@ -121,25 +119,19 @@ func (s *runtimeService) ListPodSandbox(context.Context, *cri.ListPodSandboxRequ
 func TestRuntimeListsItsSandboxes(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "cri.sock")
 	r, err := NewRuntime(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer r.Close()
 	if _, err := r.Sandboxes(within(t)); err == nil {
 		t.Error("a runtime that is down listed sandboxes")
 	}
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := grpc.NewServer()
 	cri.RegisterRuntimeServiceServer(server, &runtimeService{ids: []string{"a", "b"}})
 	go func() { _ = server.Serve(l) }()
 	defer server.Stop()
 	second, err := NewRuntime(socket) // without the first one's pause before it dials again
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer second.Close()
 	got, err := second.Sandboxes(within(t))
 	if diff := cmp.Diff(map[string]bool{"a": true, "b": true}, got); err != nil || diff != "" {

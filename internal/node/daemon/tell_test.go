@@ -22,7 +22,7 @@ import (
 type teller struct {
 	*Front
 	daemon *running
-	begun  time.Time
+	start  time.Time
 
 	mu   sync.Mutex // guards news
 	news []string   // when, kind, cause: message or addresses
@@ -30,7 +30,7 @@ type teller struct {
 
 // newTeller is the front of a daemon on n that serves, unless it still starts.
 func newTeller(n *node, starting bool) *teller {
-	t := &teller{daemon: n.assemble(), begun: time.Now()}
+	t := &teller{daemon: n.assemble(), start: time.Now()}
 	t.Front = &Front{
 		FrontOptions: FrontOptions{Metrics: t.daemon.Metrics, Clock: clock.Real{}, Log: t.daemon.Log, Tell: t.hear},
 		ready:        make(chan struct{}), waiting: "the instance metadata service",
@@ -49,7 +49,7 @@ func (t *teller) hear(n podevents.News) {
 		podevents.WaitsForAddress: "waits for address", podevents.WaitsForNetwork: "waits for network",
 		podevents.NoAddress: "no address", podevents.NetworkFailed: "failed", podevents.Attached: "attached",
 	}
-	t.news = append(t.news, strings.TrimSpace(fmt.Sprintf("%v %s %s/%s %s: %s%s", time.Since(t.begun), names[n.Kind], n.Pod.Namespace, n.Pod.Name, n.Cause, n.Message, strings.Join(n.Addresses, ","))))
+	t.news = append(t.news, strings.TrimSpace(fmt.Sprintf("%v %s %s/%s %s: %s%s", time.Since(t.start), names[n.Kind], n.Pod.Namespace, n.Pod.Name, n.Cause, n.Message, strings.Join(n.Addresses, ","))))
 }
 
 // add is an ADD as from the socket.
@@ -66,12 +66,12 @@ func (t *teller) want(test *testing.T, want ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if fmt.Sprint(t.news) != fmt.Sprint(want) {
-		test.Errorf("told\n%s\nwant\n%s", strings.Join(t.news, "\n"), strings.Join(want, "\n"))
+		test.Errorf("reported\n%s\nwant\n%s", strings.Join(t.news, "\n"), strings.Join(want, "\n"))
 	}
 }
 
 // Events on a pod appear within 3 s if its ADD waits, and at its end.
-func TestPodIsToldOfItsADD(t *testing.T) {
+func TestEventsOfAnADD(t *testing.T) {
 	const none = "the fake source has no free address"
 	for name, c := range map[string]struct {
 		prepare func(n *node, t *teller, req *rpc.AddRequest)
@@ -126,21 +126,21 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newNode(t)
-				told, req := newTeller(n, false), addOf("a", n.newNetns("a"))
+				events, req := newTeller(n, false), addOf("a", n.newNetns("a"))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				if c.prepare != nil {
-					c.prepare(n, told, req)
+					c.prepare(n, events, req)
 				}
 				if c.leaves > 0 {
 					time.AfterFunc(c.leaves, cancel)
 				}
 				if c.deleted > 0 {
-					time.AfterFunc(c.deleted, func() { told.daemon.attachments.acquirer.waits.del(keyFor("a")) })
+					time.AfterFunc(c.deleted, func() { events.daemon.attachments.acquirer.waits.del(keyFor("a")) })
 				}
-				_ = told.add(ctx, req)
+				_ = events.add(ctx, req)
 				time.Sleep(10 * time.Second) //nolint:forbidigo // virtual time: nothing comes after the end
-				told.want(t, c.want...)
+				events.want(t, c.want...)
 			})
 		})
 	}
@@ -150,11 +150,11 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		told := newTeller(n, true)
-		if told.add(t.Context(), addOf("a", n.newNetns("a"))) == nil {
+		events := newTeller(n, true)
+		if events.add(t.Context(), addOf("a", n.newNetns("a"))) == nil {
 			t.Error("the ADD worked")
 		}
-		told.want(t,
+		events.want(t,
 			"2.5s waits for network default/pod-a starting: berthd is starting: the instance metadata service",
 			"10s failed default/pod-a starting: berthd is starting: the instance metadata service")
 	})

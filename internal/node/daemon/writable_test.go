@@ -36,7 +36,13 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 		begin, end func() error
 	}{
 		{"NoSpace", n.fill, n.empty},
-		{"ReadOnly", func() error { return unix.Mount("", n.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "") },
+		{"ReadOnly", func() (err error) {
+			waitFor(t, func() bool { // the probe may have its file open
+				err = unix.Mount("", n.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
+				return !errors.Is(err, unix.EBUSY)
+			})
+			return err
+		},
 			func() error { return unix.Mount("", n.dir, "", unix.MS_REMOUNT, "") }},
 	} {
 		waitFor(t, recovered)

@@ -1,4 +1,4 @@
-package heartbeat_test
+package heartbeat
 
 import (
 	"context"
@@ -15,67 +15,41 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/node/heartbeat"
 )
+
+// must ends the test with an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 func TestRecent(t *testing.T) {
 	const beat = 1000 * time.Second
-	for _, tc := range []struct {
-		name string
-		now  time.Duration
-		want bool
-	}{
-		{"at once", beat, true},
-		{"just within the grace", beat + heartbeat.Grace - 1, true},
-		{"at the grace", beat + heartbeat.Grace, false},
-		{"long ago", beat + time.Hour, false},
-		{"of another boot", beat - 1, false},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "berthd.sock")
-			if err := heartbeat.Beat(socket, beat); err != nil {
-				t.Fatal(err)
-			}
-			if got := heartbeat.Recent(socket, tc.now); got != tc.want {
-				t.Errorf("Recent at %v = %v, want %v", tc.now, got, tc.want)
-			}
-		})
-	}
-}
-
-func TestRenewAndStop(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "berthd.sock")
-	if heartbeat.Recent(socket, 0) {
+	if Recent(socket, 0) {
 		t.Error("a heartbeat that never was is recent")
 	}
-	for _, at := range []time.Duration{time.Second, time.Hour} {
-		if err := heartbeat.Beat(socket, at); err != nil {
-			t.Fatal(err)
+	must(t, Beat(socket, time.Second))
+	must(t, Beat(socket, beat)) // renewed
+	for now, want := range map[time.Duration]bool{
+		beat: true, beat + Grace - 1: true, beat + Grace: false, beat + time.Hour: false,
+		beat - 1: false, // of another boot
+	} {
+		if got := Recent(socket, now); got != want {
+			t.Errorf("Recent at %v = %v, want %v", now, got, want)
 		}
-	}
-	if !heartbeat.Recent(socket, time.Hour) {
-		t.Error("a renewed heartbeat is not recent")
 	}
 	for range 2 {
-		if err := heartbeat.Stop(socket); err != nil {
-			t.Fatal(err)
-		}
+		must(t, Stop(socket))
 	}
-	if heartbeat.Recent(socket, time.Hour) {
-		t.Error("a stopped heartbeat is recent")
+	if left, _ := os.ReadDir(filepath.Dir(socket)); Recent(socket, beat) || len(left) != 0 {
+		t.Errorf("a stopped heartbeat is recent, or left %v", left)
 	}
-	if left, _ := os.ReadDir(filepath.Dir(socket)); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
-	}
-}
-
-func TestDamaged(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "berthd.sock")
 	for _, content := range []string{"", "\n", "soon", "99999999999999999999", "-1\n"} {
-		if err := os.WriteFile(heartbeat.Path(socket), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if heartbeat.Recent(socket, heartbeat.Grace) {
+		must(t, os.WriteFile(Path(socket), []byte(content), 0o600))
+		if Recent(socket, Grace) {
 			t.Errorf("heartbeat %q is recent", content)
 		}
 	}
@@ -98,44 +72,44 @@ func TestRun(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			heartbeat.Run(ctx, socket, clk, good.Load, func(err error) { t.Error(err) })
+			Run(ctx, socket, clk, good.Load, func(err error) { t.Error(err) })
 		}()
-		// pass lets time pass and tells whether the heartbeat is recent then.
+		// pass lets time pass and reports whether the heartbeat is recent then.
 		pass := func(d time.Duration) bool {
 			<-time.After(d)
 			synctest.Wait()
-			return heartbeat.Recent(socket, clk.Boot())
+			return Recent(socket, clk.Boot())
 		}
 		if pass(time.Minute) {
 			t.Error("a daemon that was never good has a heartbeat")
 		}
 		good.Store(true)
-		if !pass(heartbeat.Interval) || !pass(time.Hour) {
+		if !pass(Interval) || !pass(time.Hour) {
 			t.Error("a good daemon has no heartbeat")
 		}
 		good.Store(false)
-		if pass(heartbeat.Interval) {
+		if pass(Interval) {
 			t.Error("a daemon that is not good any more has a heartbeat")
 		}
 		good.Store(true)
-		pass(heartbeat.Interval)
+		pass(Interval)
 		cancel()
 		<-done
-		if !pass(heartbeat.Grace - heartbeat.Interval - time.Second) {
+		if !pass(Grace - Interval - time.Second) {
 			t.Error("a daemon that ended in order left no heartbeat")
 		}
-		if pass(heartbeat.Grace) {
+		if pass(Grace) {
 			t.Error("its heartbeat goes on")
 		}
 	})
 }
 
-func TestRunSaysWhatGoesWrong(t *testing.T) {
+func TestRunReportsErrors(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	socket := filepath.Join(t.TempDir(), "gone", "berthd.sock")
 	var failures []error
-	heartbeat.Run(ctx, socket, clock.Real{}, func() bool { return true }, func(err error) {
+	Run(ctx, socket, clock.Real{}, func() bool { return true }, func(err error) {
 		failures = append(failures, err)
 		cancel()
 	})
@@ -144,58 +118,52 @@ func TestRunSaysWhatGoesWrong(t *testing.T) {
 	}
 }
 
-// A full disk does not end the heartbeat of a daemon that lives: after it, a restart
-// would have the node's pods evicted.
+// A file system without space or inodes does not end the heartbeat of a daemon that lives: a restart after it would
+// have the node's pods evicted.
 func TestBeatOnAFullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16k"); err != nil {
-		t.Fatalf("this test mounts a file system and needs root: %v", err)
-	}
-	defer func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	}()
-	socket := filepath.Join(dir, "berthd.sock")
-	if err := heartbeat.Beat(socket, time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 128<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the disk is not full: %v", err)
-	}
-	for now := time.Hour; now < 40*time.Hour; now += 13 * time.Hour {
-		if err := heartbeat.Beat(socket, now); err != nil || !heartbeat.Recent(socket, now+heartbeat.Interval) {
-			t.Errorf("after %v: %v", now, err)
-		}
-	}
-	if err := errors.Join(heartbeat.Stop(socket)); err != nil {
-		t.Fatal(err)
+	for options, fill := range map[string]int{"size=16k": 128 << 10, "nr_inodes=3": 0} { // the folder's own inode, and those of two files
+		t.Run(options, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+				t.Fatalf("this test mounts a file system and needs root: %v", err)
+			}
+			defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+			socket := filepath.Join(dir, "berthd.sock")
+			must(t, Beat(socket, time.Hour))
+			var err error
+			for n := 0; err == nil; n++ {
+				err = os.WriteFile(filepath.Join(dir, fmt.Sprint(n)), make([]byte, fill), 0o600)
+			}
+			if !errors.Is(err, unix.ENOSPC) {
+				t.Fatalf("the disk is not full: %v", err)
+			}
+			for now := time.Hour; now < 40*time.Hour; now += 13 * time.Hour {
+				if err := Beat(socket, now); err != nil || !Recent(socket, now+Interval) {
+					t.Errorf("after %v: %v", now, err)
+				}
+			}
+			must(t, Stop(socket))
+		})
 	}
 }
 
-// Nor does one that has space and can hold no more files.
-func TestBeatWithoutInodes(t *testing.T) {
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "nr_inodes=3"); err != nil { // the folder's own, and two files'
-		t.Fatalf("this test mounts a file system and needs root: %v", err)
+// The plugin of one release reads the heartbeat of another's daemon.
+func TestStoredHeartbeat(t *testing.T) {
+	samples, err := filepath.Glob("testdata/stored/*/heartbeat")
+	if err != nil || len(samples) == 0 {
+		t.Fatalf("there are no samples: %v", err)
 	}
-	defer func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
+	socket := filepath.Join(t.TempDir(), "berthd.sock")
+	for _, sample := range samples {
+		data, err := os.ReadFile(sample)
+		must(t, err)
+		must(t, os.WriteFile(Path(socket), data, 0o600))
+		if at := 5 * time.Second; !Recent(socket, at+Grace-1) || Recent(socket, at+Grace) || Recent(socket, at-1) {
+			t.Errorf("%s is not taken for one of five seconds after the boot", sample)
 		}
-	}()
-	socket := filepath.Join(dir, "berthd.sock")
-	if err := heartbeat.Beat(socket, time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	var err error
-	for n := 0; err == nil; n++ {
-		err = os.WriteFile(filepath.Join(dir, fmt.Sprint(n)), nil, 0o600)
-	}
-	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("there are inodes: %v", err)
-	}
-	if err := heartbeat.Beat(socket, 14*time.Hour); err != nil || !heartbeat.Recent(socket, 14*time.Hour) {
-		t.Error(err)
+		must(t, Beat(socket, 5*time.Second))
+		if again, err := os.ReadFile(Path(socket)); err != nil || string(again) != string(data) {
+			t.Errorf("%s: written as %q, %v", sample, again, err)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -85,9 +86,9 @@ func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf
 	}
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
-	told, err := invoke.GetVersionInfo(ctx, path, &bounded{})
+	said, err := invoke.GetVersionInfo(ctx, path, &bounded{})
 	for errors.Is(err, syscall.ETXTBSY) && pause(ctx, writePause) {
-		told, err = invoke.GetVersionInfo(ctx, path, &bounded{})
+		said, err = invoke.GetVersionInfo(ctx, path, &bounded{})
 	}
 	var exit *exec.ExitError
 	switch {
@@ -102,7 +103,7 @@ func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf
 	case err != nil:
 		return answer{broken: fmt.Sprintf("%s does not answer VERSION: %.200q", path, err.Error())}, !passes(err)
 	}
-	versions := intersection(spoken, told.SupportedVersions())
+	versions := intersection(spoken, said.SupportedVersions())
 	if len(versions) == 0 {
 		return answer{broken: fmt.Sprintf("%s speaks none of CNI %s", path, list(spoken))}, true
 	}
@@ -124,12 +125,7 @@ func passes(err error) bool {
 	if errors.As(err, &exit) {
 		return !exit.Exited()
 	}
-	for _, short := range []syscall.Errno{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.EIO} {
-		if errors.Is(err, short) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]syscall.Errno{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.EIO}, func(short syscall.Errno) bool { return errors.Is(err, short) })
 }
 
 // pause waits, and reports whether ctx goes on.

@@ -30,9 +30,7 @@ func TestMissingPluginsAreInstalled(t *testing.T) {
 	if r.LeftOut != nil || r.Failed != nil || read(t, in("portmap")) != theirs {
 		t.Errorf("%+v; another's portmap is %q", r, read(t, in("portmap")))
 	}
-	if _, err := os.Lstat(in("vlan")); err == nil {
-		t.Error("what nobody asked for is installed")
-	}
+	absent(t, in("vlan")) // nobody asked for it
 	if m := modeOf(t, in("bandwidth")); m != pluginMode {
 		t.Errorf("mode %v", m)
 	}
@@ -49,16 +47,12 @@ func TestMissingPluginsAreInstalled(t *testing.T) {
 		{"no longer executable", func() { _ = os.Chmod(in("bandwidth"), 0o644) }, []string{in("bandwidth")}},
 		{"somebody else's came", func() { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")+" # theirs") }, nil},
 		{"and a later version of ours", func() { plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v3") }, nil},
+		{"what is written down is null", func() { write(t, in(bundledName), "null", 0o644); _ = os.Remove(in("loopback")) }, []string{in("loopback")}},
 		{"what is written down is damaged", func() {
 			write(t, in(bundledName), "{", 0o644)
 			plugin(t, o.Bundle, "loopback", speaks("1.0.0")+" # v2")
 		}, nil},
-		{"a link that leads nowhere", func() {
-			_ = os.Remove(in("loopback"))
-			if err := os.Symlink("/no/such/file", in("loopback")); err != nil {
-				t.Fatal(err)
-			}
-		}, nil},
+		{"a link that leads nowhere", func() { link(t, "/no/such/file", in("loopback")) }, nil},
 	} {
 		tc.spoil()
 		r := mustInstall(t, o)
@@ -68,53 +62,37 @@ func TestMissingPluginsAreInstalled(t *testing.T) {
 	}
 }
 
-// A crash between what is written down and the file, either way.
-func TestBundledPluginAfterACrash(t *testing.T) {
-	o := bundled(t)
-	mustInstall(t, o)
-	path := filepath.Join(o.BinDir, "bandwidth")
-	old := read(t, path)
-	plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v2")
-	mustInstall(t, o)
-	write(t, path, old, 0o755) // as if the rename had not come
-	if got := mustInstall(t, o).Changed; len(got) != 1 || read(t, path) != read(t, filepath.Join(o.Bundle, "bandwidth")) {
-		t.Errorf("changed %v: the old version stays for ever", got)
-	}
-}
-
-// A disk that was full for two versions: what is in place is Berth's all the same.
-func TestBundledPluginOfLongAgo(t *testing.T) {
-	for name, back := range map[string]bool{"two that did not come": false, "after going back": true} {
+// An earlier version of Berth's that is in place is recognized, as after a crash or while a disk was full, and replaced.
+func TestEarlierBundledPluginIsReplaced(t *testing.T) {
+	for name, tt := range map[string]struct {
+		versions []string
+		back     bool // the first of them is taken back
+	}{
+		"a crash before the rename":        {[]string{"v2"}, false},
+		"two versions that could not come": {[]string{"v2", "v3"}, false},
+		"after going back":                 {[]string{"v2", "v3"}, true},
+	} {
 		o := bundled(t)
 		mustInstall(t, o)
-		path := filepath.Join(o.BinDir, "bandwidth")
+		path, bundle := filepath.Join(o.BinDir, "bandwidth"), filepath.Join(o.Bundle, "bandwidth")
 		old := read(t, path)
-		plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v2")
-		mustInstall(t, o)
-		if back {
-			write(t, filepath.Join(o.Bundle, "bandwidth"), old, 0o755)
+		for i, version := range tt.versions {
+			plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # "+version)
 			mustInstall(t, o)
-		} else {
-			write(t, path, old, 0o755)
+			if i == 0 && tt.back {
+				write(t, bundle, old, 0o755)
+				mustInstall(t, o)
+			} else {
+				write(t, path, old, 0o755) // as if the rename had not come
+			}
 		}
-		plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v3")
-		mustInstall(t, o)
-		write(t, path, old, 0o755) // as if the rename had not come
-		if got := mustInstall(t, o).Changed; len(got) != 1 || read(t, path) != read(t, filepath.Join(o.Bundle, "bandwidth")) {
+		if got := mustInstall(t, o).Changed; len(got) != 1 || read(t, path) != read(t, bundle) {
 			t.Errorf("%s: changed %v: the old version stays for ever", name, got)
 		}
 	}
 }
 
-func TestBundledIsWrittenDownAsNull(t *testing.T) {
-	o := bundled(t)
-	write(t, filepath.Join(o.BinDir, bundledName), "null", 0o644)
-	if r := mustInstall(t, o); r.Failed != nil || len(r.LeftOut) != 0 {
-		t.Errorf("%+v", r)
-	}
-}
-
-// What cannot be installed is told, and keeps nothing else from it.
+// It is reported, and the other plugins are installed.
 func TestBundledPluginThatCannotBeInstalled(t *testing.T) {
 	o := bundled(t)
 	write(t, filepath.Join(o.Bundle, "bandwidth"), "", 0o755)

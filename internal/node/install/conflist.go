@@ -86,27 +86,6 @@ func chained(kind string) pluginConf {
 	return p
 }
 
-// ownership of a configuration.
-type ownership int
-
-const (
-	nobodys ownership = iota // not a network configuration
-	ours                     // a list that has our plugin, or that plugin's own configuration
-	others
-)
-
-// owner returns who owns a network configuration.
-func owner(text []byte) ownership {
-	result := nobodys
-	for _, p := range pluginsOf(text) {
-		if p.Type == pluginName {
-			return ours
-		}
-		result = others
-	}
-	return result
-}
-
 // pluginsOf returns the plugins of a network configuration, a list or a single one; none if it is
 // invalid.
 func pluginsOf(text []byte) []pluginConf {

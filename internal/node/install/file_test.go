@@ -23,9 +23,7 @@ func volatile(t *testing.T) Options {
 
 func (o Options) reboot(t *testing.T) {
 	t.Helper()
-	if err := os.RemoveAll(filepath.Dir(filepath.Dir(o.Volatile))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(filepath.Dir(filepath.Dir(o.Volatile))))
 }
 
 // After a reboot there is no configuration until berthd has installed it again, and
@@ -61,12 +59,6 @@ func TestRebootTakesTheConfiguration(t *testing.T) {
 func TestVolatileConfigurationIsMended(t *testing.T) {
 	o := volatile(t)
 	mustInstall(t, o)
-	link := func(to, path string) {
-		_ = os.Remove(path)
-		if err := os.Symlink(to, path); err != nil {
-			t.Fatal(err)
-		}
-	}
 	for _, tc := range []struct {
 		name  string
 		spoil func()
@@ -80,11 +72,11 @@ func TestVolatileConfigurationIsMended(t *testing.T) {
 			_ = os.Remove(o.conf())
 			write(t, o.conf(), text, 0o600)
 		}},
-		{"a link elsewhere", func() { link("/no/such/file", o.conf()) }},
+		{"a link elsewhere", func() { link(t, "/no/such/file", o.conf()) }},
 		{"no link", func() { _ = os.Remove(o.conf()) }},
-		{"broken off before the file", func() { link(o.Volatile, staged(o.conf())); _ = os.Remove(o.Volatile) }},
-		{"broken off after the file", func() { link(o.Volatile, staged(o.conf())) }},
-		{"broken off in the file", func() { link(o.Volatile, staged(o.conf())); write(t, staged(o.Volatile), "{", 0o600) }},
+		{"broken off before the file", func() { link(t, o.Volatile, staged(o.conf())); _ = os.Remove(o.Volatile) }},
+		{"broken off after the file", func() { link(t, o.Volatile, staged(o.conf())) }},
+		{"broken off in the file", func() { link(t, o.Volatile, staged(o.conf())); write(t, staged(o.Volatile), "{", 0o600) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.spoil()
@@ -105,11 +97,7 @@ func TestVolatileConfigurationIsMended(t *testing.T) {
 			if got := mustInstall(t, o).Changed; got != nil {
 				t.Errorf("installing again changed %v", got)
 			}
-			for _, path := range []string{staged(o.conf()), staged(o.Volatile)} {
-				if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("%s is still there", path)
-				}
-			}
+			absent(t, staged(o.conf()), staged(o.Volatile))
 		})
 	}
 	o.Volatile = ""
@@ -127,18 +115,14 @@ func TestUninstallOfALink(t *testing.T) {
 			t.Errorf("Uninstall = %v, %v; want %v", got, err, want)
 		}
 	}
-	if _, err := os.Lstat(o.Volatile); !errors.Is(err, fs.ErrNotExist) {
-		t.Error("the file is still there")
-	}
+	absent(t, o.Volatile)
 	mustInstall(t, o)
 	o.reboot(t)
 	if got, err := Uninstall(o.ConfDir, o.ConfName); !got || err != nil {
 		t.Errorf("Uninstall after a reboot = %v, %v", got, err)
 	}
 	write(t, o.Volatile, `{"name":"x","plugins":[{"type":"bridge"}]}`, 0o600)
-	if err := os.Symlink(o.Volatile, o.conf()); err != nil {
-		t.Fatal(err)
-	}
+	link(t, o.Volatile, o.conf())
 	if got, err := Uninstall(o.ConfDir, o.ConfName); got || err != nil {
 		t.Errorf("Uninstall of another's = %v, %v", got, err)
 	}
@@ -154,22 +138,14 @@ func smallDisk(t *testing.T, dir string) (full, roomy func()) {
 	if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k,mode=755")); err != nil {
 		t.Fatalf("this test mounts a file system and needs root: %v", err)
 	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	filler := filepath.Join(dir, "filler")
 	full = func() {
 		if err := os.WriteFile(filler, make([]byte, 128<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
 			t.Fatalf("%s is not full: %v", dir, err)
 		}
 	}
-	return full, func() {
-		if err := os.Remove(filler); err != nil {
-			t.Fatal(err)
-		}
-	}
+	return full, func() { must(t, os.Remove(filler)) }
 }
 
 // On a full disk the error names the file and says so; what is in place stays, whole,
@@ -189,9 +165,7 @@ func TestInstallOnAFullDisk(t *testing.T) {
 				t.Errorf("a first installation: %v", err)
 			}
 			if o.BinDir == dir {
-				if _, err := os.Stat(o.conf()); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("there is a configuration for a plugin that there is not: %v", err)
-				}
+				absent(t, o.conf())
 			}
 			roomy()
 			mustInstall(t, o)
@@ -213,11 +187,7 @@ func TestInstallOnAFullDisk(t *testing.T) {
 			if mustInstall(t, o); read(t, o.plugin()) != "plugin v2" || read(t, o.conf()) == conf {
 				t.Error("with space again the new version is not in place")
 			}
-			for _, left := range []string{staged(o.plugin()), staged(o.conf())} {
-				if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("%s is left: %v", left, err)
-				}
-			}
+			absent(t, staged(o.plugin()), staged(o.conf()))
 		})
 	}
 }

@@ -70,7 +70,7 @@ func isPlain(entry json.RawMessage) bool {
 func (o *Options) foreign(path string) []foreign {
 	own := append([]string{pluginName}, o.Network.Chain...)
 	for _, file := range []string{path, o.Volatile} {
-		if text, err := os.ReadFile(file); err == nil && owner(text) == ours {
+		if text, err := os.ReadFile(file); err == nil && placeIn(text) != nowhere {
 			return foreignIn(text, own)
 		}
 	}

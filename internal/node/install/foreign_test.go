@@ -21,18 +21,14 @@ func edit(t *testing.T, o Options, old, with string) {
 		t.Fatalf("%s lacks %s", text, old)
 	}
 	write(t, o.conf()+".tmp", strings.Replace(text, old, with, 1), 0o644)
-	if err := os.Rename(o.conf()+".tmp", o.conf()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(o.conf()+".tmp", o.conf()))
 }
 
 // chain are the types of the configuration in place, as a runtime reads it, with what the mesh's entry says.
 func chain(t *testing.T, o Options) (types string) {
 	t.Helper()
 	list, err := libcni.ConfListFromFile(o.conf())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range list.Plugins {
 		types += " " + p.Network.Type
 		if p.Network.Type == "istio-cni" && !strings.Contains(string(p.Bytes), `"exclude_namespaces":["istio-system"]`) {
@@ -43,7 +39,7 @@ func chain(t *testing.T, o Options) (types string) {
 }
 
 // Entries that other software adds to the configuration stay, in their order, over restarts and changes of Berth.
-func TestEntriesOfOthersStay(t *testing.T) {
+func TestForeignEntriesStay(t *testing.T) {
 	atEnd := func(o Options) { edit(t, o, `],"berthPlugins"`, ","+mesh+`],"berthPlugins"`) }
 	first := func(o Options) { edit(t, o, `"plugins":[`, `"plugins":[{"type":"first"},`) }
 	second := func(o Options) { edit(t, o, `{"type":"portmap"`, `{"type":"linkerd-cni"},{"type":"portmap"`) }
@@ -90,7 +86,7 @@ func TestEntriesOfOthersStay(t *testing.T) {
 }
 
 // The link may be gone while the file that it led to is there.
-func TestEntriesOfOthersStayWithoutTheLink(t *testing.T) {
+func TestForeignEntriesStayWithoutTheLink(t *testing.T) {
 	o := node(t)
 	o.Volatile = filepath.Join(t.TempDir(), o.ConfName)
 	mustInstall(t, o)
@@ -105,8 +101,8 @@ func TestEntriesOfOthersStayWithoutTheLink(t *testing.T) {
 	}
 }
 
-// They count when versions are chosen, and are told of. One that does not work stays.
-func TestEntriesOfOthersAreToldOf(t *testing.T) {
+// They count when versions are chosen, and are reported. One that does not work stays.
+func TestForeignEntriesAreReported(t *testing.T) {
 	o := node(t)
 	o.Network.Chain = nil
 	if r := mustInstall(t, o); !cmp.Equal(r.Versions, spoken) || r.Foreign != nil {

@@ -193,7 +193,7 @@ func Uninstall(confDir, confName string) (bool, error) {
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("reading the network configuration: %w", err)
-	case owner(text) != ours:
+	case placeIn(text) == nowhere:
 		return false, nil
 	}
 	if err := unlink(path); err != nil {
@@ -211,7 +211,7 @@ func mayReplace(conf string) error {
 	if err != nil {
 		return fmt.Errorf("reading the network configuration in place: %w", err)
 	}
-	if owner(text) == others {
+	if placeIn(text) == nowhere && len(pluginsOf(text)) > 0 {
 		return fmt.Errorf("%s is a network configuration of another plugin: remove it, or choose another name with --cni-conf-name", conf)
 	}
 	return nil

@@ -45,38 +45,60 @@ func speaks(versions ...string) string {
 func (o Options) plugin() string { return filepath.Join(o.BinDir, "berth") }
 func (o Options) conf() string   { return filepath.Join(o.ConfDir, o.ConfName) }
 
-func write(t *testing.T, path, content string, mode fs.FileMode) {
+// must ends the test with an error.
+func must(t *testing.T, err error) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode), os.Chmod(path, mode)); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func write(t *testing.T, path, content string, mode fs.FileMode) {
+	t.Helper()
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode), os.Chmod(path, mode)))
+}
+
+// link replaces a file by a symbolic link.
+func link(t *testing.T, to, path string) {
+	t.Helper()
+	_ = os.Remove(path)
+	must(t, os.Symlink(to, path))
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
+}
+
+// absent asserts that there are no such files.
+func absent(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s exists: %v", path, err)
+		}
+	}
 }
 
 func mustInstall(t *testing.T, o Options) Report {
 	t.Helper()
 	r, err := New(o).Install(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return r
+}
+
+func lstat(t *testing.T, path string) fs.FileInfo {
+	t.Helper()
+	info, err := os.Lstat(path)
+	must(t, err)
+	return info
 }
 
 func modeOf(t *testing.T, path string) fs.FileMode {
 	t.Helper()
-	info, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info.Mode()
+	return lstat(t, path).Mode()
 }
 
 func TestInstall(t *testing.T) {
@@ -133,14 +155,10 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// inode tells whether a file was replaced.
+// inode reports whether a file was replaced.
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
-	info, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info.Sys().(*syscall.Stat_t).Ino
+	return lstat(t, path).Sys().(*syscall.Stat_t).Ino
 }
 
 func TestOnlyWhatDiffersIsReplaced(t *testing.T) {
@@ -163,12 +181,7 @@ func TestOnlyWhatDiffersIsReplaced(t *testing.T) {
 		{"a damaged configuration", func() { write(t, o.conf(), `{"cniVer`, 0o600) }, []string{o.conf()}},
 		{"an empty configuration", func() { write(t, o.conf(), ``, 0o600) }, []string{o.conf()}},
 		{"a missing plugin", func() { _ = os.Remove(o.plugin()) }, []string{o.plugin()}},
-		{"a symbolic link", func() {
-			_ = os.Remove(o.plugin())
-			if err := os.Symlink(o.Plugin, o.plugin()); err != nil {
-				t.Fatal(err)
-			}
-		}, []string{o.plugin()}},
+		{"a symbolic link", func() { link(t, o.Plugin, o.plugin()) }, []string{o.plugin()}},
 		{"a chained plugin that came later", func() { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")) }, []string{o.conf()}},
 		{"a temporary file of a crash", func() { write(t, staged(o.conf()), "{", 0o600) }, nil},
 	} {
@@ -190,11 +203,7 @@ func TestOnlyWhatDiffersIsReplaced(t *testing.T) {
 			if read(t, o.plugin()) != read(t, o.Plugin) || modeOf(t, o.plugin()) != 0o755 || modeOf(t, o.conf()) != 0o600 {
 				t.Error("what is in place is not what it should be")
 			}
-			for _, path := range []string{staged(o.plugin()), staged(o.conf())} {
-				if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("%s is still there", path)
-				}
-			}
+			absent(t, staged(o.plugin()), staged(o.conf()))
 		})
 	}
 }
@@ -205,16 +214,13 @@ func TestCrashBeforeRename(t *testing.T) {
 	o := node(t)
 	mustInstall(t, o)
 	before := read(t, o.conf())
-	if _, err := stage(o.conf(), strings.NewReader(`{"half`), confMode); err != nil {
-		t.Fatal(err)
-	}
+	_, err := stage(o.conf(), strings.NewReader(`{"half`), confMode)
+	must(t, err)
 	if got := read(t, o.conf()); got != before {
 		t.Errorf("staging changed the file in place to %q", got)
 	}
 	files, err := libcni.ConfFiles(o.ConfDir, []string{".conf", ".conflist", ".json"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff([]string{o.conf()}, files); diff != "" {
 		t.Errorf("files that a runtime sees (-want +got):\n%s", diff)
 	}
@@ -248,7 +254,7 @@ func TestNobodySeesHalfAFile(t *testing.T) {
 	}
 }
 
-func TestOthersConfigurationIsLeftAlone(t *testing.T) {
+func TestForeignConfigurationIsLeftAlone(t *testing.T) {
 	for _, foreign := range []string{
 		`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge"},{"type":"portmap"}]}`,
 		`{"cniVersion":"1.0.0","name":"x","type":"ptp"}`,
@@ -258,9 +264,7 @@ func TestOthersConfigurationIsLeftAlone(t *testing.T) {
 		if _, err := New(o).Install(t.Context()); err == nil || !strings.Contains(err.Error(), o.conf()) || !strings.Contains(err.Error(), "--cni-conf-name") {
 			t.Errorf("error %v, want one that names the file and what to do", err)
 		}
-		if _, err := os.Lstat(o.plugin()); !errors.Is(err, fs.ErrNotExist) {
-			t.Error("the plugin was installed all the same")
-		}
+		absent(t, o.plugin())
 		if removed, err := Uninstall(o.ConfDir, o.ConfName); removed || err != nil {
 			t.Errorf("Uninstall = %v, %v; want it left alone", removed, err)
 		}
@@ -289,12 +293,8 @@ func TestUninstall(t *testing.T) {
 			t.Errorf("Uninstall = %v, %v; want %v", got, err, want)
 		}
 	}
-	if _, err := os.Lstat(o.conf()); !errors.Is(err, fs.ErrNotExist) {
-		t.Error("the configuration is still there")
-	}
-	if _, err := os.Lstat(o.plugin()); err != nil {
-		t.Errorf("the plugin, which running pods need for their DEL: %v", err)
-	}
+	absent(t, o.conf())
+	read(t, o.plugin()) // which running pods need for their DEL
 }
 
 func TestInstallFailures(t *testing.T) {

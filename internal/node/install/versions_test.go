@@ -58,8 +58,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// What a runtime makes of the configuration, with a library that knows all
-// versions and with one from before cniVersions, which reads cniVersion.
+// The runtime's library knows all versions, or is from before cniVersions and
+// reads cniVersion.
 func TestRuntimesChooseTheNewestVersion(t *testing.T) {
 	o := node(t)
 	plugin(t, o.BinDir, "portmap", `case $CNI_COMMAND in VERSION) `+speaks("0.3.1", "0.4.0", "1.0.0", "1.1.0")+`;; esac`)
@@ -82,9 +82,7 @@ func TestPluginsOfTheDistribution(t *testing.T) {
 	o := node(t)
 	o.BinDir = t.TempDir()
 	for _, name := range o.Network.Chain {
-		if err := os.Symlink(filepath.Join(dir, name), filepath.Join(o.BinDir, name)); err != nil {
-			t.Fatal(err)
-		}
+		link(t, filepath.Join(dir, name), filepath.Join(o.BinDir, name))
 	}
 	r := mustInstall(t, o)
 	want := Report{Changed: []string{o.plugin(), o.conf()}, Versions: []string{"0.3.1", "0.4.0", "1.0.0"}, Held: o.Network.Chain}
@@ -93,13 +91,9 @@ func TestPluginsOfTheDistribution(t *testing.T) {
 	}
 }
 
-// Whatever a plugin does that is asked, the rest of the node works.
+// A plugin that misbehaves when it is asked does not stop the rest of the node.
 func TestPluginsThatMisbehave(t *testing.T) {
-	self, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	foreign := append([]byte(nil), self[:4096]...)
+	foreign := []byte(read(t, "/proc/self/exe")[:4096])
 	foreign[18], foreign[19] = 0xf3, 0 // elf(5): e_machine, EM_RISCV
 	lies := `case $CNI_COMMAND in
 VERSION) ` + speaks("1.0.0", "1.1.0") + `;;
@@ -139,9 +133,7 @@ VERSION) ` + speaks("1.0.0", "1.1.0") + `;;
 				i.asker.timeout = 200 * time.Millisecond
 			}
 			r, err := i.Install(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if newest(r.Versions) != tc.newest {
 				t.Errorf("the configuration is in %v, want up to %s", r.Versions, tc.newest)
 			}
@@ -168,9 +160,8 @@ func TestPluginsAreAskedOnce(t *testing.T) {
 	i := New(o)
 	install := func() {
 		t.Helper()
-		if _, err := i.Install(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		_, err := i.Install(t.Context())
+		must(t, err)
 	}
 	for range 3 {
 		install()
@@ -222,18 +213,14 @@ func TestInstallChained(t *testing.T) {
 	todo := func(says string) {
 		t.Helper()
 		r, err := New(o).InstallChained()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if r.Unchained == "" && says != "" || !strings.Contains(r.Unchained, says) || says == "" && r.Unchained != "" {
 			t.Errorf("the report says %q, want %q", r.Unchained, says)
 		}
 		if text := read(t, o.plugin()); text != "plugin v1" {
 			t.Errorf("the plugin is %q", text)
 		}
-		if _, err := os.Lstat(o.conf()); err == nil {
-			t.Error("there is a configuration of Berth's own")
-		}
+		absent(t, o.conf())
 	}
 	todo("there is no network configuration")
 	mustInstall(t, o) // as when the node's addresses were Berth's
@@ -249,9 +236,7 @@ func TestInstallChained(t *testing.T) {
 	// A folder for configurations is not made: it is the other network's.
 	o = node(t)
 	todo("there is no network configuration")
-	if _, err := os.Stat(o.ConfDir); err == nil {
-		t.Error("the folder of configurations was made")
-	}
+	absent(t, o.ConfDir)
 }
 
 // A list of that name to which somebody added the plugin stays.

@@ -20,14 +20,14 @@ type decision struct {
 }
 
 // decide decides whether all NICs of a pod may be plugged now.
-func (b *observed) decide(r rules, req source.Request) decision {
+func (b *observed) decide(r rules, req attachment.Request) decision {
 	vpc, known := b.namespaces[req.Pod.Namespace]
 	w, err := r.of(req, vpc, known)
 	switch {
 	case err != nil:
 		return decision{err: err}
 	case w.waiting != "":
-		return decision{wait: b.orUnreachable(exhausted("starting", "%s", w.waiting))}
+		return decision{wait: b.orUnreachable(waiters.Missing("starting", "%s", w.waiting))}
 	}
 	there := b.of(req.Pod)
 	if !w.any && (req.Options.AnnotationsKnown || req.Key.IfName != firstInterface || len(there) == 0) {
@@ -101,15 +101,15 @@ func withDefaultRoute(nics []attachment.NIC, first string) []attachment.NIC {
 
 // missing says that a NIC has no PodNIC here. Why the operator cannot create one, for example because the VPC does not
 // exist, only the pod's Events say: a node may read PodNICs, but no VPCs.
-func (b *observed) missing(req source.Request, vpc, name string) *source.Exhausted {
+func (b *observed) missing(req attachment.Request, vpc, name string) *source.Exhausted {
 	if !b.sync.Listed(podNICs) {
-		return b.orUnreachable(exhausted("starting", "NIC %s: the API server has not listed this node's PodNICs yet", name))
+		return b.orUnreachable(waiters.Missing("starting", "NIC %s: the API server has not listed this node's PodNICs yet", name))
 	}
 	namespace, pod := shown(req.Pod.Namespace, 80), shown(req.Pod.Name, 260)
 	if vpc != "" {
 		name += " in VPC " + shown(vpc, 260)
 	}
-	return b.orUnreachable(exhausted("no-podnic", "NIC %s: the operator has not created a PodNIC with a port on this node for pod %s/%s (%s) yet; if it cannot, for example because the VPC does not exist, the pod's Events say so: kubectl -n %s describe pod %s",
+	return b.orUnreachable(waiters.Missing("no-podnic", "NIC %s: the operator has not created a PodNIC with a port on this node for pod %s/%s (%s) yet; if it cannot, for example because the VPC does not exist, the pod's Events say so: kubectl -n %s describe pod %s",
 		name, namespace, pod, shown(req.Pod.UID, 64), namespace, pod))
 }
 
@@ -159,8 +159,4 @@ func orNone(s string) string {
 // orUnreachable returns why an ADD waits: for the API server while PodNICs cannot be watched.
 func (b *observed) orUnreachable(why *source.Exhausted) *source.Exhausted {
 	return waiters.Unreachable(b.sync.Err(podNICs), why)
-}
-
-func exhausted(reason, format string, args ...any) *source.Exhausted {
-	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }

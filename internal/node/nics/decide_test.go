@@ -12,7 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
-	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -24,13 +24,13 @@ var (
 )
 
 // Which NICs a pod is to have, by the settings, its annotations and its namespace's.
-func TestWants(t *testing.T) {
+func TestNICsThatAPodAsksFor(t *testing.T) {
 	type annotations = map[string]string
 	const vpc, nics = v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs
 	only, beside := onlyPorts, rules{}
 	for name, c := range map[string]struct {
 		rules   rules
-		told    annotations // nil: the runtime tells none
+		passed  annotations // nil: the runtime passes none
 		ns      string      // the namespace's VPC; "?": it is not known yet
 		ifName  string      // eth0 unless set
 		noUID   bool
@@ -38,37 +38,37 @@ func TestWants(t *testing.T) {
 		waiting bool
 		err     string
 	}{
-		"of the namespace's VPC":            {rules: only, told: annotations{}, ns: "blue", want: "eth0"},
-		"of the pod's own":                  {rules: only, told: annotations{vpc: "red"}, ns: "?", want: "eth0"},
-		"several":                           {rules: only, told: annotations{nics: "[{}, {name: data}]"}, ns: "blue", want: "eth0 data"},
-		"first interface of another name":   {rules: only, told: annotations{}, ns: "blue", ifName: "net1", err: "names no NIC net1"},
-		"namespace unknown":                 {rules: only, told: annotations{}, ns: "?", waiting: true},
-		"no VPC":                            {rules: only, told: annotations{}, err: "metadata.annotations[berth.dev/vpc] is missing"},
-		"none wanted where there must be":   {rules: only, told: annotations{vpc: ""}, ns: "blue", err: "is missing"},
-		"no list":                           {rules: only, told: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
-		"no UID":                            {rules: only, told: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
+		"of the namespace's VPC":            {rules: only, passed: annotations{}, ns: "blue", want: "eth0"},
+		"of the pod's own":                  {rules: only, passed: annotations{vpc: "red"}, ns: "?", want: "eth0"},
+		"several":                           {rules: only, passed: annotations{nics: "[{}, {name: data}]"}, ns: "blue", want: "eth0 data"},
+		"first interface of another name":   {rules: only, passed: annotations{}, ns: "blue", ifName: "net1", err: "names no NIC net1"},
+		"namespace unknown":                 {rules: only, passed: annotations{}, ns: "?", waiting: true},
+		"no VPC":                            {rules: only, passed: annotations{}, err: "metadata.annotations[berth.dev/vpc] is missing"},
+		"none wanted where there must be":   {rules: only, passed: annotations{vpc: ""}, ns: "blue", err: "is missing"},
+		"no list":                           {rules: only, passed: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
+		"no UID":                            {rules: only, passed: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
 		"untold":                            {rules: only, ns: "blue", err: "passes no annotations"},
 		"untold, ignored":                   {rules: rules{firstIsPort: true, ignoreUntold: true}, ns: "blue", want: "eth0"},
-		"beside: no VPC":                    {rules: beside, told: annotations{}},
-		"beside: the default one":           {rules: beside, told: annotations{}, ns: "blue", want: "eth1"},
-		"beside: NICs without a VPC":        {rules: beside, told: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names their VPC"},
-		"beside: name of the first":         {rules: beside, told: annotations{nics: "[{name: eth0}]"}, ns: "blue", err: "is the name of the pod's first interface"},
-		"beside: opted out":                 {rules: beside, told: annotations{vpc: ""}, ns: "blue"},
-		"beside: of another interface":      {rules: beside, told: annotations{}, ns: "blue", ifName: "net1"},
-		"beside: namespace unknown":         {rules: beside, told: annotations{}, ns: "?", waiting: true},
+		"beside: no VPC":                    {rules: beside, passed: annotations{}},
+		"beside: the default one":           {rules: beside, passed: annotations{}, ns: "blue", want: "eth1"},
+		"beside: NICs without a VPC":        {rules: beside, passed: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names their VPC"},
+		"beside: name of the first":         {rules: beside, passed: annotations{nics: "[{name: eth0}]"}, ns: "blue", err: "is the name of the pod's first interface"},
+		"beside: opted out":                 {rules: beside, passed: annotations{vpc: ""}, ns: "blue"},
+		"beside: of another interface":      {rules: beside, passed: annotations{}, ns: "blue", ifName: "net1"},
+		"beside: namespace unknown":         {rules: beside, passed: annotations{}, ns: "?", waiting: true},
 		"beside: untold, no VPC":            {rules: beside},
 		"beside: untold, namespace's VPC":   {rules: beside, ns: "blue", err: "has its pods in VPC blue"},
 		"beside: untold, ignored":           {rules: rules{ignoreUntold: true}, ns: "blue"},
-		"of ENIs: the default one":          {rules: ofENIs, told: annotations{}, ns: "blue", want: "eth1"},
-		"of ENIs: the first":                {rules: ofENIs, told: annotations{nics: "[{}, {name: eth0}]"}, ns: "blue", want: "eth1 eth0"},
-		"of ENIs: the first by tap":         {rules: ofENIs, told: annotations{nics: "[{name: eth0, binding: tap}]"}, ns: "blue", err: "the node routes to it"},
-		"of ENIs: no VPC":                   {rules: ofENIs, told: annotations{}},
-		"of ENIs: of another interface":     {rules: ofENIs, told: annotations{nics: "[{name: net1}]"}, ns: "blue", ifName: "net1"},
+		"of ENIs: the default one":          {rules: ofENIs, passed: annotations{}, ns: "blue", want: "eth1"},
+		"of ENIs: the first":                {rules: ofENIs, passed: annotations{nics: "[{}, {name: eth0}]"}, ns: "blue", want: "eth1 eth0"},
+		"of ENIs: the first by tap":         {rules: ofENIs, passed: annotations{nics: "[{name: eth0, binding: tap}]"}, ns: "blue", err: "the node routes to it"},
+		"of ENIs: no VPC":                   {rules: ofENIs, passed: annotations{}},
+		"of ENIs: of another interface":     {rules: ofENIs, passed: annotations{nics: "[{name: net1}]"}, ns: "blue", ifName: "net1"},
 		"beside: untold, namespace unknown": {rules: beside, ns: "?", waiting: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := sourcetest.Request(1)
-			req.Options = source.PodOptions{AnnotationsKnown: c.told != nil, Annotations: c.told}
+			req.Options = attachment.PodOptions{AnnotationsKnown: c.passed != nil, Annotations: c.passed}
 			if c.ifName != "" {
 				req.Key.IfName = c.ifName
 			}
@@ -93,7 +93,7 @@ func TestWants(t *testing.T) {
 }
 
 // A PodNIC of which one field cannot be is refused by that field's name.
-func TestObjectsThatLie(t *testing.T) {
+func TestInvalidPodNICs(t *testing.T) {
 	for want, spoil := range map[string]func(*v1alpha1.PodNIC){
 		"status.plug is missing":                                func(o *v1alpha1.PodNIC) { o.Status.Plug = nil },
 		`status.plug.bridge is "br-ex", expected one of br-int`: func(o *v1alpha1.PodNIC) { o.Status.Plug.Bridge = "br-ex" },
@@ -172,7 +172,7 @@ func onTrunk(trunk string, vlan int32) func(*v1alpha1.PodNIC) {
 	}
 }
 
-// What a PodNIC says of a virtual machine, and what it means where it says nothing.
+// A PodNIC's binding to a virtual machine, with its defaults.
 func TestBindings(t *testing.T) {
 	id := func(n int64) *int64 { return &n }
 	for name, c := range map[string]struct {
@@ -200,57 +200,37 @@ func TestBindings(t *testing.T) {
 	}
 }
 
-// Only of a link of a port that is plugged here is a change told; all are called by its ID, but
-// for the trunk of a VLAN.
+// A NIC is checked when a link changes that it depends on: those of its port, and the trunk of a VLAN. A name that is
+// empty may be any link.
 func TestLinkChanged(t *testing.T) {
-	trunk := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}
-	nic := read(podNIC(1, 0, v1alpha1.PhaseActive), []string{"br-int"}, onlyPorts).nic
-	rec := recordOf(1, nic)
-	for name, want := range map[string]bool{
-		"tap" + nic.Port[:11]: true, "qvo" + nic.Port[:11]: true, "": true, // any
-		"tap" + nic.Port[:10]: false, "tap" + nic.Port[1:12]: false, "eth0": false, "tap": false,
-	} {
-		n := &NICs{observed: newObserved(), drift: newDrift()}
-		n.observed.plugged[nic.UID] = held{rec, nic}
-		n.LinkChanged(name, trunk)
-		if got := len(n.drift.changed) > 0; got != want {
-			t.Errorf("%q: a change is told: %v, want %v", name, got, want)
-		}
-	}
+	trunk, other := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}, net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}
 	o := podNIC(1, 0, v1alpha1.PhaseActive)
+	ovs := read(o, []string{"br-int"}, onlyPorts).nic
 	onTrunk("0A:FF:FF:00:00:01", 7)(o)
-	nic = read(o, nil, onlyPorts).nic
+	vlan := read(o, nil, onlyPorts).nic
+	routed := read(o, nil, ofENIs).nic
+	routed.HostLink = "bth1"
+	rec := recordOf(1)
 	for _, c := range []struct {
-		name    string
+		nic     attachment.NIC
+		link    string
 		address net.HardwareAddr
 		want    bool
-	}{{"ens6", trunk, true}, {"", nil, true}, {"ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"tap" + nic.Port[:11], nil, false}} {
-		n := &NICs{observed: newObserved(), drift: newDrift()}
-		n.observed.plugged[nic.UID] = held{rec, nic}
-		n.LinkChanged(c.name, c.address)
-		if got := len(n.drift.changed) > 0; got != c.want {
-			t.Errorf("of a VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
-		}
-	}
-	o.Status.Interface = "eth0"
-	nic = read(o, nil, ofENIs).nic
-	for _, c := range []struct {
-		hostLink, name string
-		address        net.HardwareAddr
-		want           bool
 	}{
-		{"bth1", "ens6", trunk, true}, {"bth1", "bth1", nil, true}, {"bth1", "vl" + ref(rec, nic).Short(), nil, true}, {"bth1", "bth2", nil, false},
-		{"bth1", "vl" + nic.Port[:11], nil, false}, {"bth1", "ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"", "", nil, true},
+		{ovs, "tap" + ovs.Port[:11], trunk, true}, {ovs, "qvo" + ovs.Port[:11], trunk, true}, {ovs, "", trunk, true},
+		{ovs, "tap" + ovs.Port[:10], trunk, false}, {ovs, "tap" + ovs.Port[1:12], trunk, false}, {ovs, "eth0", trunk, false}, {ovs, "tap", trunk, false},
+		{vlan, "ens6", trunk, true}, {vlan, "", nil, true}, {vlan, "ens7", other, false}, {vlan, "tap" + vlan.Port[:11], nil, false},
+		{routed, "ens6", trunk, true}, {routed, "bth1", nil, true}, {routed, "vl" + ref(rec, routed).Short(), nil, true}, {routed, "bth2", nil, false},
+		{routed, "vl" + routed.Port[:11], nil, false}, {routed, "ens7", other, false}, {routed, "", nil, true},
 	} {
 		n := &NICs{observed: newObserved(), drift: newDrift()}
-		nic.HostLink = c.hostLink
-		n.observed.plugged[nic.UID] = held{rec, nic}
-		n.LinkChanged(c.name, c.address)
-		if got := len(n.drift.changed) > 0; got != c.want || c.name == "" && !n.drift.all {
-			t.Errorf("of a routed VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
+		n.observed.plugged[c.nic.UID] = held{rec, c.nic}
+		n.LinkChanged(c.link, c.address)
+		if got := len(n.drift.changed) > 0; got != c.want || n.drift.all != (c.link == "") {
+			t.Errorf("%s, %q %s: drift is %v (all: %v), want %v", c.nic.Plug.Type, c.link, c.address, got, n.drift.all, c.want)
 		}
 	}
-	if _, others := provider(nic); !others {
+	if _, others := provider(routed); !others {
 		t.Error("the trunk of a routed VLAN is not waited for")
 	}
 }
@@ -291,7 +271,7 @@ func TestDecide(t *testing.T) {
 		"failed":              {list: []*v1alpha1.PodNIC{with(1, 0, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseFailed })}, wait: "not-bound"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := of(c.list...).decide(onlyPorts, wish(1, nil))
+			v := of(c.list...).decide(onlyPorts, requestWith(1, nil))
 			var got []string
 			for _, n := range v.nics {
 				if n.DefaultRoute {
@@ -351,9 +331,9 @@ func TestDecide(t *testing.T) {
 			for _, o := range []*v1alpha1.PodNIC{with(1, 0, c.first), further} {
 				b.put(read(o, []string{"br-int"}, c.rules))
 			}
-			v := b.decide(c.rules, wish(1, map[string]string{v1alpha1.AnnotationNICs: "[{name: eth1}]"}))
+			v := b.decide(c.rules, requestWith(1, map[string]string{v1alpha1.AnnotationNICs: "[{name: eth1}]"}))
 			if c.rules.firstIsPort {
-				v = b.decide(c.rules, wish(1, nil))
+				v = b.decide(c.rules, requestWith(1, nil))
 			}
 			var got []string
 			for _, n := range v.nics {
@@ -376,9 +356,9 @@ func TestDecide(t *testing.T) {
 		})
 	}
 	// Beside another source no NIC has the default route unless it says so, and a pod of
-	// which nothing is told has those that there are.
+	// which no annotations are known has those that exist.
 	b := of(with(1, 1, plain))
-	v := b.decide(rules{}, wish(1, nil))
+	v := b.decide(rules{}, requestWith(1, nil))
 	if v.err != nil || len(v.nics) != 1 || v.nics[0].DefaultRoute {
 		t.Errorf("%+v", v)
 	}
@@ -394,7 +374,7 @@ func TestDecide(t *testing.T) {
 	}
 	// While the API server is away, that is why.
 	b.sync.Set(podNICs, errors.New("connection refused"))
-	if v := b.decide(rules{}, wish(2, map[string]string{v1alpha1.AnnotationVPC: "blue"})); v.wait == nil || v.wait.Reason != "unreachable" {
+	if v := b.decide(rules{}, requestWith(2, map[string]string{v1alpha1.AnnotationVPC: "blue"})); v.wait == nil || v.wait.Reason != "unreachable" {
 		t.Errorf("%+v", v)
 	}
 	if got := word("Subnet Full\n" + strings.Repeat("x", 99)); len(got) != 40 || !strings.HasPrefix(got, "SubnetFullx") {

@@ -13,13 +13,12 @@
 //
 // NICs owns the lock of the observed state. The rest does I/O without it:
 //
-//	nics.go      how it is made and run
-//	follow.go    what is watched at the API server
+//	nics.go      how it is made and run, and what is watched at the API server
 //	wait.go      ADDs that wait
-//	plug.go      plugging and unplugging
-//	health.go    Open vSwitch: its health, and changes by other software
+//	plugs.go     plugging and unplugging
+//	running.go   NICs of pods that run
+//	health.go    when the node is ready, and changes by other software
 //	metrics.go   the metrics
-//	none.go      the address source of a node whose pods have ports only
 package nics
 
 // What berthd does in the Kubernetes API for NICs: it follows the node's PodNICs and the Namespaces that name a VPC for

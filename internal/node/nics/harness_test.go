@@ -23,7 +23,6 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/plugfake"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/node/attachment"
-	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcenode"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -50,7 +49,11 @@ func (s *fakeSwitch) Bridge(context.Context, string) (*ovsdb.Bridge, error) {
 	return &ovsdb.Bridge{}, s.err
 }
 
+// changedPort is the first port that another program changed by what fakeSwitch says; then any may have been.
+var changedPort = portID(1, 0)
+
 func (s *fakeSwitch) Watch(ctx context.Context, changed func([]ovsdb.Change)) {
+	changed([]ovsdb.Change{{PortID: changedPort}})
 	changed([]ovsdb.Change{{}})
 	<-ctx.Done()
 }
@@ -191,8 +194,8 @@ func (m *machine) says(name string, state v1alpha1.NodeNICState) *v1alpha1.PodNI
 	return got
 }
 
-// wish is a pod's of which the runtime tells these annotations.
-func wish(i int, annotations map[string]string) source.Request {
+// requestWith is the request of a pod with annotations.
+func requestWith(i int, annotations map[string]string) attachment.Request {
 	req := sourcetest.Request(i)
 	req.Options.Annotations = annotations
 	return req
@@ -208,7 +211,7 @@ func recordOf(i int, nics ...attachment.NIC) attachment.Record {
 }
 
 // add is an ADD.
-func (m *machine) add(req source.Request, i int) attachment.Record {
+func (m *machine) add(req attachment.Request, i int) attachment.Record {
 	m.T.Helper()
 	ctx, cancel := context.WithTimeout(m.T.Context(), sourcenode.Longest)
 	defer cancel()

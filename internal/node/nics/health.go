@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/none"
 )
 
 const (
@@ -68,7 +69,7 @@ func (v *vswitch) check(ctx context.Context) {
 		v.mu.Unlock()
 		switch {
 		case err != nil && (!before.asked || before.err == nil):
-			v.log.Warn("Open vSwitch cannot be used; NICs that are plugged stay", "error", err)
+			v.log.Warn("Open vSwitch cannot be used; NICs that are plugged stay", "err", err)
 		case err == nil && before.err != nil:
 			v.log.Info("Open vSwitch can be used again")
 		}
@@ -97,9 +98,11 @@ func (v *vswitch) look(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+var errWatchEnded = errors.New("the watch of OVSDB ended")
+
 // watch notes changes in OVSDB until ctx ends, and starts again after an error.
 func (v *vswitch) watch(ctx context.Context) {
-	for failures := 0; ctx.Err() == nil; failures++ {
+	_ = retry.Until(ctx, v.clock, retry.Policy{}, func(ctx context.Context) error { // it ends with ctx only
 		v.Watch(ctx, func(changes []ovsdb.Change) {
 			for _, c := range changes {
 				if c.PortID == "" {
@@ -109,11 +112,8 @@ func (v *vswitch) watch(ctx context.Context) {
 				}
 			}
 		})
-		select {
-		case <-ctx.Done():
-		case <-v.clock.After(retry.Delay(retry.First, retry.Most, failures)):
-		}
-	}
+		return errWatchEnded
+	})
 }
 
 // condition returns the node's condition; ok is false while nothing is known.
@@ -151,8 +151,11 @@ func (d *drift) note(ports ...string) {
 	d.changed.Set()
 }
 
-// take returns the ports since the last call; all: any port.
-func (d *drift) take() (ports []string, all bool) {
+// Drifted has an element when other software may have changed something that is plugged.
+func (d *drift) Drifted() <-chan struct{} { return d.changed }
+
+// TakeDrift returns the ports whose plugs other software may have changed since the last call; all: any port.
+func (d *drift) TakeDrift() (ports []string, all bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	ports, all = slices.Sorted(maps.Keys(d.ports)), d.all
@@ -179,6 +182,18 @@ func (n *NICs) Ready() error {
 	}
 	return errors.New("Open vSwitch has not been asked yet")
 }
+
+// None is the source of addresses of a node whose pods have NICs only: it leases nothing, and is ready when they are.
+type None struct {
+	none.Source
+	nics *NICs
+}
+
+// NewNone returns it.
+func NewNone(nics *NICs) None { return None{nics: nics} }
+
+// Ready implements source.Source.
+func (n None) Ready() error { return n.nics.Ready() }
 
 // conditions returns what prevents NICs from being plugged. n.mu is held.
 func (n *NICs) conditions() (list []source.Condition) {

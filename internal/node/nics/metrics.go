@@ -1,13 +1,11 @@
 package nics
 
 import (
-	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
@@ -35,20 +33,7 @@ var Reference = source.Reference{
 	},
 }
 
-// Observer counts what is done for NICs.
-type Observer interface {
-	Waited(what string, took time.Duration)
-	Plugged(kind string, err error, took time.Duration)
-	Reported(state string, err error)
-}
-
-type silent struct{}
-
-func (silent) Waited(string, time.Duration)         {}
-func (silent) Plugged(string, error, time.Duration) {}
-func (silent) Reported(string, error)               {}
-
-// Metrics implements Observer.
+// Metrics count what is done for NICs.
 type Metrics struct {
 	wait, plug        *prometheus.HistogramVec
 	failures, reports *prometheus.CounterVec
@@ -69,46 +54,15 @@ func (m Metrics) Waited(what string, took time.Duration) {
 // Plugged counts a NIC that was plugged, or could not be.
 func (m Metrics) Plugged(kind string, err error, took time.Duration) {
 	if err != nil {
-		m.failures.WithLabelValues(kind, reasonOf(err)).Inc()
+		m.failures.WithLabelValues(kind, labelOf(err)).Inc()
 		return
 	}
 	m.plug.WithLabelValues(kind).Observe(took.Seconds())
 }
 
-// reasonOf returns the label for an error of plugging a NIC.
-func reasonOf(err error) string {
-	is := func(all ...error) bool {
-		for _, e := range all {
-			if errors.Is(err, e) {
-				return true
-			}
-		}
-		return false
-	}
-	switch {
-	case is(plug.ErrInvalid):
-		return "invalid"
-	case is(plug.ErrUnreachable, plug.ErrNoBridge):
-		return "ovsdb"
-	case is(plug.ErrNoTun):
-		return "no-tun"
-	case is(plug.ErrNoVLAN):
-		return "no-vlan"
-	case is(plug.ErrNotReady):
-		return "not-ready"
-	case is(plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrInterfaceExists, plug.ErrDefaultRoute):
-		return "taken"
-	}
-	return "other"
-}
-
 // Reported counts a write of a PodNIC's status.
 func (m Metrics) Reported(state string, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	m.reports.WithLabelValues(state, result).Inc()
+	m.reports.WithLabelValues(state, metric.Result(err)).Inc()
 }
 
 // counts are the gauges at one moment.
@@ -164,3 +118,10 @@ func (c counts) Metrics() (out []prometheus.Metric) {
 
 // Describe implements source.Detail.
 func (counts) Describe(*introspect.Document) {}
+
+// Describe implements part.Part.
+func (n *NICs) Describe(s *source.Snapshot) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.waiters.Describe(s, n.observed.sync.Err(), n.count(), n.conditions()...)
+}

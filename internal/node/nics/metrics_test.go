@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugfake"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -57,7 +58,7 @@ func TestMetrics(t *testing.T) {
 		}
 	})
 	n.Plugged(recordOf(3, read(plugged, n.cfg.Bridges, onlyPorts).nic))
-	defer n.waiters.Note(source.Request{}, func() *source.Exhausted { return nil })()
+	defer n.waiters.Note(attachment.Request{}, func() *source.Exhausted { return nil })()
 	n.vswitch.health = health{asked: true, err: plug.ErrUnreachable}
 
 	want := map[string]float64{

@@ -1,20 +1,27 @@
 package nics
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/waiters"
 	"github.com/berthnet/berth/internal/retry"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // Config is the configuration of NICs. NodeName, Plugger and Recorded are required.
@@ -34,12 +41,12 @@ type Config struct {
 
 	IgnoreUntold bool // pods whose annotations the runtime does not pass have the NICs of their PodNICs
 
-	// Recorded tells whether a record of an attachment on the node has a port.
+	// Recorded reports whether a record of an attachment on the node has a port.
 	Recorded func(port string) bool
 
-	Clock    clock.Clock
-	Logger   *slog.Logger
-	Observer Observer // nil: nobody
+	Clock   clock.Clock
+	Logger  *slog.Logger
+	Metrics Metrics // zero: of no registry
 }
 
 // Switch is the node's Open vSwitch. *ovsdb.Client is one.
@@ -58,7 +65,8 @@ type NICs struct {
 	clock   clock.Clock
 	log     *slog.Logger
 	vswitch *vswitch // nil: the node has no Open vSwitch
-	drift   *drift
+	*plugs           // plug and unplug
+	*drift           // changes of plugs by other software
 
 	report retry.Signal // wakes the reporter
 	news   retry.Signal // running pods may have to get other NICs
@@ -70,11 +78,7 @@ type NICs struct {
 
 // New checks the configuration. It makes no request yet.
 func New(cfg Config) (*NICs, error) {
-	rc, err := kubeapi.Config(cfg.Kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	api, err := kubeapi.New(rc)
+	api, err := kubeapi.Open(cfg.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -92,34 +96,27 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 	case cfg.FirstMayBeBranch && cfg.Enforcing != plug.Strict && cfg.Enforcing != plug.Standard:
 		return nil, fmt.Errorf("ports: Enforcing: %q: want %s or %s", cfg.Enforcing, plug.Strict, plug.Standard)
 	}
-	if cfg.Clock == nil {
-		cfg.Clock = clock.Real{}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Observer == nil {
-		cfg.Observer = silent{}
-	}
+	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Metrics = cmp.Or(cfg.Metrics, NewMetrics(prometheus.NewRegistry()))
 	n := &NICs{
 		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, firstMayBeBranch: cfg.FirstMayBeBranch, enforcing: cfg.Enforcing, ignoreUntold: cfg.IgnoreUntold},
 		api: api, clock: cfg.Clock, log: cfg.Logger, drift: newDrift(), report: retry.NewSignal(), news: retry.NewSignal(), observed: newObserved(),
 	}
-	n.waiters = waiters.New(&n.mu)
+	n.waiters, n.plugs = waiters.New(&n.mu), newPlugs(cfg, n.outcome)
 	if cfg.Switch != nil {
 		n.vswitch = &vswitch{Switch: cfg.Switch, bridges: cfg.Bridges, clock: cfg.Clock, log: cfg.Logger, drift: n.drift}
 	}
 	return n, nil
 }
 
-// Annotations are the keys of pods' annotations that the node reads.
+// Annotations implements nicpart.NICs.
 func (n *NICs) Annotations() []string {
 	return []string{v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs}
 }
 
-// CheckOptions returns an error if no pod can have what a pod asks for, as far as that is known without waiting. The
-// error names the annotation and what was expected.
-func (n *NICs) CheckOptions(req source.Request) error {
+// CheckOptions implements nicpart.NICs.
+func (n *NICs) CheckOptions(req attachment.Request) error {
 	n.mu.Lock()
 	vpc, known := n.observed.namespaces[req.Pod.Namespace]
 	n.mu.Unlock()
@@ -152,6 +149,37 @@ func (n *NICs) change(do func(o *observed)) {
 	n.mu.Unlock()
 	n.report.Set()
 	for _, err := range invalid {
-		n.log.Error("an invalid PodNIC is not plugged", "error", err)
+		n.log.Error("an invalid PodNIC is not plugged", "err", err)
 	}
+}
+
+// Watched resources, in logs and in paths of the API.
+const (
+	podNICs    = "podnics"
+	namespaces = "namespaces"
+)
+
+// mirror keeps what is observed up to date with the API server: the PodNICs of this node, and the VPCs of Namespaces.
+func (n *NICs) mirror() *kubeapi.Mirror {
+	o := n.observed
+	m := &kubeapi.Mirror{API: n.api, Sync: o.sync, Log: n.log, Update: func(change func()) { n.change(func(*observed) { change() }) }}
+	m.KeepMetadata(kubeapi.Namespaces, kubeapi.Store[*kubeapi.Metadata]{
+		Names: func() (all []types.NamespacedName) {
+			for name := range o.namespaces {
+				all = append(all, types.NamespacedName{Name: name})
+			}
+			return all
+		},
+		Put:  func(ns *kubeapi.Metadata) { o.namespaces[ns.Name] = ns.Annotations[v1alpha1.AnnotationVPC] },
+		Drop: func(name types.NamespacedName, _ types.UID) { delete(o.namespaces, name.Name) },
+	}, v1alpha1.AnnotationVPC)
+	kubeapi.Keep(m, podNICs, n.api.Objects(podNICs, kubeapi.FieldEquals("status.nodeName", n.cfg.NodeName), func() runtime.Object { return &v1alpha1.PodNICList{} }),
+		kubeapi.Store[*v1alpha1.PodNIC]{
+			Mine:  func(p *v1alpha1.PodNIC) bool { return p.Status.NodeName == n.cfg.NodeName }, // the API server was asked for these
+			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.objects)) },
+			Put:   func(p *v1alpha1.PodNIC) { o.put(read(p, n.cfg.Bridges, n.rules)) },
+			Drop:  o.drop,
+			After: n.news.Set,
+		})
+	return m
 }

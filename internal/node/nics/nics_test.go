@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -16,8 +15,6 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/plug"
-	"github.com/berthnet/berth/internal/kernel/plug/plugfake"
-	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
@@ -25,7 +22,7 @@ import (
 )
 
 // expires waits for NICs in vain, and returns what an ADD says then.
-func (m *machine) expires(req source.Request, reason string) (message string) {
+func (m *machine) expires(req attachment.Request, reason string) (message string) {
 	m.T.Helper()
 	var why *source.Exhausted
 	m.Until("an ADD fails by "+reason, func() bool {
@@ -42,7 +39,7 @@ func (m *machine) expires(req source.Request, reason string) (message string) {
 }
 
 // begin has an ADD wait for NICs, and returns its outcome once it is called.
-func (m *machine) begin(req source.Request) (outcome func() ([]attachment.NIC, error)) {
+func (m *machine) begin(req attachment.Request) (outcome func() ([]attachment.NIC, error)) {
 	var nics []attachment.NIC
 	var err error
 	done := make(chan struct{})
@@ -58,12 +55,12 @@ func (m *machine) begin(req source.Request) (outcome func() ([]attachment.NIC, e
 	}
 }
 
-// A pod's NICs come with their ports, are told of, and go.
+// A pod gets its NICs once their ports are bound; they are reported while they are plugged and once they are not.
 func TestLifeOfNICs(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	two := `[{subnet: a}, {subnet: b}]`
-	add := m.begin(wish(1, map[string]string{v1alpha1.AnnotationNICs: two}))
+	add := m.begin(requestWith(1, map[string]string{v1alpha1.AnnotationNICs: two}))
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
 	m.waitsFor(1, "NIC eth1")
 	m.make(podNIC(1, 1, v1alpha1.PhasePending))
@@ -78,13 +75,13 @@ func TestLifeOfNICs(t *testing.T) {
 		t.Error("nobody waits any more")
 	}
 
-	rec := m.add(wish(1, map[string]string{v1alpha1.AnnotationNICs: two}), 1)
-	other := m.begin(wish(2, nil)) // of the namespace's VPC, by the default
+	rec := m.add(requestWith(1, map[string]string{v1alpha1.AnnotationNICs: two}), 1)
+	other := m.begin(requestWith(2, nil)) // of the namespace's VPC, by the default
 	m.make(podNIC(2, 0, v1alpha1.PhaseActive))
 	if nics, err := other(); err != nil || len(nics) != 1 || nics[0].Port != portID(2, 0) {
 		t.Errorf("pod 2 got %+v, %v", nics, err)
 	}
-	second := m.add(wish(2, nil), 2)
+	second := m.add(requestWith(2, nil), 2)
 
 	for k, n := range rec.NICs {
 		got := m.says(fmt.Sprintf("pod1-eth%d", k), v1alpha1.NodePlugged)
@@ -104,7 +101,7 @@ func TestLifeOfNICs(t *testing.T) {
 	if got := m.plugged(); !slices.Equal(got, []string{portID(2, 0)}) {
 		t.Errorf("plugged are %v", got)
 	}
-	// The record goes after it was told that nothing is left, and nobody says when.
+	// The record goes after the NICs were reported as unplugged, at any time.
 	harness.OK(t, m.Unplug(t.Context(), second, second.NICs[0]))
 	m.Unplugged(second)
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
@@ -121,11 +118,11 @@ func (m *machine) waitsFor(i int, text string) {
 	}, func() string { return fmt.Sprintf("it waits for %+v", why) })
 }
 
-// What an ADD that waited in vain says, by what the PodNIC says.
-func TestWhyNICsDoNotCome(t *testing.T) {
+// The error of an ADD that waited in vain names what the PodNIC lacks.
+func TestWaitingADDNamesWhatIsMissing(t *testing.T) {
 	m := newMachine(t)
 	m.start()
-	req := wish(1, nil)
+	req := requestWith(1, nil)
 	m.expires(req, "no-podnic")
 	m.make(podNIC(1, 0, v1alpha1.PhasePending))
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) {
@@ -174,22 +171,21 @@ func TestWhyNICsDoNotCome(t *testing.T) {
 	}
 }
 
-// A PodNIC that says what cannot be is refused with the field, and is told of; one that
-// is put right is plugged.
-func TestPodNICThatLies(t *testing.T) {
+// The error of an invalid PodNIC names the field, in a condition too. Once it is corrected it is plugged.
+func TestInvalidPodNICIsReported(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	lies := podNIC(1, 0, v1alpha1.PhaseBound)
 	lies.Status.Plug.Bridge = "br-ex"
 	m.make(lies)
-	why := m.expires(wish(1, nil), "podnic-invalid")
-	if _, err := m.Acquire(t.Context(), wish(1, nil)); !errors.Is(err, plug.ErrInvalid) {
+	why := m.expires(requestWith(1, nil), "podnic-invalid")
+	if _, err := m.Acquire(t.Context(), requestWith(1, nil)); !errors.Is(err, plug.ErrInvalid) {
 		t.Error(err)
 	}
 	if !strings.Contains(why, `status.plug.bridge is "br-ex", expected one of br-int`) {
 		t.Error(why)
 	}
-	m.Until("it is told of", func() bool {
+	m.Until("it is reported", func() bool {
 		for _, c := range m.snapshot().Conditions {
 			if c.Type == conditionPodNICs && !c.Healthy && strings.Contains(c.Message, "br-ex") {
 				return true
@@ -199,49 +195,48 @@ func TestPodNICThatLies(t *testing.T) {
 	}, func() string { return "" })
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Plug.Bridge = "br-int" })
 	m.Until("it can be plugged", func() bool {
-		_, err := m.Acquire(t.Context(), wish(1, nil))
+		_, err := m.Acquire(t.Context(), requestWith(1, nil))
 		return err == nil
 	}, func() string { return "" })
 }
 
-// What is plugged goes on while the API server is away, is plugged and unplugged, and is
-// told of when it is back.
+// While the API server is away, NICs are plugged and unplugged, and reported when it is back.
 func TestWithoutAPIServer(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
 	m.make(podNIC(2, 0, v1alpha1.PhaseBound))
-	first := m.add(wish(1, nil), 1)
+	first := m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	m.Until("both are known", func() bool {
-		_, err := m.Acquire(t.Context(), wish(2, nil))
+		_, err := m.Acquire(t.Context(), requestWith(2, nil))
 		return err == nil
 	}, func() string { return "" })
 	back := harness.WithoutAPIServer(t)
-	second := m.add(wish(2, nil), 2)
+	second := m.add(requestWith(2, nil), 2)
 	m.del(first)
-	m.expires(wish(3, nil), "unreachable")
+	m.expires(requestWith(3, nil), "unreachable")
 	back()
 	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 	m.says("pod2-eth0", v1alpha1.NodePlugged)
 	m.make(podNIC(3, 0, v1alpha1.PhaseBound))
-	m.del(m.add(wish(3, nil), 3))
+	m.del(m.add(requestWith(3, nil), 3))
 	m.del(second)
 }
 
-// A daemon that was restarted tells again what is plugged, and of what went meanwhile.
+// After a restart, a daemon reports what is plugged and what went meanwhile.
 func TestRestart(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	for i := 1; i <= 3; i++ {
 		m.make(podNIC(i, 0, v1alpha1.PhaseBound))
 	}
-	stays, goes, half := m.add(wish(1, nil), 1), m.add(wish(2, nil), 2), m.add(wish(3, nil), 3)
+	stays, goes, half := m.add(requestWith(1, nil), 1), m.add(requestWith(2, nil), 2), m.add(requestWith(3, nil), 3)
 	for i := 1; i <= 3; i++ {
 		m.says(fmt.Sprintf("pod%d-eth0", i), v1alpha1.NodePlugged)
 	}
 	m.stop()
-	m.forget(goes) // its record went, and nobody was told
+	m.forget(goes) // its record went, and nobody heard of it
 	half.State = attachment.Releasing
 	m.record(half)
 	m.plugs.LeaveHalfMade("tapdeadbeef-00")
@@ -260,12 +255,12 @@ func TestRestart(t *testing.T) {
 	}
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
 	if got := m.nic("pod3-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
-		t.Errorf("of one whose DEL is under way it is told %+v", got)
+		t.Errorf("one whose DEL is in progress is reported as %+v", got)
 	}
 	m.del(half)
 	m.says("pod3-eth0", v1alpha1.NodeUnplugged)
 	if got := m.nic("pod1-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
-		t.Errorf("of one that stayed it is told %+v", got)
+		t.Errorf("one that stayed is reported as %+v", got)
 	}
 	if links, err := m.Plugs(t.Context()); err != nil || !slices.Equal(links, []string{stays.HostLink}) {
 		t.Errorf("plugs of %v, %v", links, err)
@@ -276,13 +271,12 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A port that was made again is told to the daemon once it is bound, and then to the
-// operator as plugged.
-func TestPortMadeAgain(t *testing.T) {
+// A port that was created again replaces the one before once it is bound, and is then reported as plugged.
+func TestRecreatedPortIsDesired(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
-	rec := m.add(wish(1, nil), 1)
+	rec := m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	if nics, ok := m.Desired(rec); ok {
 		t.Errorf("nothing was replaced, and it should have %+v", nics)
@@ -308,13 +302,10 @@ func TestPortMadeAgain(t *testing.T) {
 	harness.OK(t, err)
 	rec.NICs[0].State = attachment.Plugged
 	m.Plugged(rec)
-	m.Until("the new port is told of", func() bool {
-		n := m.nic("pod1-eth0").Status.Node
-		return n.State == v1alpha1.NodePlugged && n.PortID == again
-	},
-		func() string { return fmt.Sprintf("%+v", m.nic("pod1-eth0").Status.Node) })
-	if _, ok := m.Desired(rec); ok {
-		t.Error("it is to be replaced again")
+	told := func() *v1alpha1.PodNICNode { return m.nic("pod1-eth0").Status.Node }
+	m.Until("the PodNIC says that the new port is plugged", func() bool { n := told(); return n.State == v1alpha1.NodePlugged && n.PortID == again }, func() string { return fmt.Sprintf("%+v", told()) })
+	if nics, ok := m.Desired(rec); ok {
+		t.Errorf("the new port is plugged, and it should have %+v", nics)
 	}
 	// A PodNIC that was deleted and made again for the pod that runs is another, also with
 	// the same port.
@@ -325,16 +316,16 @@ func TestPortMadeAgain(t *testing.T) {
 	o := podNIC(1, 0, v1alpha1.PhaseBound)
 	o.Status.PortID = again
 	m.make(o)
-	m.Until("the daemon is told to look", func() bool { return len(m.DesiredChanged()) > 0 }, func() string { return "" })
+	m.Until("the daemon has to look", func() bool { return len(m.DesiredChanged()) > 0 }, func() string { return "" })
 	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Desired(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
 }
 
-// What cannot be plugged is told of in the PodNIC.
-func TestPlugThatFails(t *testing.T) {
+// The PodNIC says why it cannot be plugged.
+func TestFailedPlugIsReported(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
-	nics, err := m.begin(wish(1, nil))()
+	nics, err := m.begin(requestWith(1, nil))()
 	harness.OK(t, err)
 	rec := recordOf(1, nics...)
 	m.record(rec)
@@ -346,7 +337,7 @@ func TestPlugThatFails(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	m.plugs.Fail = nil
-	rec = m.add(wish(1, nil), 1)
+	rec = m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	m.plugs.Fail = plug.ErrNoBridge // somebody took it away, and it is not plugged again at once
 	if _, err := m.Plug(t.Context(), rec, rec.NICs[0]); !errors.Is(err, plug.ErrNoBridge) {
@@ -359,106 +350,53 @@ func TestPlugThatFails(t *testing.T) {
 	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 }
 
-// An ADD waits until an agent has brought the link of a port, and tells of one that has not.
-func TestExpect(t *testing.T) {
-	m := newMachine(t)
-	m.start()
-	o := podNIC(1, 0, v1alpha1.PhaseBound)
-	o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}
-	m.make(o)
-	nics, err := m.begin(wish(1, nil))()
-	harness.OK(t, err)
-	rec := recordOf(1, nics...)
-	m.record(rec)
-	m.plugs.Arrived = make(chan struct{})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	err = m.Expect(ctx, rec)
-	cancel()
-	if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "no-link" || !strings.Contains(why.Message, portID(1, 0)) {
-		t.Error(err)
-	}
-	if got := m.says("pod1-eth0", v1alpha1.NodeFailed); !strings.Contains(got.Message, "the agent has not created the link") {
-		t.Errorf("%+v", got)
-	}
-	done := make(chan error, 1)
-	go func() { done <- m.Expect(t.Context(), rec) }()
-	m.waitsFor(1, "waits for the VPC's agent on this node")
-	close(m.plugs.Arrived)
-	harness.OK(t, <-done)
-}
-
-// A VLAN waits for the trunk's link, and works once it is plugged: its port is bound, so that it
-// is a branch of the trunk.
-func TestPortOnATrunk(t *testing.T) {
+// An ADD waits until Alcor's agent or EC2 has created the link of a port, on a node without Open vSwitch. Its NIC
+// carries packets once it is plugged.
+func TestLinksOfOthersAreAwaited(t *testing.T) {
 	m := newMachine(t)
 	m.tune = func(c *Config) { c.Switch, c.Bridges = nil, nil }
 	m.start()
-	o := podNIC(1, 0, v1alpha1.PhaseBound)
-	onTrunk("0a:ff:ff:00:00:01", 7)(o)
-	m.make(o)
-	nics, err := m.begin(wish(1, nil))()
-	harness.OK(t, err)
-	rec := recordOf(1, nics...)
-	m.record(rec)
-	m.plugs.Arrived = make(chan struct{})
-	done := make(chan error, 1)
-	go func() { done <- m.Expect(t.Context(), rec) }()
-	m.waitsFor(1, "waits for the link of its trunk with MAC address 0a:ff:ff:00:00:01")
-	close(m.plugs.Arrived)
-	harness.OK(t, <-done)
-	rec = m.add(wish(1, nil), 1)
-	if w := m.plugs.Plugged()[portID(1, 0)]; w.Kind != plug.VLAN || w.Trunk != "0a:ff:ff:00:00:01" || w.VLAN != 7 || w.Bridge != "" {
-		t.Errorf("plugged as %+v", w.Ref)
-	}
-	m.says("pod1-eth0", v1alpha1.NodePlugged)
-	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Plug.VLAN = 8 })
-	m.Until("the NIC is to have the other VLAN", func() bool {
-		nics, differ := m.Desired(rec)
-		return differ && nics[0].Plug.VLAN == 8 && nics[0].State == attachment.Changing
-	}, func() string { return "" })
-	m.del(rec)
-	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
-}
-
-// IPv6 is on before a port with an address of it is plugged that the node routes to, and nothing is plugged
-// while it cannot be. Others do without.
-func TestIPv6OfRoutedPorts(t *testing.T) {
-	addresses := map[string][]attachment.NICAddress{
-		"IPv4": {{CIDR: netip.MustParsePrefix("10.0.0.9/24"), Gateway: netip.MustParseAddr("10.0.0.1")}},
-		"IPv6": {{CIDR: netip.MustParsePrefix("2001:db8::9/64"), Gateway: netip.MustParseAddr("fe80:ec2::1")}},
-	}
-	for _, tc := range []struct {
-		kind   plug.Kind
-		family string
-		needs  bool
-	}{{plug.RoutedVLAN, "IPv6", true}, {plug.RoutedVLAN, "IPv4", false}, {plug.VLAN, "IPv6", false}} {
-		var asked int
-		err := errors.New("the kernel has no IPv6")
-		p := plugfake.NewNode()
-		n, newErr := newNICs(Config{
-			NodeName: nodeID, Plugger: p.Open(nil), Recorded: func(string) bool { return true },
-			NeedIPv6: func(context.Context) error { asked++; return err },
-		}, nil)
-		harness.OK(t, newErr)
-		nic := attachment.NIC{
-			Port: portID(1, 0), IfName: "eth0", MAC: mac.Addr{0x0a, 0xff, 0xff, 0, 0, 7}, Addresses: addresses[tc.family],
-			Plug: attachment.Plug{Type: string(tc.kind), Trunk: "0a:ff:ff:00:00:01", VLAN: 7},
+	for i, tc := range []struct {
+		plug  v1alpha1.PortPlug
+		waits string
+	}{
+		{v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}, "waits for the VPC's agent on this node"},
+		{v1alpha1.PortPlug{Type: v1alpha1.PlugVLAN, TrunkMAC: "0a:ff:ff:00:00:01", VLAN: 7}, "waits for the link of its trunk with MAC address 0a:ff:ff:00:00:01"},
+	} {
+		o := podNIC(i, 0, v1alpha1.PhaseBound)
+		name, port := o.Name, o.Status.PortID
+		o.Status.Plug = &tc.plug
+		m.make(o)
+		nics, err := m.begin(requestWith(i, nil))()
+		harness.OK(t, err)
+		rec := recordOf(i, nics...)
+		m.record(rec)
+		m.plugs.Arrived = make(chan struct{})
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		err = m.Expect(ctx, rec)
+		cancel()
+		if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "no-link" || !strings.Contains(why.Message, port) {
+			t.Error(err)
 		}
-		if tc.kind == plug.RoutedVLAN {
-			nic.Plug.Enforcing = string(plug.Strict)
+		if got := m.says(name, v1alpha1.NodeFailed); !strings.Contains(got.Message, "the agent has not created the link") {
+			t.Errorf("%+v", got)
 		}
-		_, got := n.Plug(t.Context(), recordOf(1, nic), nic)
-		if (got != nil) != tc.needs || tc.needs && (!errors.Is(got, err) || len(p.Plugged()) > 0) || (asked > 0) != tc.needs {
-			t.Errorf("%s with %s: %v, asked %d times, plugged are %v", tc.kind, tc.family, got, asked, p.Plugged())
+		done := make(chan error, 1)
+		go func() { done <- m.Expect(t.Context(), rec) }()
+		m.waitsFor(i, tc.waits)
+		close(m.plugs.Arrived)
+		harness.OK(t, <-done)
+		rec = m.add(requestWith(i, nil), i)
+		if w := m.plugs.Plugged()[port]; string(w.Kind) != string(tc.plug.Type) || w.Trunk != tc.plug.TrunkMAC || w.VLAN != int(tc.plug.VLAN) || w.Bridge != "" {
+			t.Errorf("plugged as %+v", w.Ref)
 		}
-		err = nil
-		if _, got := n.Plug(t.Context(), recordOf(1, nic), nic); got != nil || len(p.Plugged()) != 1 {
-			t.Errorf("%s with %s: %v, plugged are %v", tc.kind, tc.family, got, p.Plugged())
-		}
+		m.says(name, v1alpha1.NodePlugged)
+		m.del(rec)
+		m.says(name, v1alpha1.NodeUnplugged)
 	}
 }
 
-// An ADD is answered once OVN, or else the provider, says that the port carries packets.
+// An ADD succeeds once OVN, or else the provider, reports that the port carries packets.
 func TestAwait(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -469,7 +407,7 @@ func TestAwait(t *testing.T) {
 	m.plugs.Active = make(chan struct{})
 	var recs []attachment.Record
 	for i := 1; i <= 2; i++ {
-		nics, err := m.begin(wish(i, nil))()
+		nics, err := m.begin(requestWith(i, nil))()
 		harness.OK(t, err)
 		recs = append(recs, recordOf(i, nics...))
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -527,16 +465,21 @@ func TestReady(t *testing.T) {
 	select {
 	case <-m.Drifted():
 	default:
-		t.Error("nobody was told to check what is plugged")
+		t.Error("no check of the plugs is due")
+	}
+	var ports []string
+	m.Until("all plugs are to be checked", func() bool { some, all := m.TakeDrift(); ports = append(ports, some...); return all }, func() string { return fmt.Sprint(ports) })
+	if !slices.Equal(ports, []string{changedPort}) {
+		t.Errorf("the plugs of %v are to be checked, want that of %s", ports, changedPort)
 	}
 }
 
-// Nothing is said of a PodNIC that went to another node.
+// A PodNIC that went to another node is not written.
 func TestNICOfAnotherNode(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
-	rec := m.add(wish(1, nil), 1)
+	rec := m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.NodeName = "node-2" })
 	m.Until("it is no longer this node's", func() bool {
@@ -546,7 +489,7 @@ func TestNICOfAnotherNode(t *testing.T) {
 	}, func() string { return "" })
 	m.del(rec)
 	m.make(podNIC(2, 0, v1alpha1.PhaseBound))
-	m.add(wish(2, nil), 2)
+	m.add(requestWith(2, nil), 2)
 	m.says("pod2-eth0", v1alpha1.NodePlugged)
 	if got := m.nic("pod1-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
 		t.Errorf("another node's NIC was written: %+v", got)

@@ -42,7 +42,7 @@ type object struct {
 // condition is a condition of a PodNIC that is not true.
 type condition struct{ kind, reason, message string }
 
-// bound tells whether the port may be plugged here.
+// bound reports whether the port may be plugged here.
 func (o object) bound() bool {
 	return o.phase == v1alpha1.PhaseBound || o.phase == v1alpha1.PhaseActive
 }
@@ -165,7 +165,7 @@ func checkBridge(p attachment.Plug, bridges []string) error {
 	return invalid("status.plug.bridge", p.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
 }
 
-// isVLAN tells whether a port is a VLAN on a link of the node.
+// isVLAN reports whether a port is a VLAN on a link of the node.
 func isVLAN(p attachment.Plug) bool {
 	return p.Type == string(plug.VLAN) || p.Type == string(plug.RoutedVLAN)
 }

@@ -19,21 +19,21 @@ const (
 // longestError bounds the text of an error, in bytes, to leave room for the remedy.
 const longestError = 350
 
-// reasons has the reason and the remedy for each error.
+// reasons has for each error the reason of status.node, the label of the metric, and the remedy.
 var reasons = []struct {
-	is             error
-	reason, remedy string
+	is                    error
+	reason, label, remedy string
 }{
-	{plug.ErrInvalid, "Invalid", "the PodNIC is invalid: see berth-operator's log and the port at its provider"},
-	{plug.ErrInterfaceExists, "InterfaceExists", "remove that interface from the pod, or give the NIC another name"},
-	{plug.ErrNameTaken, "LinkNameTaken", "remove the link with that name, or VLAN, from the node, or have another port created"},
-	{plug.ErrPortInUse, "PortInUse", "it will be plugged once the other attachment is gone"},
-	{plug.ErrDefaultRoute, "DefaultRoute", "remove defaultRoute, or recreate the pod"},
-	{plug.ErrNoBridge, "NoBridge", "see that Open vSwitch on the node has the bridge (--ovs-bridges)"},
-	{plug.ErrUnreachable, "OpenVSwitchUnreachable", "see that Open vSwitch runs on the node (--ovsdb)"},
-	{plug.ErrNoTun, "NoTun", "load the kernel module tun on the node, and see that berthd may open /dev/net/tun"},
-	{plug.ErrNoVLAN, "NoVLAN", "load the kernel module 8021q on the node"},
-	{plug.ErrNotReady, "NotActive", "see that OVN's controller, or the provider's agent, runs on the node, or that its trunk is attached"},
+	{plug.ErrInvalid, "Invalid", "invalid", "the PodNIC is invalid: see berth-operator's log and the port at its provider"},
+	{plug.ErrInterfaceExists, "InterfaceExists", "taken", "remove that interface from the pod, or give the NIC another name"},
+	{plug.ErrNameTaken, "LinkNameTaken", "taken", "remove the link with that name, or VLAN, from the node, or have another port created"},
+	{plug.ErrPortInUse, "PortInUse", "taken", "it will be plugged once the other attachment is gone"},
+	{plug.ErrDefaultRoute, "DefaultRoute", "taken", "remove defaultRoute, or recreate the pod"},
+	{plug.ErrNoBridge, "NoBridge", "ovsdb", "see that Open vSwitch on the node has the bridge (--ovs-bridges)"},
+	{plug.ErrUnreachable, "OpenVSwitchUnreachable", "ovsdb", "see that Open vSwitch runs on the node (--ovsdb)"},
+	{plug.ErrNoTun, "NoTun", "no-tun", "load the kernel module tun on the node, and see that berthd may open /dev/net/tun"},
+	{plug.ErrNoVLAN, "NoVLAN", "no-vlan", "load the kernel module 8021q on the node"},
+	{plug.ErrNotReady, "NotActive", "not-ready", "see that OVN's controller, or the provider's agent, runs on the node, or that its trunk is attached"},
 }
 
 // failureOf describes an error and its remedy. reason is that of errors without a reason of their own.
@@ -44,6 +44,16 @@ func failureOf(err error, reason string) failure {
 		}
 	}
 	return failure{reason: reason, message: err.Error()}
+}
+
+// labelOf returns the label of the metric for an error.
+func labelOf(err error) string {
+	for _, r := range reasons {
+		if errors.Is(err, r.is) {
+			return r.label
+		}
+	}
+	return "other"
 }
 
 // movedMessage says why an interface does not get the new addresses of its port.

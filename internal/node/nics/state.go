@@ -111,7 +111,7 @@ func (r reports) write(ctx context.Context, one report) error {
 	if err != nil {
 		err = fmt.Errorf("write status.node of PodNIC %s: %w", one.Name, err)
 	}
-	r.nics.cfg.Observer.Reported(string(one.State.State), err)
+	r.nics.cfg.Metrics.Reported(string(one.State.State), err)
 	return err
 }
 

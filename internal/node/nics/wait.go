@@ -8,13 +8,13 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/waiters"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Acquire returns the NICs that a pod is to have, once all of them are bound to this node: none for a pod that asks
-// for none. The error is a *source.Exhausted: when ctx ends first, it names the port, its host and its status; at
-// once if the pod's annotations or its PodNICs are invalid, in the latter case with plug.ErrInvalid.
-func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NIC, error) {
+// Acquire implements nicpart.NICs. The error comes at once if the pod's annotations or its PodNICs are invalid, in
+// the latter case with plug.ErrInvalid.
+func (n *NICs) Acquire(ctx context.Context, req attachment.Request) ([]attachment.NIC, error) {
 	var d decision
 	started := n.clock.Now()
 	err := n.waiters.Until(ctx, req, func() *source.Exhausted {
@@ -27,7 +27,7 @@ func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NI
 	case d.err != nil:
 		return nil, refused(d.err)
 	case len(d.nics) > 0:
-		n.cfg.Observer.Waited("bound", n.clock.Now().Sub(started))
+		n.cfg.Metrics.Waited("bound", n.clock.Now().Sub(started))
 	}
 	return d.nics, nil
 }
@@ -41,21 +41,20 @@ func refused(err error) *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: err.Error(), Err: err}
 }
 
-// Why returns what the Acquire, Expect or Await of a key waits for; nil when none waits.
+// Why implements nicpart.NICs.
 func (n *NICs) Why(key attachment.Key) *source.Exhausted { return n.waiters.Why(key) }
 
 // during notes what an attachment waits for until done is called.
 func (n *NICs) during(rec attachment.Record, reason, format string, args ...any) (done func()) {
-	return n.waiters.Note(requestOf(rec), func() *source.Exhausted { return exhausted(reason, format, args...) })
+	return n.waiters.Note(requestOf(rec), func() *source.Exhausted { return waiters.Missing(reason, format, args...) })
 }
 
-func requestOf(rec attachment.Record) source.Request {
-	return source.Request{Key: rec.Key, Pod: rec.Pod}
+func requestOf(rec attachment.Record) attachment.Request {
+	return attachment.Request{Key: rec.Key, Pod: rec.Pod}
 }
 
-// Expect returns once the node has the links that the NICs of an attachment are plugged into and that others provide
-// (Alcor's agent, or EC2 for a trunk). When that takes too long, or ctx ends, the error is a *source.Exhausted. Other
-// errors are left for Plug to find.
+// Expect implements nicpart.NICs. Alcor's agent provides links, and EC2 those of trunks. Errors other than
+// plug.ErrNotReady are left for Plug to find.
 func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 	started, foreign := n.clock.Now(), false
 	for _, nic := range rec.NICs {
@@ -66,14 +65,14 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 		done()
 		if errors.Is(err, plug.ErrNotReady) {
 			if !errors.Is(ctx.Err(), context.Canceled) { // else the ADD is over
-				n.failed(rec, nic, reasonPlug, err)
+				n.outcome(rec, nic, reasonPlug, err)
 			}
 			return &source.Exhausted{Reason: "no-link", Message: what + ": " + err.Error(), Err: err}
 		}
 		foreign = foreign || others
 	}
 	if foreign {
-		n.cfg.Observer.Waited("link", n.clock.Now().Sub(started))
+		n.cfg.Metrics.Waited("link", n.clock.Now().Sub(started))
 	}
 	return nil
 }
@@ -89,17 +88,17 @@ func provider(nic attachment.NIC) (by string, others bool) {
 	return "this berthd", false
 }
 
-// Await returns once all NICs of an attachment carry packets: according to OVN on the node, or else according to the
-// provider, by the PodNIC's phase. When ctx ends first the error is a *source.Exhausted.
+// Await implements nicpart.NICs. A NIC carries packets when OVN on the node says so, or else the provider, by the
+// PodNIC's phase.
 func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
 	started := n.clock.Now()
 	for _, nic := range rec.NICs {
 		if err := n.await(ctx, rec, nic); err != nil {
-			n.failed(rec, nic, reasonPlug, err)
+			n.outcome(rec, nic, reasonPlug, err)
 			return err
 		}
 	}
-	n.cfg.Observer.Waited("active", n.clock.Now().Sub(started))
+	n.cfg.Metrics.Waited("active", n.clock.Now().Sub(started))
 	return nil
 }
 
@@ -124,10 +123,10 @@ func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.
 		o := n.observed.find(rec, nic)
 		switch {
 		case o == nil:
-			return exhausted("podnic-gone", "%s is plugged, and its PodNIC is gone or has another port", what)
+			return waiters.Missing("podnic-gone", "%s is plugged, and its PodNIC is gone or has another port", what)
 		case o.phase == v1alpha1.PhaseActive:
 			return nil
 		}
-		return n.observed.orUnreachable(exhausted("not-active", "%s is plugged at host %s, and the provider does not say that it is active: phase %s", what, shown(o.host, 80), o.phase))
+		return n.observed.orUnreachable(waiters.Missing("not-active", "%s is plugged at host %s, and the provider does not say that it is active: phase %s", what, shown(o.host, 80), o.phase))
 	})
 }

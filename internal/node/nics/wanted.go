@@ -33,7 +33,7 @@ func (b *observed) desired(r rules, rec attachment.Record) (nics []attachment.NI
 	return nics, differ
 }
 
-// usable tells whether a PodNIC's port may be plugged.
+// usable reports whether a PodNIC's port may be plugged.
 func usable(o object) bool { return o.bound() && o.err == nil }
 
 // added returns the NIC of a PodNIC that is new to a running pod.
@@ -43,12 +43,12 @@ func added(o object) attachment.NIC {
 	return n
 }
 
-// unready tells whether a NIC that is being plugged has to wait until the operator has bound its port.
+// unready reports whether a NIC that is being plugged has to wait until the operator has bound its port.
 func unready(n attachment.NIC, there []object) bool {
 	return !slices.ContainsFunc(there, func(o object) bool { return o.ifName == n.IfName && usable(o) })
 }
 
-// takesMore tells whether an attachment is the one that has the NICs of its pod.
+// takesMore reports whether an attachment is the one that has the NICs of its pod.
 func (r rules) takesMore(rec attachment.Record) bool {
 	if r.firstIsPort {
 		return rec.First() != nil
@@ -101,21 +101,21 @@ func adapted(rec attachment.Record, old, now attachment.NIC) attachment.NIC {
 	return now
 }
 
-// alike tells whether two states of a NIC are the same in the pod and on the node.
+// alike reports whether two states of a NIC are the same in the pod and on the node.
 func alike(a, b attachment.NIC) bool {
 	return slices.Equal(a.MAC, b.MAC) && a.MTU == b.MTU && a.Plug == b.Plug && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Routes, b.Routes)
 }
 
-// ofMachine tells whether a virtual machine uses the NIC: its guest keeps the addresses, and its device the MAC address
+// ofMachine reports whether a virtual machine uses the NIC: its guest keeps the addresses, and its device the MAC address
 // and the MTU, with which it started.
 func ofMachine(n attachment.NIC) bool { return n.Binding != "" && n.State == attachment.Plugged }
 
-// outdated tells whether a plugged NIC stays as it is although its port has changed.
+// outdated reports whether a plugged NIC stays as it is although its port has changed.
 func outdated(rec attachment.Record, has, port attachment.NIC) bool {
 	return moved(rec, has, port) || ofMachine(has) && !(slices.Equal(has.MAC, port.MAC) && slices.Equal(has.Addresses, port.Addresses))
 }
 
-// moved tells whether the pod's own interface would lose an address. The kubelet and Services know the pod by its
+// moved reports whether the pod's own interface would lose an address. The kubelet and Services know the pod by its
 // addresses while it lives; it may get further ones.
 func moved(rec attachment.Record, old, now attachment.NIC) bool {
 	return old.IfName == rec.Key.IfName && slices.ContainsFunc(old.Addresses, func(a attachment.NICAddress) bool {

@@ -47,7 +47,7 @@ func (b *observed) become(k int, change func(*v1alpha1.PodNIC)) { //nolint:stati
 
 // Which NICs a running pod is to have, by what its PodNICs say after it began with eth0 and
 // eth1: names with what is to be done, + to plug, ~ to change.
-func TestWanted(t *testing.T) {
+func TestDesiredNICs(t *testing.T) {
 	other := portID(9, 9)
 	status := func(change func(*v1alpha1.PodNICStatus)) func(*v1alpha1.PodNIC) {
 		return func(o *v1alpha1.PodNIC) { change(&o.Status) }
@@ -133,7 +133,7 @@ func TestWanted(t *testing.T) {
 
 // A branch that is associated anew, with another VLAN or trunk, is changed under its pod, whether
 // a machine has it or not.
-func TestWantedOfABranch(t *testing.T) {
+func TestDesiredBranch(t *testing.T) {
 	for _, binding := range []v1alpha1.NICBinding{"", v1alpha1.BindingTap} {
 		of := func(k int, trunk string, vlan int32) func(*v1alpha1.PodNIC) {
 			return func(o *v1alpha1.PodNIC) {
@@ -164,7 +164,7 @@ func TestWantedOfABranch(t *testing.T) {
 
 // A first interface that is a branch keeps the mode that it was plugged with, whatever the
 // settings are by now, also where its VLAN is another or its port was made again.
-func TestWantedOfAFirstBranch(t *testing.T) {
+func TestDesiredFirstBranch(t *testing.T) {
 	standard := rules{firstMayBeBranch: true, enforcing: plug.Standard}
 	of := func(trunk string, vlan int32, change func(*v1alpha1.PodNIC)) *v1alpha1.PodNIC {
 		o := podNIC(1, 0, v1alpha1.PhaseActive)
@@ -213,7 +213,7 @@ func TestWantedOfAFirstBranch(t *testing.T) {
 
 // Beside another source the pod's first interface is no NIC; interfaces that others add
 // later have none.
-func TestWantedBesideAnotherSource(t *testing.T) {
+func TestDesiredNICsBesideAnotherSource(t *testing.T) {
 	b, rec := known(t, nil, podNIC(1, 1, v1alpha1.PhaseBound))
 	rec.Lease = attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5")}
 	if nics, differ := b.desired(rules{}, rec); !differ || len(nics) != 1 || nics[0].IfName != "eth1" || nics[0].State != attachment.Plugging || !nics[0].Later {
@@ -234,9 +234,8 @@ func TestWantedBesideAnotherSource(t *testing.T) {
 	}
 }
 
-// What a node says of a NIC that is plugged and not as its port is, and of one that cannot be
-// plugged.
-func TestStateOfAChange(t *testing.T) {
+// A NIC that is plugged and not as its port is, and one that cannot be plugged.
+func TestStatusOfAChangedNIC(t *testing.T) {
 	b, rec := known(t, []string{"eth0", "eth1"}, podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive))
 	for _, n := range rec.NICs {
 		b.plugged[n.UID] = held{rec, n}
@@ -265,7 +264,7 @@ func TestStateOfAChange(t *testing.T) {
 
 // A machine in the pod has the addresses and the MAC address that there were when it began:
 // nothing is changed below it, and the node says that the port is another by now.
-func TestPortOfAMachineThatChanges(t *testing.T) {
+func TestMachineKeepsItsPort(t *testing.T) {
 	for _, binding := range []v1alpha1.NICBinding{v1alpha1.BindingBridge, v1alpha1.BindingTap} {
 		first, further := podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive)
 		further.Spec.Binding = binding
@@ -288,17 +287,17 @@ func TestPortOfAMachineThatChanges(t *testing.T) {
 			if s == nil || s.State != v1alpha1.NodePlugged || s.Reason != reasonMoved || !strings.Contains(s.Message, what) || !strings.Contains(s.Message, "virtual machine") {
 				t.Errorf("%s, %s: the node says %+v", binding, what, s)
 			}
-			begun := rec
-			begun.NICs = slices.Clone(rec.NICs)
-			begun.NICs[1].State = attachment.Plugging // no machine has it yet
-			if nics, differ := b.desired(onlyPorts, begun); !differ || alike(nics[1], rec.NICs[1]) {
+			starting := rec
+			starting.NICs = slices.Clone(rec.NICs)
+			starting.NICs[1].State = attachment.Plugging // no machine has it yet
+			if nics, differ := b.desired(onlyPorts, starting); !differ || alike(nics[1], rec.NICs[1]) {
 				t.Errorf("%s, %s: before it is plugged it is to be %+v", binding, what, nics)
 			}
 		}
 	}
 }
 
-// What a node lacks has a reason, and words for what to do.
+// Each failure has a reason, and words for what to do.
 func TestReasonsOfFailures(t *testing.T) {
 	for _, err := range []error{
 		plug.ErrInvalid, plug.ErrInterfaceExists, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrDefaultRoute,

@@ -7,7 +7,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/nicrequest"
-	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/node/attachment"
 )
 
 // firstInterface is the interface by which the kubelet knows a pod. A pod's NICs are added with it, not with interfaces
@@ -32,7 +32,7 @@ type wants struct {
 
 // of returns what a pod asks for. namespaceVPC is the annotation of its namespace, if that is known. The error is a
 // user's: it names the annotation.
-func (r rules) of(req source.Request, namespaceVPC string, known bool) (wants, error) {
+func (r rules) of(req attachment.Request, namespaceVPC string, known bool) (wants, error) {
 	switch {
 	case !r.firstIsPort && req.Key.IfName != firstInterface:
 		return wants{}, nil
@@ -62,7 +62,7 @@ func (r rules) of(req source.Request, namespaceVPC string, known bool) (wants, e
 }
 
 // untold is of for a pod whose annotations the runtime does not pass: only its namespace and its PodNICs are known.
-func (r rules) untold(req source.Request, namespaceVPC string, known bool) (wants, error) {
+func (r rules) untold(req attachment.Request, namespaceVPC string, known bool) (wants, error) {
 	switch {
 	case r.firstIsPort && r.ignoreUntold:
 		return wants{any: true, names: []string{req.Key.IfName}}, checkUID(req)
@@ -77,19 +77,19 @@ func (r rules) untold(req source.Request, namespaceVPC string, known bool) (want
 }
 
 // none returns what is wrong with a pod that asks for no VPC.
-func (r rules) none(req source.Request) error {
+func (r rules) none(req attachment.Request) error {
 	if !r.firstIsPort {
 		return nil
 	}
 	return fmt.Errorf("metadata.annotations[%s] is missing, expected the name of a VPC there or at namespace %s: all pods of this node have ports of VPCs", v1alpha1.AnnotationVPC, req.Pod.Namespace)
 }
 
-func namespaceUnknown(req source.Request) string {
+func namespaceUnknown(req attachment.Request) string {
 	return "the API server has not listed namespace " + shown(req.Pod.Namespace, 80) + " yet, which may name a VPC"
 }
 
 // checkUID returns an error for a pod without UID: its PodNICs could be those of an earlier pod of its name.
-func checkUID(req source.Request) error {
+func checkUID(req attachment.Request) error {
 	if req.Pod.UID == "" {
 		return errors.New("CNI_ARGS: K8S_POD_UID is missing, expected the pod's UID, by which its PodNICs are found")
 	}

@@ -1,6 +1,7 @@
 package nodetemplate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// What is watched, in logs and in paths of the API.
+// Watched resources, in logs and in paths of the API.
 const (
 	templates = "nodenetworktemplates"
 	nodes     = "nodes"
@@ -81,21 +82,17 @@ func newFollower(cfg Config, rc *rest.Config) (*Follower, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Clock == nil {
-		cfg.Clock = clock.Real{}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	f := &Follower{
 		cfg: cfg, api: api, log: cfg.Logger, sync: kubeapi.NewSync(), news: retry.NewSignal(), awaited: retry.NewSignal(),
 		templates: map[types.NamespacedName]v1alpha1.NodeNetworkTemplate{},
 	}
 	if f.choice, f.known, err = load(cfg.Dir, choiceFile, cfg.InstanceID); err != nil {
-		f.log.Error("the stored choice of a NodeNetworkTemplate is not used", "error", err)
+		f.log.Error("the stored choice of a NodeNetworkTemplate is not used", "err", err)
 	}
 	if f.applied, _, err = load(cfg.Dir, countsFile, cfg.InstanceID); err != nil {
-		f.log.Error("the stored choice of a NodeNetworkTemplate that was applied last is not used", "error", err)
+		f.log.Error("the stored choice of a NodeNetworkTemplate that was applied last is not used", "err", err)
 	}
 	return f, nil
 }
@@ -114,7 +111,7 @@ func (f *Follower) LastApplied() *template.Choice { return f.applied }
 // RecordApplied records for the next start that a choice could be applied.
 func (f *Follower) RecordApplied(c *template.Choice) {
 	if err := save(f.cfg.Dir, countsFile, f.cfg.InstanceID, c); err != nil {
-		f.log.Warn("applied choice of a NodeNetworkTemplate not recorded; it is lost if berthd restarts while the newest one is invalid", "error", err)
+		f.log.Warn("applied choice of a NodeNetworkTemplate not recorded; it is lost if berthd restarts while the newest one is invalid", "err", err)
 	}
 }
 
@@ -228,12 +225,12 @@ func (f *Follower) decide(ctx context.Context) {
 		same := f.known && reflect.DeepEqual(c, f.choice)
 		f.mu.Unlock()
 		if invalid != nil && invalid.Error() != logged {
-			f.log.Error("invalid NodeNetworkTemplates are ignored", "error", invalid)
+			f.log.Error("invalid NodeNetworkTemplates are ignored", "err", invalid)
 		}
 		logged = fmt.Sprint(invalid)
 		if ok && (!same || !confirmed) {
 			if err := save(f.cfg.Dir, choiceFile, f.cfg.InstanceID, c); err != nil {
-				f.log.Warn("choice of a NodeNetworkTemplate not recorded; it is lost if berthd restarts without the API server", "error", err)
+				f.log.Warn("choice of a NodeNetworkTemplate not recorded; it is lost if berthd restarts without the API server", "err", err)
 			}
 			confirmed = true
 		}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +21,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/nodenetwork/template"
+	"github.com/berthnet/berth/internal/statefile"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/samples"
 	"github.com/berthnet/berth/test/harness/sourcenode"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -43,8 +46,8 @@ func TestMain(m *testing.M) {
 type machine struct {
 	*sourcenode.Node
 	*Follower
-	told chan string // the names of the choices that it told
-	stop func()
+	reported chan string // the names of the choices that it reported
+	stop     func()
 }
 
 // newMachine is one that is no Node yet.
@@ -68,16 +71,16 @@ func (m *machine) start() {
 	m.T.Helper()
 	f, err := newFollower(Config{NodeName: nodeName, InstanceID: instance, Dir: m.Dir, Logger: sourcetest.Logger(m.Log)}, m.Config)
 	harness.OK(m.T, err)
-	told := make(chan string, 100)
+	reported := make(chan string, 100)
 	first, _ := f.Choice()
-	f.OnChange(first, func(c *template.Choice) { told <- nameOf(c) })
+	f.OnChange(first, func(c *template.Choice) { reported <- nameOf(c) })
 	ctx, cancel := context.WithCancel(m.T.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		f.Run(ctx)
 	}()
-	m.Follower, m.told = f, told
+	m.Follower, m.reported = f, reported
 	m.stop = func() {
 		cancel()
 		<-done
@@ -89,7 +92,7 @@ func (m *machine) start() {
 func (m *machine) tells(want string) {
 	m.T.Helper()
 	select {
-	case got := <-m.told:
+	case got := <-m.reported:
 		if got != want {
 			m.T.Fatalf("the choice is %s, want %s", got, want)
 		}
@@ -101,8 +104,8 @@ func (m *machine) tells(want string) {
 func (m *machine) tellsNothing() {
 	m.T.Helper()
 	select {
-	case got := <-m.told:
-		m.T.Fatalf("told %s", got)
+	case got := <-m.reported:
+		m.T.Fatalf("reported %s", got)
 	case <-time.After(300 * time.Millisecond):
 	}
 }
@@ -216,8 +219,7 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	back()
 }
 
-// What could be had last is known at the next start, also when the newest choice is
-// another.
+// The last choice that could be had is known at the next start, also when the newest is another.
 func TestCountedGoesOn(t *testing.T) {
 	m := newMachine(t)
 	m.labelled(pods)
@@ -264,8 +266,8 @@ func TestNothingStored(t *testing.T) {
 				t.Errorf("the choice is %+v", c)
 			}
 			damaged := !slices.Contains([]string{"no file", "another instance's", "not of this instance"}, what)
-			if told := m.Log.Count("the stored choice of a NodeNetworkTemplate is not used") > 0; told != damaged {
-				t.Errorf("told of a damaged file: %v", told)
+			if reported := m.Log.Count("the stored choice of a NodeNetworkTemplate is not used") > 0; reported != damaged {
+				t.Errorf("reported a damaged file: %v", reported)
 			}
 		})
 	}
@@ -290,7 +292,7 @@ func refusing(code int, reason string) transport.WrapperFunc {
 	})
 }
 
-// A kind that is not served, or not allowed, is told as such, and what to do.
+// A kind that is not served, or not allowed, is reported as such, and what to do.
 func TestRefusedByTheAPIServer(t *testing.T) {
 	for what, through := range map[string]transport.WrapperFunc{
 		"the kind is not served, install its CustomResourceDefinition":         refusing(http.StatusNotFound, "NotFound"),
@@ -304,4 +306,24 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		}
 		m.stop()
 	}
+}
+
+// The choice of every release is read, and what is written has all that each release reads.
+func TestStoredChoice(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, choiceFile)
+	samples.Check(t, samples.Format{Files: "template*.json", Type: reflect.TypeFor[stored](), Again: func(data []byte) ([]byte, error) {
+		var of struct{ InstanceID string }
+		if err := errors.Join(os.WriteFile(path, data, 0o600), statefile.Decode(data, &of)); err != nil {
+			return nil, err
+		}
+		c, ok, err := load(dir, choiceFile, of.InstanceID)
+		if err != nil || !ok {
+			return nil, errors.Join(err, errors.New("it is not taken for this node's"))
+		}
+		if err := save(dir, choiceFile, of.InstanceID, c); err != nil {
+			return nil, err
+		}
+		return os.ReadFile(path)
+	}})
 }

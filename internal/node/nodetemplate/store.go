@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// What is in the state directory, in one form.
+// Files in the state directory, of one form.
 const (
 	choiceFile = "template.json"         // the last choice
 	countsFile = "template-counted.json" // the last one that could be had
@@ -22,7 +22,7 @@ type stored struct {
 	Drain      bool              `json:"drain,omitempty"`
 }
 
-// load reads a choice for an instance from a file. It tells whether there is one.
+// load reads a choice for an instance from a file. It reports whether there is one.
 func load(dir, file, instanceID string) (*template.Choice, bool, error) {
 	var s stored
 	ok, err := statefile.LoadJSON(dir, file, &s)

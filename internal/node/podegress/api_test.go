@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -263,30 +262,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// 100 pods at once: each is told of within moments.
-func TestBurst(t *testing.T) {
-	m := newMachine(t)
-	m.start()
-	nat := m.egress("nat", 1, 2, 3)
-	const pods = 100
-	var of []*v1alpha1.EgressClient
-	for i := range pods {
-		of = append(of, m.client(i, sourcenode.Name, refTo(nat)))
-	}
-	var wg sync.WaitGroup
-	begun := time.Now()
-	for i := range pods {
-		wg.Go(func() { m.add(i, "nat") })
-	}
-	wg.Wait()
-	for _, o := range of {
-		m.says(o, v1alpha1.EgressClientSetUp, 1)
-	}
-	t.Logf("%d pods were told of in %v", pods, time.Since(begun))
-}
-
-// What is of another node, or of another pod of the name, is nobody's here; and a node's token
-// says nothing of others.
+// An EgressClient of another node, or of another pod of the name, is nobody's here; and a node's
+// token says nothing of others.
 func TestForeignClients(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -316,8 +293,8 @@ func TestForeignClients(t *testing.T) {
 	}
 }
 
-// An Egress whose status makes no sense in part ends nothing, and is told once.
-func TestGarbage(t *testing.T) {
+// An Egress whose status makes no sense in part ends nothing, and is reported once.
+func TestInvalidGatewaysAreIgnored(t *testing.T) {
 	m := newMachine(t)
 	nat := m.egress("nat", 1)
 	garbage := []v1alpha1.EgressGateway{
@@ -341,6 +318,6 @@ func TestGarbage(t *testing.T) {
 		return m.observed.egresses.byName[kubeapi.NameOf(nat)].err == nil
 	}, func() string { return "" })
 	if n := m.Log.Count("invalid fields"); n != 1 {
-		t.Errorf("it was told %d times", n)
+		t.Errorf("it was reported %d times", n)
 	}
 }

@@ -1,12 +1,15 @@
 package podegress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
@@ -36,20 +39,20 @@ type Config struct {
 
 	Full Full // nil: connection tables are not watched
 
-	Clock    clock.Clock
-	Logger   *slog.Logger
-	Observer Observer // nil: nobody
+	Clock   clock.Clock
+	Logger  *slog.Logger
+	Metrics Metrics // zero: of no registry
 }
 
 // Clients are the pods of the node that use Egresses. They implement what the daemon's part for egress needs.
 // Make them with New.
 type Clients struct {
-	cfg     Config
-	api     *kubeapi.Client
-	clock   clock.Clock
-	log     *slog.Logger
-	tunnels tunnels
-	asker   asker
+	cfg      Config
+	api      *kubeapi.Client
+	clock    clock.Clock
+	log      *slog.Logger
+	*tunnels // the kernel
+	asker    asker
 
 	report  retry.Signal // wakes the reporter
 	changed retry.Signal // running pods may have to get another egress
@@ -62,11 +65,7 @@ type Clients struct {
 
 // New checks the configuration. It makes no request yet.
 func New(cfg Config) (*Clients, error) {
-	rc, err := kubeapi.Config(cfg.Kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	api, err := kubeapi.New(rc)
+	api, err := kubeapi.Open(cfg.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -82,15 +81,9 @@ func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 	case cfg.Port == 0:
 		return nil, errors.New("egress: Port: want a UDP port")
 	}
-	if cfg.Clock == nil {
-		cfg.Clock = clock.Real{}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Observer == nil {
-		cfg.Observer = nobody{}
-	}
+	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Metrics = cmp.Or(cfg.Metrics, NewMetrics(prometheus.NewRegistry()))
 	if cfg.Probe == nil {
 		cfg.Probe = Connect
 	}
@@ -99,7 +92,7 @@ func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 	}
 	c := &Clients{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
-		tunnels: tunnels{kernel: cfg.Kernel, port: cfg.Port, networks: cfg.ClusterNetworks},
+		tunnels: &tunnels{kernel: cfg.Kernel, port: cfg.Port, networks: cfg.ClusterNetworks},
 		asker:   asker{ask: cfg.Ask, clock: cfg.Clock, muted: map[string]time.Time{}},
 		report:  retry.NewSignal(), changed: retry.NewSignal(), probed: retry.NewSignal(),
 		observed: newObserved(cfg.Namespace),
@@ -108,22 +101,21 @@ func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 	return c, nil
 }
 
-// Annotations are the keys of pods' annotations that the node reads: the prefix of those that name Egresses,
-// and that of gateways.
+// Annotations implements egresspart.Egress.
 func (c *Clients) Annotations() []string {
 	return []string{v1alpha1.AnnotationEgressPrefix, v1alpha1.AnnotationEgressGateway}
 }
 
-// CheckOptions returns an error if the pod's annotations are malformed.
-func (c *Clients) CheckOptions(req source.Request) error {
+// CheckOptions implements egresspart.Egress.
+func (c *Clients) CheckOptions(req attachment.Request) error {
 	_, errs := membership.Named(req.Options.Annotations)
 	return errs.Err()
 }
 
-// DesiredChanged has an element when running pods may have to get another egress.
+// DesiredChanged implements egresspart.Egress.
 func (c *Clients) DesiredChanged() <-chan struct{} { return c.changed }
 
-// Desired returns the egress that a ready attachment is to have by now, and whether it differs from what it has.
+// Desired implements egresspart.Egress.
 func (c *Clients) Desired(rec attachment.Record) (egress *attachment.Egress, differ bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,7 +144,7 @@ func (c *Clients) Run(ctx context.Context) error {
 func (c *Clients) stopWaiting() {
 	c.change(func(o *observed) { o.late, o.effects.wakeAll = true, true })
 	if sync := c.observed.sync; !sync.Listed(watched...) {
-		c.log.Warn("the API server has not listed the Egresses in time; pods that name none start, and become clients later", "error", sync.Err())
+		c.log.Warn("the API server has not listed the Egresses in time; pods that name none start, and become clients later", "err", sync.Err())
 	}
 }
 
@@ -170,13 +162,12 @@ func (c *Clients) change(do func(o *observed)) {
 		c.report.Set()
 	}
 	for _, err := range e.invalid {
-		c.log.Error("invalid fields of an Egress are ignored", "error", err)
+		c.log.Error("invalid fields of an Egress are ignored", "err", err)
 	}
 }
 
-// Acquire returns the egress that a pod is to have when it starts, once that is known; nil: none. The error is a
-// *source.Exhausted: at once if the pod cannot be served, or when ctx ends first.
-func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error) {
+// Acquire implements egresspart.Egress.
+func (c *Clients) Acquire(ctx context.Context, req attachment.Request) (*attachment.Egress, error) {
 	var d decision
 	started, waited := c.clock.Now(), false
 	err := c.waiters.Until(ctx, req, func() *source.Exhausted {
@@ -188,7 +179,7 @@ func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.
 	case err != nil:
 		return nil, err
 	case waited:
-		c.cfg.Observer.Waited(c.clock.Now().Sub(started))
+		c.cfg.Metrics.Waited(c.clock.Now().Sub(started))
 	}
 	if d.err != nil {
 		return nil, d.err
@@ -196,10 +187,10 @@ func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.
 	return d.egress, nil
 }
 
-// Why returns what the Acquire of a key waits for; nil when none does.
+// Why implements egresspart.Egress.
 func (c *Clients) Why(key attachment.Key) *source.Exhausted { return c.waiters.Why(key) }
 
-// Restore notes the attachments that are ready when the daemon starts.
+// Restore implements egresspart.Egress.
 func (c *Clients) Restore(ready []attachment.Record) {
 	c.change(func(o *observed) {
 		for _, rec := range ready {
@@ -210,42 +201,40 @@ func (c *Clients) Restore(ready []attachment.Record) {
 	})
 }
 
-// Announce announces the addresses of an attachment to the gateways, by its EgressClient, before its kernel state
-// is complete.
+// Announce implements egresspart.Egress.
 func (c *Clients) Announce(rec attachment.Record) {
 	if c.cfg.Kernel.Supported() == nil {
 		c.SetUp(rec)
 	}
 }
 
-// SetUp notes that an attachment's egress is set up as its record says.
+// SetUp implements egresspart.Egress.
 func (c *Clients) SetUp(rec attachment.Record) {
 	if mayBeClient(rec) {
 		c.change(func(o *observed) { o.setUp(rec) })
 	}
 }
 
-// Failed notes that it could not be. An ADD that fails has an Event of its pod instead.
+// Failed implements egresspart.Egress. An ADD that fails has an Event of its pod instead.
 func (c *Clients) Failed(rec attachment.Record, err error) {
 	if mayBeClient(rec) && rec.State == attachment.Ready {
 		c.change(func(o *observed) { o.fail(rec, err) })
 	}
 }
 
-// Ended notes that an attachment is gone.
+// Ended implements egresspart.Egress.
 func (c *Clients) Ended(rec attachment.Record) {
 	if mayBeClient(rec) {
 		c.change(func(o *observed) { o.end(rec) })
 	}
 }
 
-// mayBeClient tells whether an attachment is one by which a pod may use Egresses.
+// mayBeClient reports whether an attachment is one by which a pod may use Egresses.
 func mayBeClient(rec attachment.Record) bool {
 	return rec.Key.IfName == firstInterface && rec.Pod.Name != ""
 }
 
-// Await returns once the gateways that an attachment's connections may use serve its pod, or with an error when
-// ctx ends before.
+// Await implements egresspart.Egress.
 func (c *Clients) Await(ctx context.Context, rec attachment.Record) error {
 	list := c.asker.gatewaysOf(rec)
 	if !mayBeClient(rec) || len(list) == 0 {
@@ -253,28 +242,6 @@ func (c *Clients) Await(ctx context.Context, rec attachment.Record) error {
 	}
 	started := c.clock.Now()
 	err := c.asker.await(ctx, list, rec)
-	c.cfg.Observer.Served(c.clock.Now().Sub(started), err)
+	c.cfg.Metrics.Served(c.clock.Now().Sub(started), err)
 	return err
 }
-
-// Apply sets up in the pod's namespace what a record says.
-func (c *Clients) Apply(ctx context.Context, rec attachment.Record) error {
-	return c.tunnels.apply(ctx, rec)
-}
-
-// Check tells how the pod's namespace differs from a record.
-func (c *Clients) Check(ctx context.Context, rec attachment.Record) error {
-	return c.tunnels.check(ctx, rec)
-}
-
-// Clear removes what Apply set up, but that a namespace forwards.
-func (c *Clients) Clear(ctx context.Context, rec attachment.Record) error {
-	return c.tunnels.clear(ctx, rec)
-}
-
-// Supported tells whether the node's kernel has what tunnels need.
-func (c *Clients) Supported(context.Context) error { return c.cfg.Kernel.Supported() }
-
-// SetClusterNetworks replaces Config.ClusterNetworks. Running pods get them when they are next compared with
-// their records.
-func (c *Clients) SetClusterNetworks(networks []netip.Prefix) { c.tunnels.setNetworks(networks) }

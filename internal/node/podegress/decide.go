@@ -23,7 +23,7 @@ type decision struct {
 // decide decides what a pod is to have when it starts. A pod that names Egresses, or of whose namespace an Egress selects
 // pods, waits for its EgressClient. Other pods do not depend on the API server, and have nothing unless there is an
 // EgressClient nevertheless.
-func (o *observed) decide(req source.Request) decision {
+func (o *observed) decide(req attachment.Request) decision {
 	if req.Key.IfName != firstInterface {
 		return decision{}
 	}
@@ -61,7 +61,7 @@ func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
 		if o.late {
 			return nil // it may become a client while it runs
 		}
-		return o.orUnreachable(exhausted("starting", "the API server has not listed the Egresses yet, one of which may select the pod"))
+		return o.orUnreachable(waiters.Missing("starting", "the API server has not listed the Egresses yet, one of which may select the pod"))
 	}
 	n, known := o.egresses.namespaces[pod.Namespace]
 	if !known {
@@ -71,7 +71,7 @@ func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
 		return o.orUnreachable(noClient(pod, "Egress "+may[0].String()+" selects pods of the namespace"))
 	}
 	if !known && o.egresses.selectors.ByLabels() {
-		return o.orUnreachable(exhausted("starting", "the API server has not listed namespace %s yet, whose pods an Egress may select", shown(pod.Namespace, 80)))
+		return o.orUnreachable(waiters.Missing("starting", "the API server has not listed namespace %s yet, whose pods an Egress may select", shown(pod.Namespace, 80)))
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func (o *observed) namedBy(pod attachment.Pod, m egressClient, there bool, name 
 		return decision{}
 	}
 	if !o.sync.Listed(egressClients) {
-		return decision{wait: o.orUnreachable(exhausted("starting", "Egress %s: the API server has not listed this node's EgressClients yet", name))}
+		return decision{wait: o.orUnreachable(waiters.Missing("starting", "Egress %s: the API server has not listed this node's EgressClients yet", name))}
 	}
 	return decision{wait: o.orUnreachable(noClient(pod, "the pod names Egress "+name.String()))}
 }
@@ -108,7 +108,7 @@ func refused(r v1alpha1.EgressRefusal) *source.Exhausted {
 
 // noClient says that a pod waits for its EgressClient.
 func noClient(pod attachment.Pod, as string) *source.Exhausted {
-	return exhausted("no-egressclient", "%s, and berth-operator has not created an EgressClient for pod %s/%s (%s) yet, which says what the pod may use",
+	return waiters.Missing("no-egressclient", "%s, and berth-operator has not created an EgressClient for pod %s/%s (%s) yet, which says what the pod may use",
 		as, shown(pod.Namespace, 80), shown(pod.Name, 260), shown(pod.UID, 64))
 }
 
@@ -117,14 +117,10 @@ func (e *egressSet) notUsable(u use) *source.Exhausted {
 	if t, ok := e.byName[u.name]; ok && t.uid == u.uid && t.err != nil {
 		return &source.Exhausted{Reason: "egress-invalid", Message: t.err.Error(), Err: t.err}
 	}
-	return exhausted("egress-unknown", "Egress %s (%s), of which the pod is a client: the API server has not listed it yet, or it is gone", u.name, shown(string(u.uid), 64))
+	return waiters.Missing("egress-unknown", "Egress %s (%s), of which the pod is a client: the API server has not listed it yet, or it is gone", u.name, shown(string(u.uid), 64))
 }
 
 // orUnreachable returns why an ADD waits: for the API server while that cannot be reached.
 func (o *observed) orUnreachable(why *source.Exhausted) *source.Exhausted {
 	return waiters.Unreachable(o.sync.Err(), why)
-}
-
-func exhausted(reason, format string, args ...any) *source.Exhausted {
-	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }

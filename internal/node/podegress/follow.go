@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/membership"
 )
 
-// What is watched, in logs and in paths of the API.
+// Watched resources, in logs and in paths of the API.
 const (
 	egressClients = "egressclients"
 	egresses      = "egresses"

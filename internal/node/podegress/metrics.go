@@ -1,6 +1,7 @@
 package podegress
 
 import (
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,20 +29,7 @@ var Reference = source.Reference{
 	Conditions: [][2]string{{conditionEgresses, "with egress: the Egresses of the node's pods are valid"}},
 }
 
-// Observer counts what is done for clients.
-type Observer interface {
-	Waited(took time.Duration)
-	Served(took time.Duration, err error)
-	Reported(state string, err error)
-}
-
-type nobody struct{}
-
-func (nobody) Waited(time.Duration)        {}
-func (nobody) Served(time.Duration, error) {}
-func (nobody) Reported(string, error)      {}
-
-// Metrics implements Observer.
+// Metrics count what is done for clients.
 type Metrics struct {
 	wait, served *prometheus.HistogramVec
 	reports      *prometheus.CounterVec
@@ -68,11 +56,7 @@ func (m Metrics) Served(took time.Duration, err error) {
 
 // Reported counts a write of an EgressClient's status.
 func (m Metrics) Reported(state string, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	m.reports.WithLabelValues(state, result).Inc()
+	m.reports.WithLabelValues(state, metric.Result(err)).Inc()
 }
 
 // counts are the gauges at one moment.
@@ -107,12 +91,7 @@ func (n counts) Metrics() []prometheus.Metric {
 func (c *Clients) Describe(s *source.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.Waiting += c.waiters.Len()
-	s.Conditions = append(s.Conditions[:len(s.Conditions):len(s.Conditions)], c.condition())
-	s.Detail = source.Details{s.Detail, c.count()}
-	if err := c.observed.sync.Err(); err != nil && s.LastError == "" {
-		s.LastError = "the Kubernetes API cannot be used: " + err.Error()
-	}
+	c.waiters.Describe(s, c.observed.sync.Err(), c.count(), c.condition())
 }
 
 // longestCondition is that of a condition's message, in bytes.
@@ -124,9 +103,9 @@ func (c *Clients) condition() source.Condition {
 	if len(errs) == 0 {
 		return source.Condition{Type: conditionEgresses, Healthy: true, Reason: "Usable"}
 	}
-	text := errs[0].Error()
-	for _, err := range errs[1:] {
-		text += "; " + err.Error()
+	var texts []string
+	for _, err := range errs {
+		texts = append(texts, err.Error())
 	}
-	return source.Condition{Type: conditionEgresses, Reason: "Invalid", Message: shown(text, longestCondition)}
+	return source.Condition{Type: conditionEgresses, Reason: "Invalid", Message: shown(strings.Join(texts, "; "), longestCondition)}
 }

@@ -170,7 +170,7 @@ func readAddresses(field string, list []string, f *findings) (out []netip.Addr) 
 	return out
 }
 
-// same tells whether two states of an Egress are the same to its clients.
+// same reports whether two states of an Egress are the same to its clients.
 func (t egress) same(o egress) bool {
 	return t.uid == o.uid && t.toService == o.toService && t.affine == o.affine && t.sourceAuto == o.sourceAuto && t.originating == o.originating && t.unusable == o.unusable &&
 		slices.Equal(t.destinations, o.destinations) && slices.Equal(t.service, o.service) && slices.EqualFunc(t.gateways, o.gateways, gateway.same)
@@ -228,7 +228,7 @@ func readClient(o *v1alpha1.EgressClient) egressClient {
 	return m
 }
 
-// same tells whether two states of an EgressClient ask the same of the node.
+// same reports whether two states of an EgressClient ask the same of the node.
 func (m egressClient) same(o egressClient) bool {
 	return m.uid == o.uid && m.pod == o.pod && slices.Equal(m.uses, o.uses) && maps.Equal(m.selected, o.selected) && slices.Equal(m.refused, o.refused)
 }

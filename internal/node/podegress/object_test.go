@@ -53,8 +53,8 @@ func TestReadEgress(t *testing.T) {
 	}
 }
 
-// What makes no sense is left out and told; nothing of it ends the daemon.
-func TestReadNonsense(t *testing.T) {
+// Fields that make no sense are left out and reported; none ends the daemon.
+func TestInvalidEgressFieldsAreIgnored(t *testing.T) {
 	many := func(n int, text string) (list []string) {
 		for i := range n {
 			list = append(list, fmt.Sprintf(text, i/65536, i/256%256, i%256))
@@ -117,7 +117,7 @@ func TestReadNonsense(t *testing.T) {
 			if n := len(b.effects.take().invalid); n != 1 {
 				t.Errorf("it is logged %d times", n)
 			}
-			// Whatever is left can be recorded.
+			// The rest can be recorded.
 			if e := planned("pod", nil, nil, got); !got.unusable {
 				rec := record(1)
 				rec.Egress = &e

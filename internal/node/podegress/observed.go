@@ -401,7 +401,7 @@ func (s podSet) of(p attachment.Pod) *pod {
 	return s[name]
 }
 
-// end drops an attachment. It tells whether its pod was known.
+// end drops an attachment. It reports whether its pod was known.
 func (s podSet) end(rec attachment.Record) bool {
 	name := nameOf(rec.Pod)
 	p := s[name]

@@ -36,7 +36,7 @@ func clientOf(i int, uses ...use) egressClient {
 	return egressClient{name: nameOf(pod), uid: types.UID(fmt.Sprintf("client-%d", i)), pod: pod.UID, uses: uses}
 }
 
-// known is a book of an API server that told all.
+// known is a book of an API server that reported all.
 func known(list ...egress) *observed {
 	b := newObserved("berth-system")
 	b.sync.SetListed(true, egressClients, egresses, namespaces)
@@ -75,7 +75,7 @@ func bySelector() egressClient {
 }
 
 // naming is a pod that names Egresses of namespace internet.
-func naming(i int, names string) source.Request {
+func naming(i int, names string) attachment.Request {
 	req := sourcetest.Request(i)
 	req.Options.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": names}
 	return req
@@ -122,7 +122,7 @@ func TestDecide(t *testing.T) {
 	nameless.Pod.UID = ""
 	for name, tt := range map[string]struct {
 		b       *observed
-		req     source.Request
+		req     attachment.Request
 		waits   string // reason
 		refused string // reason
 		says    string
@@ -154,7 +154,7 @@ func TestDecide(t *testing.T) {
 		"nothing known for long":                {b: late, req: sourcetest.Request(1), has: -1},
 		"nothing known for long, and names one": {b: late, req: naming(1, "nat"), waits: "starting"},
 		"API server away":                       {b: away, req: naming(1, "nat"), waits: "unreachable", says: "connection refused"},
-		"Egress not told of yet":                {b: with(known(), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-unknown"},
+		"Egress not reported yet":               {b: with(known(), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-unknown"},
 		"Egress made again":                     {b: with(known(nat), other), req: naming(1, "nat"), waits: "egress-unknown", says: "of-the-one-before"},
 		"Egress that cannot be":                 {b: with(known(readEgress(senseless)), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-invalid", says: "spec.destinations"},
 		"gateway":                               {b: known(nat), req: gateway, has: 0},
@@ -184,8 +184,21 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Of running pods those alone are looked at that a change is about.
-func TestWantedIsLookedAtOnceAChange(t *testing.T) {
+// follow sets an attachment up as desired, once.
+func (o *observed) follow(t *testing.T, rec attachment.Record) attachment.Record {
+	t.Helper()
+	if desired, differs := o.desired(rec); differs {
+		rec.Egress = desired
+		o.setUp(rec)
+		if _, again := o.desired(rec); again {
+			t.Errorf("%s is to have yet another egress", rec.Pod.Name)
+		}
+	}
+	return rec
+}
+
+// A change has only those running pods compared that it concerns.
+func TestChangesConcernOnlyTheirPods(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	recs := map[int]attachment.Record{}
 	for i, name := range map[int]string{1: "nat", 2: "web", 3: ""} {
@@ -205,15 +218,7 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 			if b.pods[nameOf(recs[i].Pod)].settled == nil {
 				list = append(list, i)
 			}
-			if got, differ := b.desired(recs[i]); differ {
-				rec := recs[i]
-				rec.Egress = got
-				recs[i] = rec
-				b.setUp(rec)
-				if _, again := b.desired(rec); again {
-					t.Errorf("pod %d is to have yet another", i)
-				}
-			}
+			recs[i] = b.follow(t, recs[i])
 		}
 		return list
 	}
@@ -268,7 +273,7 @@ func TestConsentWhilePodsRun(t *testing.T) {
 	b.putClient(bySelector())
 	b.putClient(clientOf(2, useNamed("nat")))
 	recs := map[int]attachment.Record{}
-	for i, req := range map[int]source.Request{1: sourcetest.Request(1), 2: naming(2, "nat")} {
+	for i, req := range map[int]attachment.Request{1: sourcetest.Request(1), 2: naming(2, "nat")} {
 		rec := record(i)
 		rec.Egress = b.decide(req).egress
 		b.setUp(rec)
@@ -281,12 +286,7 @@ func TestConsentWhilePodsRun(t *testing.T) {
 		}
 		b.effects.changed = false
 		for i, n := range map[int]int{1: want, 2: 1} {
-			rec := recs[i]
-			if got, differ := b.desired(rec); differ {
-				rec.Egress = got
-				b.setUp(rec)
-				recs[i] = rec
-			}
+			recs[i] = b.follow(t, recs[i])
 			if got := len(recs[i].Egress.Egresses); got != n {
 				t.Errorf("%s: pod %d has %d Egresses, want %d", what, i, got, n)
 			}
@@ -314,8 +314,8 @@ func TestConsentWhilePodsRun(t *testing.T) {
 	has("it is gone, and its pods' packets go no other way", 1)
 }
 
-// Before the API server has told what there is, nothing is taken from a pod.
-func TestNothingIsWantedBeforeItIsKnown(t *testing.T) {
+// Before the API server has reported what there is, nothing is taken from a pod.
+func TestNothingChangesBeforeTheFirstList(t *testing.T) {
 	rec := record(1)
 	rec.Egress = known(egressWith("nat", gatewayNumber(1))).decide(naming(1, "")).egress
 	has := planned(rec.Pod.UID, nil, nil, egressWith("nat", gatewayNumber(1)))
@@ -336,7 +336,7 @@ func TestNothingIsWantedBeforeItIsKnown(t *testing.T) {
 	}
 }
 
-func TestState(t *testing.T) {
+func TestStatusOfAnEgressClient(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	m := clientOf(1, useNamed("nat"))
 	b.putClient(m)
@@ -376,7 +376,7 @@ func TestState(t *testing.T) {
 	b.fail(rec, fmt.Errorf("wrapped: %w", tunnel.ErrNoFoU))
 	failed := up()
 	failed.State, failed.Reason, failed.Message = v1alpha1.EgressClientFailed, "NoFoU", "wrapped: "+tunnel.ErrNoFoU.Error()
-	failed.Egresses = []v1alpha1.EgressReference{nat, web} // what changed was told to be set up last
+	failed.Egresses = []v1alpha1.EgressReference{nat, web} // what changed was reported to be set up last
 	say("it cannot be", failed)
 	b.fail(rec, errors.New("no\nmémory"+strings.Repeat("x", 1000)))
 	failed.Reason, failed.Message = "SetUpFailed", source.ASCII("no\nmémory"+strings.Repeat("x", 1000), 512)
@@ -404,7 +404,7 @@ func TestState(t *testing.T) {
 		t.Errorf("left are %v", b.pods)
 	}
 
-	// A pod that is nobody's client is not told of, unless it was one.
+	// A pod that is nobody's client is not reported, unless it was one.
 	none := clientOf(2)
 	b.putClient(none)
 	b.setUp(record(2))
@@ -421,8 +421,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// What is reported is what the status lacks, until the watch shows it.
-func TestDue(t *testing.T) {
+func TestReportsUntilTheStatusShowsThem(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	e := planned("uid-1", nil, nil, egressWith("nat", gatewayNumber(1)))
 	for i := range 3 {

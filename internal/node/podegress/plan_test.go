@@ -290,10 +290,10 @@ func TestMoreGatewaysThanIDs(t *testing.T) {
 	}
 }
 
-// Whatever happens to Egresses and their gateways: a plan is planned again of a pod that has it,
+// After random changes of Egresses and their gateways: a plan is planned again of a pod that has it,
 // no two gateways have one ID, none changes its own, and new connections have a way if there
 // is one.
-func TestPlanKeepsItsPromises(t *testing.T) {
+func TestPlanInvariants(t *testing.T) {
 	r := rand.New(rand.NewPCG(14, 14))
 	var has *attachment.Egress
 	gateways := map[string][]gateway{}

@@ -208,7 +208,7 @@ func (p *prober) note(r answer) {
 	log := p.clients.log.With("egress", r.of.egress.name.String(), "gateway", r.of.uid, "addresses", r.of.addrs)
 	switch now := p.known[r.of]; {
 	case before < ProbeFailures && now == ProbeFailures:
-		log.Warn("gateway does not answer; new connections avoid it while another gateway of its Egress answers", "error", r.err)
+		log.Warn("gateway does not answer; new connections avoid it while another gateway of its Egress answers", "err", r.err)
 	case before >= ProbeFailures && now == 0:
 		log.Info("gateway answers again")
 	}

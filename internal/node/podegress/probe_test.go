@@ -87,7 +87,7 @@ func (n *network) set(away bool, list ...netip.Addr) {
 	}
 }
 
-// clients are those of a node without an API server, which has told what a book says.
+// clients are those of a node without an API server, which has reported what a book says.
 func clients(t *testing.T, b *observed, tune func(*Config)) *Clients {
 	t.Helper()
 	cfg := Config{NodeName: "node-1", Kernel: egressfake.NewKernel(nil), Port: 5555, Logger: sourcetest.Logger(sourcetest.NewLog(t))}
@@ -124,14 +124,14 @@ func TestProbes(t *testing.T) {
 		}
 		within := func(what string, least, most time.Duration, want ...string) {
 			t.Helper()
-			begun := time.Now()
+			start := time.Now()
 			for !slices.Equal(takes(), want) {
-				if time.Since(begun) > most {
-					t.Fatalf("%s: after %v connections take %v", what, time.Since(begun), takes())
+				if time.Since(start) > most {
+					t.Fatalf("%s: after %v connections take %v", what, time.Since(start), takes())
 				}
 				time.Sleep(10 * time.Millisecond) //nolint:forbidigo // virtual time
 			}
-			if took := time.Since(begun); took < least {
+			if took := time.Since(start); took < least {
 				t.Errorf("%s: after %v already", what, took)
 			}
 		}
@@ -160,7 +160,7 @@ func TestProbes(t *testing.T) {
 		select {
 		case <-c.changed:
 		default:
-			t.Error("nobody is told that running pods are to have another egress")
+			t.Error("nobody is reported that running pods are to have another egress")
 		}
 		net.set(true, two.addrs...)
 		within("all are gone", 0, 6*time.Second, "gw-0001", "gw-0002")
@@ -169,7 +169,7 @@ func TestProbes(t *testing.T) {
 		net.set(false, two.addrs...)
 		within("both are", 0, 3*time.Second, "gw-0001", "gw-0002")
 
-		// What is not used is not asked.
+		// A gateway that is not used is not asked.
 		c.change(func(b *observed) {
 			for i := range 50 {
 				b.dropClient(nameOf(sourcetest.Request(i).Pod), "")

@@ -119,10 +119,10 @@ func TestAwait(t *testing.T) {
 				await := func() (time.Duration, error) {
 					ctx, cancel := context.WithTimeout(t.Context(), most)
 					defer cancel()
-					begun := time.Now()
+					start := time.Now()
 					err := c.Await(ctx, tt.rec)
 					synctest.Wait()
-					return time.Since(begun), err
+					return time.Since(start), err
 				}
 				took, err := await()
 				if took != tt.took || (err != nil) != (len(tt.lacks) > 0) {
@@ -149,7 +149,7 @@ func TestAwait(t *testing.T) {
 
 // The operator hears of a pod's addresses while it is being set up, once, and that they are no more its
 // own when that fails; of one that the node cannot set up it does not.
-func TestComing(t *testing.T) {
+func TestAddressesAreAnnouncedEarly(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	m := clientOf(1, useNamed("nat"))
 	b.putClient(m)
@@ -183,7 +183,7 @@ func TestComing(t *testing.T) {
 	}
 }
 
-// What changes between an ADD's beginning and its end reaches the pod.
+// Changes between an ADD's beginning and its end reach the pod.
 func TestChangesDuringAnADD(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	m := clientOf(1, useNamed("nat"))
@@ -214,7 +214,7 @@ func TestChangesDuringAnADD(t *testing.T) {
 	}
 }
 
-// A gateway is asked by its path, with all addresses; what it answers is told, however long that is.
+// A gateway is asked by its path, with all addresses; what it answers is reported, however long that is.
 func TestAskByHTTP(t *testing.T) {
 	pod := addrs("10.0.0.1", "fd00::1")
 	for name, tt := range map[string]struct {

@@ -56,7 +56,7 @@ func (OfPods) Tracked(netnsPath string) (egressgateway.Tracked, error) {
 // Supported implements Kernel.
 func (OfPods) Supported() error { return egressclient.Supported() }
 
-// isGateway tells whether the tunnels in a pod's namespace are a gateway's own. They have the names of a client's, and
+// isGateway reports whether the tunnels in a pod's namespace are a gateway's own. They have the names of a client's, and
 // this node neither compares nor removes them.
 func isGateway(rec attachment.Record) bool {
 	return rec.Egress != nil && rec.Egress.Forward && len(rec.Egress.Egresses) == 0
@@ -71,8 +71,9 @@ type tunnels struct {
 	networks []netip.Prefix
 }
 
-// setNetworks replaces the cluster's networks.
-func (t *tunnels) setNetworks(networks []netip.Prefix) {
+// SetClusterNetworks replaces Config.ClusterNetworks. Running pods get them when they are next compared with
+// their records.
+func (t *tunnels) SetClusterNetworks(networks []netip.Prefix) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.networks = networks
@@ -85,31 +86,32 @@ func (t *tunnels) setup(rec attachment.Record) egressclient.Setup {
 	return setupOf(rec, t.port, networks)
 }
 
-func (t *tunnels) apply(ctx context.Context, rec attachment.Record) error {
+// Apply implements egresspart.Egress.
+func (t *tunnels) Apply(ctx context.Context, rec attachment.Record) error {
+	return t.each(rec, t.kernel.Forward, func(path string) error { return t.kernel.Apply(ctx, path, t.setup(rec)) })
+}
+
+// Check implements egresspart.Egress.
+func (t *tunnels) Check(ctx context.Context, rec attachment.Record) error {
+	return t.each(rec, t.kernel.Forwards, func(path string) error { return t.kernel.Check(ctx, path, t.setup(rec)) })
+}
+
+// each has a record's namespace forward, if it is a gateway's, and do its work as a client, unless the tunnels in it
+// are a gateway's.
+func (*tunnels) each(rec attachment.Record, forward, client func(path string) error) error {
 	if rec.Egress != nil && rec.Egress.Forward {
-		if err := t.kernel.Forward(rec.Netns.Path); err != nil {
+		if err := forward(rec.Netns.Path); err != nil {
 			return err
 		}
 	}
 	if isGateway(rec) {
 		return nil
 	}
-	return t.kernel.Apply(ctx, rec.Netns.Path, t.setup(rec))
+	return client(rec.Netns.Path)
 }
 
-func (t *tunnels) check(ctx context.Context, rec attachment.Record) error {
-	if rec.Egress != nil && rec.Egress.Forward {
-		if err := t.kernel.Forwards(rec.Netns.Path); err != nil {
-			return err
-		}
-	}
-	if isGateway(rec) {
-		return nil
-	}
-	return t.kernel.Check(ctx, rec.Netns.Path, t.setup(rec))
-}
-
-func (t *tunnels) clear(ctx context.Context, rec attachment.Record) error {
+// Clear implements egresspart.Egress. It leaves forwarding on.
+func (t *tunnels) Clear(ctx context.Context, rec attachment.Record) error {
 	if isGateway(rec) {
 		return nil
 	}
@@ -119,6 +121,9 @@ func (t *tunnels) clear(ctx context.Context, rec attachment.Record) error {
 	}
 	return nil
 }
+
+// Supported implements egresspart.Egress.
+func (t *tunnels) Supported(context.Context) error { return t.kernel.Supported() }
 
 // setupOf returns what a record asks for in its pod's namespace. Only the record and the daemon's settings determine it.
 func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) egressclient.Setup {

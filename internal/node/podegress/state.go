@@ -51,7 +51,7 @@ func (c *Clients) write(ctx context.Context, r report) error {
 	if err != nil {
 		err = fmt.Errorf("write status.node of EgressClient %s: %w", r.Name, err)
 	}
-	c.cfg.Observer.Reported(string(r.State.State), err)
+	c.cfg.Metrics.Reported(string(r.State.State), err)
 	return err
 }
 

@@ -14,17 +14,17 @@ import (
 	"github.com/berthnet/berth/internal/node/podegress/egressfake"
 )
 
-// Of a gateway that had to refuse connections a person is told, as long as it does, and of no other pod.
+// A gateway that has to refuse connections is reported, as long as it does, and no other pod is.
 func TestGatewaysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := egressfake.NewKernel(nil)
-		var mu sync.Mutex // guards told
-		var told []string
+		var mu sync.Mutex // guards reported
+		var reported []string
 		c := clients(t, newObserved(""), func(cfg *Config) {
 			cfg.Kernel, cfg.Full = k, func(rec attachment.Record, message string) {
 				mu.Lock()
 				defer mu.Unlock()
-				told = append(told, rec.Pod.Name+": "+message)
+				reported = append(reported, rec.Pod.Name+": "+message)
 			}
 		})
 		for i := range 3 {
@@ -37,15 +37,15 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 		look := func(want ...string) {
 			t.Helper()
 			mu.Lock()
-			told = nil
+			reported = nil
 			mu.Unlock()
 			time.Sleep(trackingInterval * 3 / 2) //nolint:forbidigo // virtual time
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
-			slices.Sort(told)
-			if !slices.EqualFunc(told, want, strings.HasPrefix) {
-				t.Errorf("told %q, want %q", told, want)
+			slices.Sort(reported)
+			if !slices.EqualFunc(reported, want, strings.HasPrefix) {
+				t.Errorf("reported %q, want %q", reported, want)
 			}
 		}
 		look()

@@ -16,12 +16,12 @@ import (
 )
 
 // add is an ADD that waits for so long at most, and tells how long it did.
-func add(c *Clients, req source.Request, most time.Duration) (e *attachment.Egress, took time.Duration, err error) {
+func add(c *Clients, req attachment.Request, most time.Duration) (e *attachment.Egress, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), most)
 	defer cancel()
-	begun := time.Now()
+	start := time.Now()
 	e, err = c.Acquire(ctx, req)
-	return e, time.Since(begun), err
+	return e, time.Since(start), err
 }
 
 // While the API server does not tell which Egresses there are, pods that name one wait, and
@@ -133,6 +133,6 @@ func TestKernel(t *testing.T) {
 	}
 	k.Fail(errors.New("no memory"))
 	if c.Apply(ctx, rec) == nil || c.Supported(ctx) == nil {
-		t.Error("the kernel's error is not told")
+		t.Error("the kernel's error is not reported")
 	}
 }

@@ -66,9 +66,9 @@ func (d *writer) want(t *testing.T, passed time.Duration, want ...string) {
 	}
 }
 
-// A pod whose ADDs fail for an hour is told of it at once, and then how often it
+// A pod whose ADDs fail for an hour is reported it at once, and then how often it
 // was, at growing intervals.
-func TestRepeatedNewsIsCountedUp(t *testing.T) {
+func TestRepeatedNewsIsCounted(t *testing.T) {
 	d := newWriter()
 	d.tell(newsOf("a", NoAddress, "subnet-full"))
 	d.want(t, time.Second, "NoAddress a 1")
@@ -85,8 +85,8 @@ func TestRepeatedNewsIsCountedUp(t *testing.T) {
 	d.want(t, time.Second, "NoAddress a 1")
 }
 
-// That an address came is told of a pod that was told of trouble, once.
-func TestTheAddressIsToldAfterTrouble(t *testing.T) {
+// The address of a pod whose trouble was reported is reported too, once.
+func TestAddressIsReportedAfterTrouble(t *testing.T) {
 	d := newWriter()
 	attached := News{Pod: pod("a"), IfName: "eth0", Kind: Attached, Addresses: []string{"10.0.0.5/32"}}
 	d.tell(attached)
@@ -100,7 +100,7 @@ func TestTheAddressIsToldAfterTrouble(t *testing.T) {
 	d.tell(attached)
 	r, _, _ := d.next(d.now)
 	if r == nil || r.Reason != "AddressAssigned" || r.Warning || r.Note != "has 10.0.0.5/32, 1m31s after the first of these Events" {
-		t.Fatalf("it is told of by %+v", r)
+		t.Fatalf("it is reported by %+v", r)
 	}
 	d.done(r, nil, d.now)
 	d.tell(attached)
@@ -110,8 +110,8 @@ func TestTheAddressIsToldAfterTrouble(t *testing.T) {
 	}
 }
 
-// Trouble that was over before it could be told is not told.
-func TestOverBeforeItWasTold(t *testing.T) {
+// Trouble that was over before it could be reported is not reported.
+func TestEndedTroubleIsNotReported(t *testing.T) {
 	d := newWriter()
 	d.tell(newsOf("a", WaitsForAddress, "growing"))
 	d.tell(News{Pod: pod("a"), IfName: "eth0", Kind: Attached})
@@ -142,8 +142,8 @@ func TestStormOfNewsIsBounded(t *testing.T) {
 		t.Errorf("%d requests in the minute after, want %d", got, limit)
 	}
 	d.pass(2 * stale)
-	if told := burst + limit + int(2*stale/each); d.dropped < 10_000-told {
-		t.Errorf("%d are counted as dropped, want at least %d", d.dropped, 10_000-told)
+	if reported := burst + limit + int(2*stale/each); d.dropped < 10_000-reported {
+		t.Errorf("%d are counted as dropped, want at least %d", d.dropped, 10_000-reported)
 	}
 	d.pass(2 * forget)
 	if len(d.series) != 0 || len(d.of) != 0 {
@@ -151,7 +151,7 @@ func TestStormOfNewsIsBounded(t *testing.T) {
 	}
 }
 
-// What the API server does not take: for ever, or now.
+// Events that the API server does not take: for ever, or now.
 func TestRefusedAndUnanswered(t *testing.T) {
 	d := newWriter()
 	d.answer = fmt.Errorf("%w: forbidden", ErrFinal)
@@ -186,7 +186,7 @@ func TestRefusedAndUnanswered(t *testing.T) {
 	d.want(t, time.Second, "NoAddress d 1")
 }
 
-// Events that are there are counted up only after pods were told of which nobody
+// Events that are there are counted up only after pods were reported which nobody
 // knows yet.
 func TestNewTroubleComesFirst(t *testing.T) {
 	d := newWriter()
@@ -264,7 +264,7 @@ func TestNotes(t *testing.T) {
 }
 
 // Nobody is warned of what is over by itself.
-func TestWhoIsWarned(t *testing.T) {
+func TestWarnings(t *testing.T) {
 	for _, c := range []struct {
 		kind  Kind
 		cause string

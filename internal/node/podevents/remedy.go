@@ -1,5 +1,7 @@
 package podevents
 
+import "sync"
+
 // Busy is the cause of a wait when the daemon knows none.
 const Busy = "busy"
 
@@ -37,7 +39,7 @@ type Remedy struct {
 // RemedyOf returns what to do about a cause. known is false for a cause without an entry, as from a
 // newer operator.
 func RemedyOf(cause string) (r Remedy, known bool) {
-	if r, known = remedies[cause]; known {
+	if r, known = remedies()[cause]; known {
 		return r, true
 	}
 	return Remedy{Heading: inAll}, false
@@ -55,131 +57,106 @@ const (
 	correctPools = "Correct the AddressPool, or name another by the annotation berth.dev/pool."
 )
 
-// remedies by cause. TestEveryCauseHasARemedy finds the causes in the code.
-var remedies = map[string]Remedy{
+// advice groups causes by what to do. TestEveryCauseHasARemedy finds the causes in the code.
+var advice = []struct {
+	Remedy
+	causes []string
+}{
 	// The node's addresses.
-	"subnet-full":           {"", inNoAddress},
-	"eni-limit":             {"", inNoAddress},
-	"first-interface-index": {"", inNoAddress},
-	"no-ipv6":               {"", inNoAddress},
-	"no-ipv4":               {"", inNoAddress},
-	"node-local-full":       {"", inNoAddress},
-	"max-pods":              {"", inNoAddress},
-	"cooling":               {"They become free within the cooling period.", inNoAddress},
-	"throttled":             {"", inNoAddress},
-	"permission":            {"", inNoAddress},
-	"unreachable":           {"", inNoAddress},
-	"refused":               {"", inNoAddress},
-	"not-ready":             {seeDaemon, inNoAddress},
-	"growing":               {nothing, inNoAddress},
-	"starting":              {wait, inNoAddress},
-	"source":                {seeDaemon, inNoAddress},
-	"degraded":              {seeDaemon, inNoAddress},
-	"crowded":               {"The kubelet retries; check why so many ADDs wait.", inNoAddress},
-
+	{Remedy{"", inNoAddress}, []string{
+		"subnet-full", "eni-limit", "first-interface-index", "no-ipv6", "no-ipv4", "node-local-full", "max-pods", "throttled",
+		"permission", "unreachable", "refused",
+	}},
+	{Remedy{"They become free within the cooling period.", inNoAddress}, []string{"cooling"}},
+	{Remedy{seeDaemon, inNoAddress}, []string{"not-ready", "source", "degraded"}},
+	{Remedy{nothing, inNoAddress}, []string{"growing"}},
+	{Remedy{wait, inNoAddress}, []string{"starting"}},
+	{Remedy{"The kubelet retries; check why so many ADDs wait.", inNoAddress}, []string{"crowded"}},
 	// The node's NodeNetwork, and its conditions.
-	"no-object":              {"", inWaits},
-	"other-instance":         {"", inWaits},
-	"no-operator":            {seeOperator, inWaits},
-	"allocating":             {nothing, inOperator},
-	"no-addresses":           {largerNode, inOperator},
-	"at-limit":               {largerNode, inOperator},
-	"limit-reached":          {largerNode, inOperator},
-	"not-observed":           {seeOperator, inOperator},
-	"instance-type-mismatch": {seeSpec, inOperator},
-	"not-found":              {seeSpec, inOperator},
-	"invalid-request":        {seeSpec, inOperator},
-	"invalid-spec":           {seeSpec, inOperator},
-	"conflict":               {"Check the instance's state in EC2.", inOperator},
-	"transient":              {"Check whether berth-operator reaches EC2.", inOperator},
-	"unknown":                {"Check whether berth-operator reaches EC2.", inOperator},
-	"instance-gone":          {seeNodes, inOperator},
-	"made-again-too-often":   {"Find out what deletes the node's NodeNetwork.", inOperator},
-	"no-node":                {seeNodes, inOperator},
-	"another-instance":       {seeNodes, inOperator},
-	"not-proved":             {seeNodes, inOperator},
-	"another-cluster":        {"Tag the instance, or correct the operator's setting.", inOperator},
-	"already-claimed":        {seeNodes, inOperator},
-	"not-written":            {"Install the roles, policies and CRDs of the operator's version.", inOperator},
-
+	{Remedy{"", inWaits}, []string{"no-object", "other-instance"}},
+	{Remedy{seeOperator, inWaits}, []string{"no-operator"}},
+	{Remedy{nothing, inOperator}, []string{"allocating"}},
+	{Remedy{largerNode, inOperator}, []string{"no-addresses", "at-limit", "limit-reached"}},
+	{Remedy{seeOperator, inOperator}, []string{"not-observed"}},
+	{Remedy{seeSpec, inOperator}, []string{"instance-type-mismatch", "not-found", "invalid-request", "invalid-spec"}},
+	{Remedy{"Check the instance's state in EC2.", inOperator}, []string{"conflict"}},
+	{Remedy{"Check whether berth-operator reaches EC2.", inOperator}, []string{"transient", "unknown"}},
+	{Remedy{seeNodes, inOperator}, []string{"instance-gone", "no-node", "another-instance", "not-proved", "already-claimed"}},
+	{Remedy{"Find out what deletes the node's NodeNetwork.", inOperator}, []string{"made-again-too-often"}},
+	{Remedy{"Tag the instance, or correct the operator's setting.", inOperator}, []string{"another-cluster"}},
+	{Remedy{"Install the roles, policies and CRDs of the operator's version.", inOperator}, []string{"not-written"}},
 	// A running pod whose network is gone.
-	"eni-link-missing":   {"Find out what detached the ENI, or moved its link to another network namespace or driver.", inCutOff},
-	"eni-detached":       {"Berth attaches the ENI again if it still exists; otherwise delete the pod. CloudTrail shows who detached it.", inCutOff},
-	"address-unassigned": {"Delete the pod, so that another gets a new address.", inCutOff},
-
+	{Remedy{"Find out what detached the ENI, or moved its link to another network namespace or driver.", inCutOff}, []string{"eni-link-missing"}},
+	{Remedy{"Berth attaches the ENI again if it still exists; otherwise delete the pod. CloudTrail shows who detached it.", inCutOff}, []string{
+		"eni-detached",
+	}},
+	{Remedy{"Delete the pod, so that another gets a new address.", inCutOff}, []string{"address-unassigned"}},
 	// Address pools.
-	"pool-exhausted":     {"", inPools},
-	"pool-overlaps":      {correctPools, inPools},
-	"pool-invalid":       {correctPools, inPools},
-	"pool-deleted":       {correctPools, inPools},
-	"pool-not-found":     {correctPools, inPools},
-	"node-quota":         {"Wait until addresses of deleted pods have cooled, or raise spec.maxBlocksPerNode of the AddressPool.", inPools},
-	"no-pods":            {seeDaemon, inPools},
-	"too-many-requests":  {seeOperator, inPools},
-	UsedElsewhere:        {"", inPools},
-	"pool-not-allowed":   {"", inPoolWaits},
-	"pool-unknown":       {"", inPoolWaits},
-	"namespace-unknown":  {"Check whether the node reaches the API server.", inPoolWaits},
-	"annotations-untold": {"", inPoolWaits},
-	"pool-unsupported":   {"", inNoAddress},
-	"pod-unnamed":        {"Use a container runtime that passes on the pod's name.", inPoolWaits},
-
+	{Remedy{"", inPools}, []string{"pool-exhausted", UsedElsewhere}},
+	{Remedy{correctPools, inPools}, []string{"pool-overlaps", "pool-invalid", "pool-deleted", "pool-not-found"}},
+	{Remedy{"Wait until addresses of deleted pods have cooled, or raise spec.maxBlocksPerNode of the AddressPool.", inPools}, []string{"node-quota"}},
+	{Remedy{seeDaemon, inPools}, []string{"no-pods"}},
+	{Remedy{seeOperator, inPools}, []string{"too-many-requests"}},
+	{Remedy{"", inPoolWaits}, []string{"pool-not-allowed", "pool-unknown", "annotations-untold"}},
+	{Remedy{"Check whether the node reaches the API server.", inPoolWaits}, []string{"namespace-unknown"}},
+	{Remedy{"", inNoAddress}, []string{"pool-unsupported"}},
+	{Remedy{"Use a container runtime that passes on the pod's name.", inPoolWaits}, []string{"pod-unnamed"}},
 	// NICs that are ports of a VPC.
-	"no-nic":        {"Give one of them this name in the annotation berth.dev/nics.", inNICs},
-	"nic-invalid":   {"Check the PodNIC that the message names.", inNICs},
-	"nic-switch":    {"Check whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs},
-	"nic-not-ready": {"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs},
-	"no-vlan":       {"Load the kernel module 8021q on the pod's node.", inNICs},
-	"port-in-use":   {"Wait a moment: the pod's former sandbox holds it until its DEL.", inNICs},
-	"nic":           {seeDaemon, inNICs},
-
+	{Remedy{"Give one of them this name in the annotation berth.dev/nics.", inNICs}, []string{"no-nic"}},
+	{Remedy{"Check the PodNIC that the message names.", inNICs}, []string{"nic-invalid"}},
+	{Remedy{"Check whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs}, []string{"nic-switch"}},
+	{Remedy{"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs}, []string{"nic-not-ready"}},
+	{Remedy{"Load the kernel module 8021q on the pod's node.", inNICs}, []string{"no-vlan"}},
+	{Remedy{"Wait a moment: the pod's former sandbox holds it until its DEL.", inNICs}, []string{"port-in-use"}},
+	{Remedy{seeDaemon, inNICs}, []string{"nic"}},
 	// The conditions of PodNICs.
-	"vpc-not-ready":   {"", inVPCs},
-	"port-deleted":    {wait, inVPCs},
-	"no-pod":          {wait, inVPCs},
-	"unscheduled":     {wait, inVPCs},
-	"no-host":         {"", inVPCs},
-	"namespace-limit": {"Remove NICs of the namespace, or raise its limit in the VPC.", inVPCs},
-	"node-limit":      {"Run fewer pods with NICs on the node.", inVPCs},
-	"binding-failed":  {"Check whether the provider's agent runs on the pod's node.", inVPCs},
-	"still-plugged":   {"Check whether the node that had the port is up.", inVPCs},
+	{Remedy{"", inVPCs}, []string{"vpc-not-ready", "no-host"}},
+	{Remedy{wait, inVPCs}, []string{"port-deleted", "no-pod", "unscheduled"}},
+	{Remedy{"Remove NICs of the namespace, or raise its limit in the VPC.", inVPCs}, []string{"namespace-limit"}},
+	{Remedy{"Run fewer pods with NICs on the node.", inVPCs}, []string{"node-limit"}},
+	{Remedy{"Check whether the provider's agent runs on the pod's node.", inVPCs}, []string{"binding-failed"}},
+	{Remedy{"Check whether the node that had the port is up.", inVPCs}, []string{"still-plugged"}},
 	// Their PodNICs.
-	"no-podnic":         {"Check the Events of the pod, and whether berth-operator runs with the feature port.", inNICs},
-	"podnic-gone":       {seeOperator, inNICs},
-	"podnic-invalid":    {"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs},
-	"nic-refused":       {"Correct the annotation that the message names.", inNICs},
-	"not-bound":         {seeOperator, inNICs},
-	"no-link":           {"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs},
-	"not-active":        {"Check OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
-	"ovsdb-unreachable": {"Check whether Open vSwitch runs on the pod's node.", inNICs},
-
+	{Remedy{"Check the Events of the pod, and whether berth-operator runs with the feature port.", inNICs}, []string{"no-podnic"}},
+	{Remedy{seeOperator, inNICs}, []string{"podnic-gone", "not-bound"}},
+	{Remedy{"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs}, []string{"podnic-invalid"}},
+	{Remedy{"Correct the annotation that the message names.", inNICs}, []string{"nic-refused"}},
+	{Remedy{"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs}, []string{"no-link"}},
+	{Remedy{"Check OVN's controller, or Neutron's agent, on the pod's node.", inNICs}, []string{"not-active"}},
+	{Remedy{"Check whether Open vSwitch runs on the pod's node.", inNICs}, []string{"ovsdb-unreachable"}},
 	// Egress, and berth after another network's plugins.
-	"no-fou":      {"Load the kernel modules that the message names on the pod's node, or schedule the pod elsewhere.", inEgress},
-	"egress":      {seeDaemon, inEgress},
-	"no-egress":   {"Start berthd with --egress again, or delete the pod.", inEgress},
-	"chained":     {"", inEgress},
-	"not-chained": {"", inEgress},
-
-	"no-egressclient":    {"Check the Events of the pod, and whether berth-operator runs with the feature egress.", inEgress},
-	"egress-unknown":     {wait, inEgress},
-	"egress-invalid":     {"Correct what the message names in the Egress.", inEgress},
-	"egress-annotation":  {"Correct the annotation that the message names.", inEgress},
-	"egress-not-found":   {"Create the Egress, or correct the pod's annotation.", inEgress},
-	"egress-not-allowed": {"Add the pod's namespace to spec.allowedNamespaces of the Egress, or use another Egress.", inEgress},
-	"egress-overlaps":    {"Name only one of the Egresses whose destinations overlap.", inEgress},
-	"egress-refused":     {seeOperator, inEgress},
-	OnNode:               {"Remove the address from the node's link, and keep the node's network manager from adding it.", inOnNode},
-	ConnectionsFull:      {"Give the Egress more replicas, or raise net.netfilter.nf_conntrack_max on the gateway's node.", inEgress},
-
+	{Remedy{"Load the kernel modules that the message names on the pod's node, or schedule the pod elsewhere.", inEgress}, []string{"no-fou"}},
+	{Remedy{seeDaemon, inEgress}, []string{"egress"}},
+	{Remedy{"Start berthd with --egress again, or delete the pod.", inEgress}, []string{"no-egress"}},
+	{Remedy{"", inEgress}, []string{"chained", "not-chained"}},
+	{Remedy{"Check the Events of the pod, and whether berth-operator runs with the feature egress.", inEgress}, []string{"no-egressclient"}},
+	{Remedy{wait, inEgress}, []string{"egress-unknown"}},
+	{Remedy{"Correct what the message names in the Egress.", inEgress}, []string{"egress-invalid"}},
+	{Remedy{"Correct the annotation that the message names.", inEgress}, []string{"egress-annotation"}},
+	{Remedy{"Create the Egress, or correct the pod's annotation.", inEgress}, []string{"egress-not-found"}},
+	{Remedy{"Add the pod's namespace to spec.allowedNamespaces of the Egress, or use another Egress.", inEgress}, []string{"egress-not-allowed"}},
+	{Remedy{"Name only one of the Egresses whose destinations overlap.", inEgress}, []string{"egress-overlaps"}},
+	{Remedy{seeOperator, inEgress}, []string{"egress-refused"}},
+	{Remedy{"Remove the address from the node's link, and keep the node's network manager from adding it.", inOnNode}, []string{OnNode}},
+	{Remedy{"Give the Egress more replicas, or raise net.netfilter.nf_conntrack_max on the gateway's node.", inEgress}, []string{ConnectionsFull}},
 	// Causes that are not about addresses.
-	Busy:            {seeDaemon, inNoAddress},
-	"deadline":      {"Check CPU and memory of the node.", inPodSide},
-	"netns-missing": {"Check how the node's folder of network namespaces is mounted into berthd.", inPodSide},
-	"netns-invalid": {"Check how the node's folder of network namespaces is mounted into berthd.", inPodSide},
-	"datapath":      {seeDaemon, inPodSide},
-	"kernel":        {"Check whether another program creates interfaces or routes of pods on the node.", inPodSide},
-	"record":        {"Free space in the node's /run, and check whether it is writable.", inPodSide},
-	"bad-request":   {"Correct what the message names.", inPodSide},
-	"internal":      {"Report it with the log of berthd on the pod's node.", inPodSide},
-	"panic":         {"Report it with the log of berthd on the pod's node.", inPodSide},
+	{Remedy{seeDaemon, inNoAddress}, []string{Busy}},
+	{Remedy{"Check CPU and memory of the node.", inPodSide}, []string{"deadline"}},
+	{Remedy{"Check how the node's folder of network namespaces is mounted into berthd.", inPodSide}, []string{"netns-missing", "netns-invalid"}},
+	{Remedy{seeDaemon, inPodSide}, []string{"datapath"}},
+	{Remedy{"Check whether another program creates interfaces or routes of pods on the node.", inPodSide}, []string{"kernel"}},
+	{Remedy{"Free space in the node's /run, and check whether it is writable.", inPodSide}, []string{"record"}},
+	{Remedy{"Correct what the message names.", inPodSide}, []string{"bad-request"}},
+	{Remedy{"Report it with the log of berthd on the pod's node.", inPodSide}, []string{"internal", "panic"}},
 }
+
+// remedies has the remedies by cause.
+var remedies = sync.OnceValue(func() map[string]Remedy {
+	all := map[string]Remedy{}
+	for _, a := range advice {
+		for _, cause := range a.causes {
+			all[cause] = a.Remedy
+		}
+	}
+	return all
+})

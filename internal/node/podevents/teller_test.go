@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// api is an API server that notes what it is asked, and fails while it is told to.
+// api is an API server that notes what it is asked, and fails while it is reported to.
 type api struct {
 	mu      sync.Mutex // guards all
 	err     error
@@ -53,8 +53,8 @@ func (a *api) answers(err error) {
 	a.err = err
 }
 
-// told runs a test with a Teller in virtual time.
-func told(t *testing.T, test func(t *testing.T, teller *Recorder, a *api, log *strings.Builder)) {
+// reported runs a test with a Teller in virtual time.
+func reported(t *testing.T, test func(t *testing.T, teller *Recorder, a *api, log *strings.Builder)) {
 	synctest.Test(t, func(t *testing.T) {
 		a, log := &api{counted: map[Result]int{}}, &strings.Builder{}
 		teller := New(Options{Node: "node-1", Writer: a, Clock: clock.Real{}, Log: slog.New(slog.NewTextHandler(log, nil)), Counted: a.count})
@@ -73,8 +73,8 @@ func passes(d time.Duration) {
 	synctest.Wait()
 }
 
-func TestTellerWritesAtOnce(t *testing.T) {
-	told(t, func(t *testing.T, teller *Recorder, a *api, _ *strings.Builder) {
+func TestRecorderWritesAtOnce(t *testing.T) {
+	reported(t, func(t *testing.T, teller *Recorder, a *api, _ *strings.Builder) {
 		teller.Record(newsOf("a", WaitsForAddress, "growing"))
 		passes(0)
 		teller.Record(newsOf("a", WaitsForAddress, "growing"))
@@ -93,8 +93,8 @@ func TestTellerWritesAtOnce(t *testing.T) {
 
 // While the API server is away, one request a time is tried, ever more seldom. What
 // is fresh when it is back is written then.
-func TestTellerWithoutAPIServer(t *testing.T) {
-	told(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
+func TestRecorderWithoutAPIServer(t *testing.T) {
+	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.answers(errors.New("connection refused"))
 		for i := range 1000 {
 			teller.Record(newsOf(fmt.Sprint("p", i), NoAddress, "unreachable"))
@@ -118,8 +118,8 @@ func TestTellerWithoutAPIServer(t *testing.T) {
 
 // A missing right costs one request for each news that there is room for, and one
 // line of the log.
-func TestTellerWithoutRights(t *testing.T) {
-	told(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
+func TestRecorderWithoutRights(t *testing.T) {
+	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.answers(fmt.Errorf("%w: forbidden", ErrFinal))
 		for range 1000 {
 			teller.Record(newsOf("a", NoAddress, "subnet-full"))
@@ -133,8 +133,8 @@ func TestTellerWithoutRights(t *testing.T) {
 }
 
 // A namespace in which all names are taken holds up no other, and costs one line of the log.
-func TestTellerWithoutNames(t *testing.T) {
-	told(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
+func TestRecorderWithoutNames(t *testing.T) {
+	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.taken = "full"
 		for i := range most / 2 {
 			n := newsOf(fmt.Sprint("p", i), NoAddress, "subnet-full")

@@ -24,9 +24,7 @@ func TestNetworkOfBlocks(t *testing.T) {
 	}
 	state := func(n *Routed) (announced, refused int, v6 bool) {
 		inv, err := n.Inventory(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, b := range inv.Blocks {
 			announced += len(b.Tables)
 			if b.Unreachable {

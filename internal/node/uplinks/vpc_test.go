@@ -22,9 +22,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	}
 	enis := func(n *VPC) int {
 		inv, err := n.Inventory(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return len(inv.Uplinks)
 	}
 	set := eni.ENI{

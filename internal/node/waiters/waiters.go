@@ -4,6 +4,8 @@ package waiters
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/berthnet/berth/internal/node/attachment"
@@ -30,7 +32,7 @@ func New(lock sync.Locker) *Set { return &Set{lock: lock, all: map[*waiter]bool{
 // Until returns nil once why returns nil. Why says what is missing; it is called at once, after each
 // Wake, and by Why, but not after it returned nil: what it stored then is the caller's. When ctx ends
 // first, the error is what is missing then.
-func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.Exhausted) error {
+func (s *Set) Until(ctx context.Context, req attachment.Request, why func() *source.Exhausted) error {
 	s.lock.Lock()
 	missing := why()
 	s.lock.Unlock()
@@ -58,12 +60,12 @@ func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.
 }
 
 // Note adds an ADD that waits for something else than Until, until done is called.
-func (s *Set) Note(req source.Request, why func() *source.Exhausted) (done func()) {
+func (s *Set) Note(req attachment.Request, why func() *source.Exhausted) (done func()) {
 	_, done = s.add(req, why)
 	return done
 }
 
-func (s *Set) add(req source.Request, why func() *source.Exhausted) (w *waiter, done func()) {
+func (s *Set) add(req attachment.Request, why func() *source.Exhausted) (w *waiter, done func()) {
 	w = &waiter{req.Key, req.Pod, why, retry.NewSignal()}
 	s.lock.Lock()
 	defer s.lock.Unlock()
@@ -98,6 +100,22 @@ func (s *Set) Wake(of func(attachment.Pod) bool) {
 
 // Len is how many wait. The lock is held.
 func (s *Set) Len() int { return len(s.all) }
+
+// Describe adds to a snapshot the ADDs that wait for a part, its conditions and details, and the error of the API
+// server, if there is one. The lock is held.
+func (s *Set) Describe(snap *source.Snapshot, api error, detail source.Detail, conditions ...source.Condition) {
+	snap.Waiting += len(s.all)
+	snap.Conditions = append(slices.Clip(snap.Conditions), conditions...)
+	snap.Detail = source.Details{snap.Detail, detail}
+	if api != nil && snap.LastError == "" {
+		snap.LastError = "the Kubernetes API cannot be used: " + api.Error()
+	}
+}
+
+// Missing returns why an ADD waits.
+func Missing(reason, format string, args ...any) *source.Exhausted {
+	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
 
 // Unreachable returns why an ADD waits: for the API server if its error is not nil, as nothing else can
 // change meanwhile.

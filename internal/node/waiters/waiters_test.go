@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-func request(pod string) source.Request {
-	return source.Request{Key: attachment.Key{ContainerID: pod}, Pod: attachment.Pod{Name: pod}}
+func request(pod string) attachment.Request {
+	return attachment.Request{Key: attachment.Key{ContainerID: pod}, Pod: attachment.Pod{Name: pod}}
 }
 
 func TestUntil(t *testing.T) {
@@ -43,9 +43,9 @@ func TestUntil(t *testing.T) {
 			s.Wake(nil)
 			mu.Unlock()
 		})
-		begun := time.Now()
-		if err := s.Until(t.Context(), request("a"), why); err != nil || time.Since(begun) != 3*time.Second || looks != 5 {
-			t.Errorf("%v after %v and %d looks", err, time.Since(begun), looks)
+		start := time.Now()
+		if err := s.Until(t.Context(), request("a"), why); err != nil || time.Since(start) != 3*time.Second || looks != 5 {
+			t.Errorf("%v after %v and %d looks", err, time.Since(start), looks)
 		}
 		missing = true
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

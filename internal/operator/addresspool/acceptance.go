@@ -53,7 +53,7 @@ type poolState struct {
 	conflictSince time.Time // since when an accepted subnet is another pool's too; zero: it is not
 }
 
-// isDecided tells whether nothing needs to be found out about a pool now.
+// isDecided reports whether nothing needs to be found out about a pool now.
 func (s *poolState) isDecided(p *v1alpha1.AddressPool, now time.Time) bool {
 	if s.uid != p.UID || s.verified != accepted(p) && s.why == nil {
 		return false
@@ -76,7 +76,7 @@ func (a *acceptance) stateOf(p *v1alpha1.AddressPool) *poolState {
 	return s
 }
 
-// forget drops a pool that is gone, and tells whether it was known.
+// forget drops a pool that is gone, and reports whether it was known.
 func (a *acceptance) forget(name string) (known bool) {
 	if _, known = a.states[name]; known {
 		delete(a.states, name)

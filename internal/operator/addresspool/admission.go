@@ -132,7 +132,7 @@ func addresses(p *v1alpha1.AddressPool, namespace, ofNamespace string, ofPod map
 	return n
 }
 
-// uses tells whether a pod gets its address from a pool, by the rules of the node's daemon
+// uses reports whether a pod gets its address from a pool, by the rules of the node's daemon
 // (package source/pool).
 func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 	given := cmp.Or(ofNamespace, v1alpha1.DefaultPool)

@@ -96,7 +96,7 @@ func TestOldestFirst(t *testing.T) {
 	b.fails(asking("late", 40), v1alpha1.ReasonPoolExhausted)
 	b.takes(asking("a", 10), 0, made)
 	b.frees(0, "b")
-	b.ends("b", nil, "c") // it is gone: the next one is told
+	b.ends("b", nil, "c") // it is gone: the next one is woken
 	b.ends("late", nil)
 	b.takes(asking("c", 30), 0, made)
 }
@@ -127,7 +127,7 @@ func TestTries(t *testing.T) {
 	if list := b.usage(); len(list) != 1 || list[0].Pool != "p" || list[0].Blocks.Free != 1 || list[0].Addresses.Total != 4 {
 		t.Errorf("usage %+v", list)
 	}
-	// Of 0, 2 and 3 no watch has told yet.
+	// No watch has shown 0, 2 and 3 yet.
 	b.observe("p", 2)
 	if list := b.unconfirmedBefore(t0.Add(time.Second)); len(list) != 2 {
 		t.Errorf("unconfirmed are %v", list)

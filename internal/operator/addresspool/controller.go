@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 var _ = failpoint.Register(
@@ -130,7 +133,6 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	return c, nil
 }
 
-// newController connects the parts.
 func newController(a *api, o Options) *Controller {
 	q, alloc, quotas, occupied := &queues{}, newAllocator(), newQuotas(), newOccupied()
 	w := &withholding{api: a, queues: q, allocator: alloc, occupied: occupied}
@@ -181,7 +183,7 @@ func (c *Controller) sweepEvery(ctx context.Context, interval time.Duration) err
 		case <-c.api.clock.After(interval):
 		}
 		if err := c.sweep(ctx); err != nil {
-			c.api.log.Warn("sweep of all blocks failed, will try again", "error", err)
+			c.api.log.Warn("sweep of all blocks failed, will try again", "err", err)
 		}
 	}
 }
@@ -217,3 +219,75 @@ func (c *Controller) sweep(ctx context.Context) error {
 
 // Usage lists how much of each pool is allocated, by name. It does not block.
 func (c *Controller) Usage() []Usage { return c.allocator.usage() }
+
+// Watches are the kinds that the cache of a manager with Setup keeps.
+func Watches() []*watched.Kind {
+	return []*watched.Kind{
+		watched.Nodes, watched.Namespaces,
+		watched.Of(&v1alpha1.AddressPool{}, &v1alpha1.AddressPoolList{}, nil),
+		watched.Of(&v1alpha1.AddressBlock{}, &v1alpha1.AddressBlockList{}, nil),
+		watched.Of(&v1alpha1.BlockRequest{}, &v1alpha1.BlockRequestList{}, nil),
+	}
+}
+
+// The fields by which the cache finds objects.
+const (
+	byPool    = "pool"
+	byNode    = "node"
+	byRequest = "request"
+)
+
+func indexFields(ctx context.Context, ix client.FieldIndexer) error {
+	return watched.Index(ctx, ix,
+		watched.ByOne(byPool, func(o *v1alpha1.AddressBlock) string { return o.PoolName }),
+		watched.ByOne(byNode, func(o *v1alpha1.AddressBlock) string { return o.NodeName }),
+		watched.ByOne(byRequest, func(o *v1alpha1.AddressBlock) string { return string(o.RequestUID) }),
+		watched.ByOne(byPool, func(o *v1alpha1.BlockRequest) string { return o.Spec.PoolName }),
+		watched.ByOne(byNode, func(o *v1alpha1.BlockRequest) string { return o.Spec.NodeName }),
+	)
+}
+
+// BlocksOf are the blocks of a node, read from the cache of a manager with Setup. The caller
+// must not change them.
+func BlocksOf(ctx context.Context, r client.Reader, node string) ([]v1alpha1.AddressBlock, error) {
+	list, err := objects.List[v1alpha1.AddressBlockList](ctx, r, client.MatchingFields{byNode: node})
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", node, err)
+	}
+	return list.Items, nil
+}
+
+// requestsOf are the requests of a node, which the caller must not change.
+func (a *api) requestsOf(ctx context.Context, node string) ([]v1alpha1.BlockRequest, error) {
+	list, err := objects.List[v1alpha1.BlockRequestList](ctx, a.cached, client.MatchingFields{byNode: node})
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", node, err)
+	}
+	return list.Items, nil
+}
+
+// pageSize is how many blocks are read from the API server at a time.
+const pageSize = 500
+
+// allBlocks reads blocks from the API server, a page at a time. An error ends the sequence.
+func (a *api) allBlocks(ctx context.Context, of ...client.ListOption) iter.Seq2[*v1alpha1.AddressBlock, error] {
+	return func(yield func(*v1alpha1.AddressBlock, error) bool) {
+		next := ""
+		for {
+			// A new list for each page: objects in a used one would keep fields that the page leaves out.
+			list, err := objects.List[v1alpha1.AddressBlockList](ctx, a.live, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(next)})...)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for i := range list.Items {
+				if !yield(&list.Items[i], nil) {
+					return
+				}
+			}
+			if next = list.Continue; next == "" {
+				return
+			}
+		}
+	}
+}

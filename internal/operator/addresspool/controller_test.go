@@ -1,10 +1,13 @@
 package addresspool
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -16,17 +19,21 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ipam/block"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // Blocks are cut in index order over all subnets, both families by the same
-// index, and one that was given back is not the next. Exhaustion is told, and
+// index, and one that was given back is not the next. Exhaustion is reported, and
 // heals by a block that is given back, or a subnet that is appended.
 func TestBlocksInOrder(t *testing.T) {
 	harness.KubeClean(t)
@@ -48,20 +55,14 @@ func TestBlocksInOrder(t *testing.T) {
 	}
 	poolIs(t, "p", "counts", counted(6, 5))
 	giveBack(t, "p-1")
-	if b := given(t, "r5", "n", "p"); b.Name != "p-5" {
-		t.Errorf("after p-1 was given back: %s, want the last one first", b.Name)
-	}
-	if b := given(t, "r6", "n", "p"); b.Name != "p-1" {
-		t.Errorf("then %s, want p-1", b.Name)
-	}
+	harness.OK(t, controllers.Same("the block after p-1 was given back", given(t, "r5", "n", "p").Name, "p-5"))
+	harness.OK(t, controllers.Same("the block after that", given(t, "r6", "n", "p").Name, "p-1"))
 	poolIs(t, "p", "it is exhausted", condition(v1alpha1.ConditionExhausted, metav1.ConditionTrue, v1alpha1.ReasonPoolExhausted))
 	ask(t, "r7", "n", "p")
 	failed(t, "r7", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
 	controllers.AwaitEvent(t, poolNamed("p"), v1alpha1.ReasonPoolExhausted)
 	giveBack(t, "p-3")
-	if b := answered(t, "r7"); b.Name != "p-3" {
-		t.Errorf("r7 got %s", b.Name)
-	}
+	harness.OK(t, controllers.Same("the block of r7", answered(t, "r7").Name, "p-3"))
 	ask(t, "r8", "n", "p")
 	failed(t, "r8", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
 	c := harness.KubeClient(t)
@@ -71,12 +72,9 @@ func TestBlocksInOrder(t *testing.T) {
 		t.Errorf("r8 got %s %s", b.Name, b.IPv4)
 	}
 	poolIs(t, "p", "counts", counted(7, 7))
-	poolIs(t, "p", "addresses", func(p *v1alpha1.AddressPool) error {
-		if p.Status.Addresses != (v1alpha1.PoolCounts{Total: 14, Allocated: 14}) || p.Status.AcceptedSubnets != 3 {
-			return fmt.Errorf("%+v", p.Status)
-		}
-		return nil
-	})
+	poolIs(t, "p", "addresses", controllers.If(func(p *v1alpha1.AddressPool) bool {
+		return p.Status.Addresses == (v1alpha1.PoolCounts{Total: 14, Allocated: 14}) && p.Status.AcceptedSubnets == 3
+	}))
 	ask(t, "r9", "n", "nosuch")
 	failed(t, "r9", v1alpha1.ReasonPoolNotFound, "nosuch")
 	makePool(t, "nosuch", 0, "10.9.0.0/32")
@@ -103,9 +101,7 @@ func TestNextOperatorGoesOn(t *testing.T) {
 	end()
 	start(t, Options{})
 	for i, want := range []string{"p-2", "p-3", "p-0"} {
-		if b := given(t, fmt.Sprintf("again-%d", i), "n", "p"); b.Name != want {
-			t.Errorf("got %s, want %s", b.Name, want)
-		}
+		harness.OK(t, controllers.Same("the block", given(t, fmt.Sprintf("again-%d", i), "n", "p").Name, want))
 	}
 }
 
@@ -145,9 +141,7 @@ func TestLostReplies(t *testing.T) {
 	for i := range requests {
 		names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
 	}
-	if len(names) != requests {
-		t.Errorf("%d requests have %d blocks", requests, len(names))
-	}
+	harness.OK(t, controllers.Same("blocks", len(names), requests))
 	returnLate(t, "p", 256, names)
 }
 
@@ -216,7 +210,7 @@ func TestPoolDeletion(t *testing.T) {
 	awaitDeletion(t, "p-0")
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolDeleted, "p")
-	poolIs(t, "p", "told", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolDeleted))
+	poolIs(t, "p", "reported as deleted", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolDeleted))
 	controllers.DropFinalizers(t, blockNamed("p-0"))
 	controllers.AwaitGone(t, poolNamed("p"))
 	failed(t, "r1", v1alpha1.ReasonPoolNotFound, "p")
@@ -245,16 +239,14 @@ func TestNodesThatGo(t *testing.T) {
 		blocks[n] = given(t, "r-"+n, n, "p").Name
 	}
 	claim := func() {
-		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, now.Now().UTC().Format(metav1.RFC3339Micro))
-		harness.OK(t, c.Status().Patch(t.Context(), blockNamed(blocks["claims"]), client.RawPatch(types.MergePatchType, body)))
+		controllers.MergeStatus(t, c, blockNamed(blocks["claims"]), `{"status":{"renewTime":%q}}`, now.Now().UTC().Format(metav1.RFC3339Micro))
 	}
 	claim()
 	for _, n := range []string{"gone", "claims"} {
 		harness.OK(t, c.Delete(t.Context(), nodeNamed(n)))
 	}
 	for n, taint := range map[string]string{"down": corev1.TaintNodeUnreachable, "fenced": corev1.TaintNodeOutOfService} {
-		k := &corev1.Node{}
-		harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: n}, k))
+		k := controllers.Get[corev1.Node](t, client.ObjectKey{Name: n})
 		k.Spec.Taints = []corev1.Taint{{Key: taint, Effect: corev1.TaintEffectNoExecute}}
 		harness.OK(t, c.Update(t.Context(), k))
 		k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(now.Now())}}
@@ -267,25 +259,12 @@ func TestNodesThatGo(t *testing.T) {
 		claim()
 		noticed(t, o, "claims", func(s *liveness) bool { return s.alive.Equal(now.Now()) })
 	}
-	eventually(t, "two are released", func(c client.Client) error {
-		have := blocksNow(t)
-		want := []string{blocks["claims"], blocks["down"]}
-		slices.Sort(want)
-		if !slices.Equal(have, want) {
-			return fmt.Errorf("there are %v, want %v", have, want)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "the others are released", func() []string { return blocksNow(t) }, slices.Sorted(slices.Values([]string{blocks["claims"], blocks["down"]})))
 	if err := c.Get(t.Context(), client.ObjectKey{Name: "r-gone"}, &v1alpha1.BlockRequest{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the request of a node that is gone: %v", err)
 	}
 	now.Advance(grace)
-	eventually(t, "the claim lapses", func(client.Client) error {
-		if have := blocksNow(t); !slices.Equal(have, []string{blocks["down"]}) {
-			return fmt.Errorf("there are %v", have)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "the claim lapses", func() []string { return blocksNow(t) }, []string{blocks["down"]})
 	poolIs(t, "p", "counts", func(p *v1alpha1.AddressPool) error {
 		now.Advance(reportEvery)
 		return counted(16, 1)(p)
@@ -329,4 +308,249 @@ func TestOrphanedRequest(t *testing.T) {
 	start(t, Options{Grace: time.Second})
 	ask(t, "orphan", "nobody", "p")
 	controllers.AwaitGone(t, requestNamed("orphan"))
+}
+
+// before has something done before each request of an operator is sent.
+func before(do func(*http.Request)) transport.WrapperFunc {
+	return harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		do(r)
+		return next.RoundTrip(r)
+	})
+}
+
+// trailing is a cache that no block has arrived in yet.
+type trailing struct{ client.Client }
+
+func (trailing) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
+
+// pages are those of a list, as an API server sends them.
+type pages struct {
+	client.Reader
+	json []string
+}
+
+func (p *pages) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	page := p.json[0]
+	p.json = p.json[1:]
+	return json.Unmarshal([]byte(page), list)
+}
+
+// A block has nothing of the block at the same place of the page before.
+func TestAllBlocks(t *testing.T) {
+	a := &api{live: &pages{json: []string{
+		`{"metadata":{"continue":"c"},"items":[{"metadata":{"name":"p-0","deletionTimestamp":"2026-01-01T00:00:00Z"},"ipv4":"10.2.0.0/32","ipv6":"fd02::/128",
+			"requestUID":"u","withheld":[{"cidr":"10.2.0.0/32","owner":"Node n"}]}]}`,
+		`{"metadata":{"continue":""},"items":[{"metadata":{"name":"p-1"},"ipv4":"10.2.0.1/32"}]}`,
+	}}}
+	var names []string
+	for b, err := range a.allBlocks(t.Context()) {
+		harness.OK(t, err)
+		if names = append(names, b.Name); b.Name == "p-1" && (b.IPv6 != "" || b.RequestUID != "" || b.DeletionTimestamp != nil || b.Withheld != nil) {
+			t.Errorf("block %+v", b)
+		}
+	}
+	if !slices.Equal(names, []string{"p-0", "p-1"}) {
+		t.Errorf("blocks %v", names)
+	}
+}
+
+// A leader whose cache does not have its predecessor's last blocks answers those
+// requests with them, and cuts no others.
+func TestTrailingCache(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	_, end := start(t, Options{})
+	makePool(t, "p", 0, "10.2.0.0/28")
+	given(t, "another", "n", "p")
+	end()
+	ask(t, "untold", "n", "p")
+	r := controllers.Get[v1alpha1.BlockRequest](t, client.ObjectKey{Name: "untold"})
+	p := controllers.Get[v1alpha1.AddressPool](t, client.ObjectKey{Name: "p"})
+	late := newBlock(r, offer{index: 5, piece: pieceOf(t, "10.2.0.5/32")})
+	late.OwnerReferences[0].UID = p.UID
+	harness.OK(t, harness.KubeClientFor(t, operatorConfig(t)).Create(t.Context(), late))
+
+	c := newController(&api{
+		cached: trailing{harness.KubeClientFor(t, operatorConfig(t))}, live: harness.KubeClient(t), clock: clock.Real{}, log: controllers.Logger(t.Output()),
+	}, Options{})
+	harness.OK(t, c.inherited.run(t.Context()))
+	l, err := layout(p, 1)
+	harness.OK(t, err)
+	c.allocator.setPool(p, l, nil)
+	look := func(name string) {
+		if _, err := c.requests.reconcile(t.Context(), queue.Request(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look("untold")
+	harness.OK(t, controllers.Same("the block that was cut for untold", answered(t, "untold").Name, "p-5"))
+	ask(t, "new", "n", "p")
+	look("new")
+	look("new") // the cache may trail the answer as well
+	harness.OK(t, controllers.Same("the block of new, as p-0 is taken", answered(t, "new").Name, "p-1"))
+	sound(t)
+}
+
+// A taken index that no watch ever tells of is looked up by the sweep: a block
+// that went while a watch was broken does not stay taken.
+func TestUnconfirmedIndexIsLookedUp(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	now := clock.NewFake(time.Now())
+	c, _ := start(t, Options{Clock: now, Sweep: time.Second})
+	makePool(t, "p", 0, "10.2.0.0/31")
+	poolIs(t, "p", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
+	given(t, "r0", "n", "p")
+	c.allocator.observeListed("p", 1, now.Now())
+	ask(t, "r1", "n", "p")
+	failed(t, "r1", v1alpha1.ReasonPoolExhausted, "all 2 blocks")
+	controllers.AwaitValue(t, "the sweep waits", now.Waiting, 1)
+	now.Advance(2 * unconfirmedFor)
+	harness.OK(t, controllers.Same("the block of r1", answered(t, "r1").Name, "p-1"))
+}
+
+// A claim that is renewed in the moment of its release keeps the block.
+func TestRenewalInTheMomentOfRelease(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	makeNode(t, "n")
+	var deletes atomic.Int32
+	start(t, Options{Grace: time.Second}, before(func(r *http.Request) {
+		if r.Method != http.MethodDelete || !strings.HasSuffix(r.URL.Path, "/addressblocks/p-0") || deletes.Add(1) > 1 {
+			return
+		}
+		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+		if err := c.Status().Patch(context.Background(), blockNamed("p-0"), client.RawPatch(types.MergePatchType, body)); err != nil {
+			t.Error(err)
+		}
+		// So that it is not the next look, but the precondition that counts.
+		if err := c.Create(context.Background(), nodeNamed("n")); err != nil {
+			t.Error(err)
+		}
+	}))
+	makePool(t, "p", 0, "10.2.0.0/31")
+	given(t, "r0", "n", "p")
+	harness.OK(t, c.Delete(t.Context(), nodeNamed("n")))
+	controllers.AwaitValue(t, "its request is removed, then its block would be", func() bool { return deletes.Load() > 0 }, true)
+	given(t, "r1", "n", "p") // time has passed
+	b := controllers.Get[v1alpha1.AddressBlock](t, client.ObjectKey{Name: "p-0"})
+	if b.DeletionTimestamp != nil {
+		t.Error("it was deleted")
+	}
+}
+
+// Blocks of a pool that was refused a subnet cost no more than those of another.
+func TestRefusedSubnetCostsNothing(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	var lists atomic.Int32
+	now := clock.NewFake(time.Now()) // so that the refused subnet is not checked again by time
+	start(t, Options{Clock: now}, before(func(r *http.Request) {
+		// The cache says from when on it lists.
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/addresspools") && r.URL.RawQuery == "" {
+			lists.Add(1)
+		}
+	}))
+	withoutPolicy(t, "berth-pools-do-not-overlap")
+	makePool(t, "a", 0, "10.1.0.0/24")
+	poolIs(t, "a", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
+	makeOverlapping(t, "b", 0, "10.2.0.0/24", "10.1.0.0/28")
+	poolIs(t, "b", "it gives what is its own", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonPoolOverlaps))
+	controllers.AwaitEvent(t, poolNamed("b"), v1alpha1.ReasonPoolOverlaps)
+	before := lists.Load()
+	for i := range 20 {
+		given(t, fmt.Sprintf("r%d", i), "n", "b")
+	}
+	if n := lists.Load() - before; n > 2 {
+		t.Errorf("%d lists of pools for 20 blocks", n)
+	}
+	poolIs(t, "b", "counts", func(p *v1alpha1.AddressPool) error {
+		now.Advance(reportEvery)
+		return counted(256, 20)(p)
+	})
+}
+
+// withoutPolicy takes a policy's binding away until the test ends. It takes the
+// API server a moment to act on that.
+func withoutPolicy(t *testing.T, name string) {
+	t.Helper()
+	operatorConfig(t) // applies it, once
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), policyBinding(t, name)))
+	t.Cleanup(func() {
+		if err := harness.ApplyAccess(context.Background(), deploy.PoolMode); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// pieceOf is a block of one address.
+func pieceOf(t *testing.T, cidr string) block.Block {
+	t.Helper()
+	c, err := netip.ParsePrefix(cidr)
+	harness.OK(t, err)
+	return block.Block{IPv4: c}
+}
+
+// Two pools that two operators accepted at once, and died: one loses the subnet, and not
+// the one of which there is a block.
+func TestClashIsResolved(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	withoutPolicy(t, "berth-pools-do-not-overlap")
+	c := harness.KubeClient(t)
+	accept := func(name string, cidr string) *v1alpha1.AddressPool {
+		p := makeOverlapping(t, name, 0, cidr)
+		controllers.MergeStatus(t, c, p, `{"status":{"acceptedSubnets":1}}`)
+		return p
+	}
+	accept("a", "10.1.0.0/30")
+	accept("b", "10.1.0.0/29")
+	accept("c", "10.2.0.0/30")
+	d := accept("d", "10.2.0.0/29")
+	ask(t, "r", "n", "d")
+	r := controllers.Get[v1alpha1.BlockRequest](t, client.ObjectKey{Name: "r"})
+	harness.OK(t, harness.KubeClientFor(t, operatorConfig(t)).Create(t.Context(), newBlock(r, offer{index: 3, piece: pieceOf(t, "10.2.0.3/32"), pool: d.UID})))
+
+	start(t, Options{})
+	for name, wins := range map[string]bool{"a": true, "b": false, "c": false, "d": true} {
+		want := condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolOverlaps)
+		if wins {
+			want = condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady)
+		}
+		poolIs(t, name, "it stays or gives way", func(p *v1alpha1.AddressPool) error {
+			if got := p.Status.AcceptedSubnets == 1; got != wins {
+				return fmt.Errorf("%d subnets accepted", p.Status.AcceptedSubnets)
+			}
+			return want(p)
+		})
+	}
+	harness.OK(t, controllers.Same("the block of r", answered(t, "r").Name, "d-3"))
+	ask(t, "r-b", "n", "b")
+	failed(t, "r-b", v1alpha1.ReasonPoolOverlaps, "pool a")
+	given(t, "r-a", "n", "a")
+	sound(t)
+}
+
+func TestMetricsOfPools(t *testing.T) {
+	m := NewMetrics()
+	m.RequestServed(4 * time.Second)
+	m.RequestRefused("NodeQuota")
+	g := gauges(func() []Usage {
+		return []Usage{{
+			Pool: "default", Waiting: 15,
+			Blocks:    v1alpha1.PoolCounts{Total: 9, Allocated: 10, Free: 11},
+			Addresses: v1alpha1.PoolCounts{Total: 12, Allocated: 13, Free: 14},
+		}}
+	})
+	harness.CheckMetrics(t, append(m.Collectors(), g), Families, map[string]string{
+		`berth_operator_pool_blocks{pool="default",state="max"}`:          "9",
+		`berth_operator_pool_blocks{pool="default",state="allocated"}`:    "10",
+		`berth_operator_pool_blocks{pool="default",state="free"}`:         "11",
+		`berth_operator_pool_addresses{pool="default",state="max"}`:       "12",
+		`berth_operator_pool_addresses{pool="default",state="allocated"}`: "13",
+		`berth_operator_pool_addresses{pool="default",state="free"}`:      "14",
+		`berth_operator_pool_waiting_requests{pool="default"}`:            "15",
+		`berth_operator_block_request_seconds_sum`:                        "4",
+		`berth_operator_block_requests_refused_total{reason="NodeQuota"}`: "1",
+	})
 }

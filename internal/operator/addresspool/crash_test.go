@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
@@ -45,12 +44,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 				names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
 			}
 			returnLate(t, "p", 8, names) // what is gone is free, too
-			eventually(t, "the failpoint was reached", func(client.Client) error {
-				if n := deaths(); n != 1 {
-					return fmt.Errorf("%d operators died", n)
-				}
-				return nil
-			})
+			controllers.AwaitValue(t, "operators that died", deaths, 1)
 			sound(t)
 		})
 	}

@@ -2,8 +2,7 @@
 // accepts pools, cuts them into blocks for the nodes that ask, and releases
 // blocks that outlived their pool or their node.
 //
-//	controller.go   the controllers: what each watches, and which parts work together
-//	cache.go        what the cache keeps of each kind
+//	controller.go   the controllers: what each watches and caches, and which parts work together
 //	inherited.go    the blocks that the previous leader made last
 //	allocator.go    which blocks of each pool are allocated
 //	pending.go      requests without an answer: which gets which block, and which wait
@@ -13,12 +12,10 @@
 //	pools.go        a pool: opened, closed, deleted
 //	acceptance.go   accepting the subnets of a pool
 //	layout.go       which subnets of which pool may be cut: a decision
-//	status.go       conditions and Events of a pool
-//	nodes.go        a node: its blocks and requests are released
-//	liveness.go     whether a node has given up its blocks: a decision
+//	status.go       conditions and Events of a pool, and the metrics
+//	nodes.go        a node: whether it has given up its blocks, and their release
 //	withholding.go  keeping addresses of Nodes and Services from pods
 //	occupied.go     which addresses these are: decisions
-//	metrics.go      the metrics
 //
 // A block's name is its pool's and its index, so that the API server refuses a
 // second owner even to an operator that is wrong. One with a stale cache, or a

@@ -51,16 +51,9 @@ func operatorConfig(t *testing.T) *rest.Config {
 	return harness.OperatorConfig(t, deploy.PoolMode)
 }
 
-// create creates an object as a person does.
-func create[O client.Object](t *testing.T, o O) O {
-	t.Helper()
-	harness.OK(t, harness.KubeClient(t).Create(t.Context(), o))
-	return o
-}
-
 func makePool(t *testing.T, name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 	t.Helper()
-	return create(t, newPool(name, bits, cidrs...))
+	return controllers.Create(t, newPool(name, bits, cidrs...))
 }
 
 // makeOverlapping makes a pool as soon as no policy refuses it.
@@ -80,7 +73,7 @@ func newPool(name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 
 func makeNode(t *testing.T, name string) {
 	t.Helper()
-	create(t, nodeNamed(name))
+	controllers.Create(t, nodeNamed(name))
 }
 
 // ask makes a request as a node's daemon does.
@@ -88,7 +81,7 @@ func ask(t *testing.T, name, node, pool string) {
 	t.Helper()
 	r := requestNamed(name)
 	r.Spec = v1alpha1.BlockRequestSpec{NodeName: node, PoolName: pool}
-	create(t, r)
+	controllers.Create(t, r)
 }
 
 // given asks for a block and returns it.
@@ -101,12 +94,9 @@ func given(t *testing.T, name, node, pool string) *v1alpha1.AddressBlock {
 // answered waits for the block of a request.
 func answered(t *testing.T, name string) *v1alpha1.AddressBlock {
 	t.Helper()
-	r := controllers.Await(t, client.ObjectKey{Name: name}, "is answered", func(r *v1alpha1.BlockRequest) error {
-		if !meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) {
-			return errors.New("it is not")
-		}
-		return nil
-	})
+	r := controllers.Await(t, client.ObjectKey{Name: name}, "is answered", controllers.If(func(r *v1alpha1.BlockRequest) bool {
+		return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete)
+	}))
 	b := blockNamed(r.Status.AddressBlockName)
 	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(b), b))
 	if meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionFailed) || b.RequestUID != r.UID || b.NodeName != r.Spec.NodeName {
@@ -118,9 +108,7 @@ func answered(t *testing.T, name string) *v1alpha1.AddressBlock {
 // failed waits until a request has failed for a reason.
 func failed(t *testing.T, name, reason, word string) {
 	t.Helper()
-	controllers.Await(t, client.ObjectKey{Name: name}, "fails", func(r *v1alpha1.BlockRequest) error {
-		return controllers.Condition(r.Status.Conditions, v1alpha1.ConditionFailed, metav1.ConditionTrue, reason, word)
-	})
+	controllers.Await(t, client.ObjectKey{Name: name}, "fails", controllers.Has[*v1alpha1.BlockRequest](v1alpha1.ConditionFailed, metav1.ConditionTrue, reason, word))
 }
 
 func eventually(t *testing.T, what string, is func(client.Client) error) {
@@ -150,23 +138,13 @@ func awaitDeletion(t *testing.T, name string) {
 	})
 }
 
-func poolNamed(name string) *v1alpha1.AddressPool {
-	return &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
+var (
+	poolNamed    = controllers.Named[v1alpha1.AddressPool]
+	blockNamed   = controllers.Named[v1alpha1.AddressBlock]
+	requestNamed = controllers.Named[v1alpha1.BlockRequest]
+	nodeNamed    = controllers.Named[corev1.Node]
+)
 
-func blockNamed(name string) *v1alpha1.AddressBlock {
-	return &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
-
-func requestNamed(name string) *v1alpha1.BlockRequest {
-	return &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
-
-func nodeNamed(name string) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
-
-// blocksNow lists the blocks there are, by name.
 func blocksNow(t *testing.T) (names []string) {
 	t.Helper()
 	list := &v1alpha1.AddressBlockList{}
@@ -184,12 +162,8 @@ func poolIs(t *testing.T, name, what string, is func(*v1alpha1.AddressPool) erro
 	controllers.Await(t, client.ObjectKey{Name: name}, what, is)
 }
 
-// condition wants a condition of a pool to have a status and a reason.
-func condition(kind string, status metav1.ConditionStatus, reason string, words ...string) func(*v1alpha1.AddressPool) error {
-	return func(p *v1alpha1.AddressPool) error {
-		return controllers.Condition(p.Status.Conditions, kind, status, reason, words...)
-	}
-}
+// condition wants a pool to have a condition.
+var condition = controllers.Has[*v1alpha1.AddressPool]
 
 // counted wants a pool to count its blocks so.
 func counted(total, allocated int64) func(*v1alpha1.AddressPool) error {

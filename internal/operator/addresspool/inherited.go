@@ -39,7 +39,7 @@ func (h *inherited) run(ctx context.Context) error {
 	err := retry.Until(ctx, h.api.clock, retry.Policy{First: inheritRetry, Most: inheritRetry}, func(ctx context.Context) error {
 		err := errors.Join(h.withholding.readAll(ctx), h.read(ctx))
 		if err != nil {
-			h.api.log.Warn("reading all blocks failed, will try again", "error", err)
+			h.api.log.Warn("reading all blocks failed, will try again", "err", err)
 		}
 		return err
 	})

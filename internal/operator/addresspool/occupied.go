@@ -195,7 +195,7 @@ func withheld(b block.Block, others []ownedRange) (out []v1alpha1.WithheldAddres
 	return []v1alpha1.WithheldAddresses{{CIDR: all.String(), Owner: fmt.Sprintf("more than %d others", v1alpha1.MaxWithheld)}}
 }
 
-// hasRoom tells whether a pod can have an address of a block: some place in it has an address
+// hasRoom reports whether a pod can have an address of a block: some place in it has an address
 // of each family that is not withheld.
 func hasRoom(b block.Block, out []v1alpha1.WithheldAddresses) bool {
 	// Places are compared as IPv6 prefixes: two CIDRs are disjoint, or one contains the other.
@@ -252,7 +252,6 @@ func explain(others []ownedRange) string {
 	return "no pod gets " + strings.Join(texts, ", ") + ": give the pool subnets in which nothing else has addresses"
 }
 
-// piece are the addresses of a block.
 func piece(b *v1alpha1.AddressBlock) (out block.Block) {
 	for _, c := range cidrs(b) {
 		if c.Addr().Is4() {

@@ -69,7 +69,7 @@ func (a *allocator) allocate(r *v1alpha1.BlockRequest, now time.Time) (offer, *r
 	return o, nil
 }
 
-// isStarted tells whether a block was made, or tried, for a request.
+// isStarted reports whether a block was made, or tried, for a request.
 func (a *allocator) isStarted(r *v1alpha1.BlockRequest) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -114,7 +114,6 @@ func (r *pending) wait() {
 
 func older(a, b *pending) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name)) }
 
-// leave ends waiting.
 func (r *pending) leave() {
 	switch r.place {
 	case waiting:

@@ -78,7 +78,7 @@ func (s share) refuse(node, pool string, have possession) *refusal {
 	return nil
 }
 
-// tooMany refuses a request that is behind others of its node, and tells whether
+// tooMany refuses a request that is behind others of its node, and reports whether
 // it is not even kept.
 func tooMany(r *v1alpha1.BlockRequest, ahead, aheadOfPool int) (why *refusal, drop bool) {
 	if ahead < maxKept && aheadOfPool < maxOpen {
@@ -88,7 +88,7 @@ func tooMany(r *v1alpha1.BlockRequest, ahead, aheadOfPool int) (why *refusal, dr
 		ahead >= maxKept
 }
 
-// precedes tells whether x comes before y among the requests of a node.
+// precedes reports whether x comes before y among the requests of a node.
 func precedes(x, y *v1alpha1.BlockRequest) bool {
 	return cmp.Or(x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name)) < 0
 }

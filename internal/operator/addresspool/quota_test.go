@@ -114,8 +114,7 @@ type thief struct {
 func newThief(t *testing.T, pods string) thief {
 	t.Helper()
 	makeNode(t, "thief")
-	patch := fmt.Appendf(nil, `{"status":{"allocatable":{"pods":%q}}}`, pods)
-	harness.OK(t, harness.KubeClient(t).Status().Patch(t.Context(), nodeNamed("thief"), client.RawPatch(types.MergePatchType, patch)))
+	controllers.MergeStatus(t, harness.KubeClient(t), nodeNamed("thief"), `{"status":{"allocatable":{"pods":%q}}}`, pods)
 	return thief{t, harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "thief"))}
 }
 
@@ -190,7 +189,6 @@ func (c thief) has(pool string, want int, reason string) {
 	})
 }
 
-// blocksOf counts the blocks that a node has of a pool.
 func blocksOf(t *testing.T, node, pool string) (n int) {
 	t.Helper()
 	blocks := &v1alpha1.AddressBlockList{}
@@ -243,9 +241,7 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonNodeQuota) // of five pods
 	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonTooManyRequests)
 	thief.has("reserved", 0, v1alpha1.ReasonNoPods)
-	if n := blocksOf(t, "honest", "reserved"); n != 1 {
-		t.Errorf("the honest node has %d blocks, want 1", n)
-	}
+	harness.OK(t, controllers.Same("blocks of the honest node", blocksOf(t, "honest", "reserved"), 1))
 	controllers.AwaitEvent(t, poolNamed(v1alpha1.DefaultPool), v1alpha1.ReasonNodeQuota)
 	controllers.AwaitEvent(t, poolNamed("reserved"), v1alpha1.ReasonNoPods)
 	for _, reason := range []string{v1alpha1.ReasonNodeQuota, v1alpha1.ReasonNoPods, v1alpha1.ReasonTooManyRequests} {
@@ -255,7 +251,7 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	}
 
 	// A namespace that is given the pool changes that.
-	toDefault := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	toDefault := controllers.Named[corev1.Namespace]("default")
 	annotate := func(pool string) {
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationPool, pool)
 		harness.OK(t, admin.Patch(context.Background(), toDefault.DeepCopy(), client.RawPatch(types.MergePatchType, patch)))

@@ -188,7 +188,6 @@ func (c *requests) create(ctx context.Context, b *v1alpha1.AddressBlock) (outcom
 
 func blockName(pool string, index int64) string { return fmt.Sprintf("%s-%d", pool, index) }
 
-// newBlock is the block to create for an offer.
 func newBlock(r *v1alpha1.BlockRequest, o offer) *v1alpha1.AddressBlock {
 	yes := true
 	b := &v1alpha1.AddressBlock{
@@ -268,7 +267,7 @@ func (c *requests) drop(ctx context.Context, r *v1alpha1.BlockRequest) error {
 	return objects.Delete(ctx, c.api.cached, r)
 }
 
-// setCondition sets a condition and tells whether it changed.
+// setCondition sets a condition and reports whether it changed.
 func (c *requests) setCondition(r *v1alpha1.BlockRequest, kind string, status metav1.ConditionStatus, reason, message string) bool {
 	return meta.SetStatusCondition(&r.Status.Conditions, metav1.Condition{
 		Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(c.api.clock.Now()),

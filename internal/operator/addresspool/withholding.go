@@ -106,9 +106,9 @@ func (w *withholding) readServices(ctx context.Context) (ok bool) {
 		w.occupied.ranges = serviceRanges(list)
 	case again: // it was logged
 	case forbidden:
-		w.api.log.Warn("ServiceCIDRs cannot be read, so pools may overlap them: apply the operator's role", "error", err)
+		w.api.log.Warn("ServiceCIDRs cannot be read, so pools may overlap them: apply the operator's role", "err", err)
 	default:
-		w.api.log.Warn("ServiceCIDRs cannot be read: no subnet of a pool is accepted until they can", "error", err)
+		w.api.log.Warn("ServiceCIDRs cannot be read: no subnet of a pool is accepted until they can", "err", err)
 	}
 	return err == nil || forbidden
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -164,19 +163,19 @@ func TestOccupied(t *testing.T) {
 }
 
 // A pool may have addresses of nodes, also of those that come later, and lie: their
-// blocks are told, and the pool says so.
+// blocks are reported, and the pool says so.
 func TestAddressesOfNodes(t *testing.T) {
 	harness.KubeClean(t)
 	withAddresses(t, "n", "10.2.0.1", "10.2.0.8")
 	_, end := start(t, Options{Grace: time.Hour})
 	makePool(t, "p", 2, "10.2.0.0/27")
 	withheldIs(t, given(t, "r0", "n", "p").Name, "10.2.0.1/32 Node n")
-	poolIs(t, "p", "it is told", says("no pod gets 10.2.0.1 of Node n, 10.2.0.8 of Node n: "))
+	poolIs(t, "p", "it is reported", says("no pod gets 10.2.0.1 of Node n, 10.2.0.8 of Node n: "))
 	controllers.AwaitEvent(t, poolNamed("p"), reasonUsedElsewhere)
 	withAddresses(t, "late", "10.2.0.3", "10.2.0.5")
 	withheldIs(t, "p-0", "10.2.0.1/32 Node n", "10.2.0.3/32 Node late")
 	withheldIs(t, given(t, "r1", "n", "p").Name, "10.2.0.5/32 Node late")
-	poolIs(t, "p", "it is told", says("10.2.0.5 of Node late"))
+	poolIs(t, "p", "it is reported", says("10.2.0.5 of Node late"))
 
 	c := harness.KubeClient(t)
 	harness.OK(t, c.Delete(t.Context(), nodeNamed("late")))
@@ -192,18 +191,13 @@ func TestAddressesOfNodes(t *testing.T) {
 	poolIs(t, "p", "unchanged", says("10.2.0.8 of Node n: "))
 	makePool(t, "q", 0, "10.3.0.0/30")
 	for i, want := range []string{"q-1", "q-3"} {
-		if b := given(t, fmt.Sprint("q", i), "m", "q"); b.Name != want {
-			t.Errorf("got %s, want %s", b.Name, want)
-		}
+		harness.OK(t, controllers.Same("the block", given(t, fmt.Sprint("q", i), "m", "q").Name, want))
 	}
 	ask(t, "q2", "m", "q")
 	failed(t, "q2", v1alpha1.ReasonPoolExhausted, "all 4 blocks")
-	poolIs(t, "q", "it has two, and none free", func(p *v1alpha1.AddressPool) error {
-		if want := (v1alpha1.PoolCounts{Total: 4, Allocated: 2}); p.Status.Blocks != want {
-			return fmt.Errorf("blocks %+v, want %+v", p.Status.Blocks, want)
-		}
-		return nil
-	})
+	poolIs(t, "q", "it has two, and none free", controllers.If(func(p *v1alpha1.AddressPool) bool {
+		return p.Status.Blocks == v1alpha1.PoolCounts{Total: 4, Allocated: 2}
+	}))
 
 	// The next operator cannot read what a missing Node had, except from blocks.
 	end()
@@ -241,7 +235,7 @@ func TestAddressesOfServices(t *testing.T) {
 	poolIs(t, "other", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
 	harness.OK(t, o.sweep(t.Context()))
 	withheldIs(t, b.Name, "10.222.0.0/30 ServiceCIDR more")
-	poolIs(t, "p", "it is told", says("10.222.0.0/30 of ServiceCIDR more"))
+	poolIs(t, "p", "it is reported", says("10.222.0.0/30 of ServiceCIDR more"))
 
 	// An operator that cannot read the ranges goes on with what blocks say, and accepts
 	// no subnet.
@@ -282,20 +276,12 @@ func withAddresses(t *testing.T, name string, addresses ...string) {
 // withheldIs waits until a block says what is withheld of it: each a CIDR and its owner.
 func withheldIs(t *testing.T, name string, want ...string) {
 	t.Helper()
-	eventually(t, name+" is told what is withheld", func(c client.Client) error {
-		b := blockNamed(name)
-		if err := c.Get(t.Context(), client.ObjectKeyFromObject(b), b); err != nil {
-			return err
-		}
-		var got []string
-		for _, w := range b.Withheld {
+	controllers.AwaitValue(t, "what is withheld of "+name, func() (got []string) {
+		for _, w := range controllers.Get[v1alpha1.AddressBlock](t, client.ObjectKey{Name: name}).Withheld {
 			got = append(got, w.CIDR+" "+w.Owner)
 		}
-		if !slices.Equal(got, want) {
-			return fmt.Errorf("%v, want %v", got, want)
-		}
-		return nil
-	})
+		return got
+	}, want)
 }
 
 // says wants the condition AddressesWithheld of a pool to have some words.

@@ -5,10 +5,8 @@
 //
 //	controller.go  the controller: what it watches, and what it does for an Egress
 //	kinds.go       what the cache keeps of each kind, and which pods are gateways
-//	apply.go       creating, restoring and deleting objects by server-side apply, and its errors
-//	applied.go     what was applied last, so that nothing is applied twice
-//	status.go      the status and Events
-//	metrics.go     the metrics
+//	apply.go       creating, restoring and deleting objects by server-side apply, once each
+//	status.go      the status, Events and metrics
 //
 // Package gatewayplan decides the desired objects and the status. Only the fields that Berth needs are
 // applied, under the operator's field owner: an annotation of somebody else, such as

@@ -60,8 +60,7 @@ func stage(t *testing.T) *world {
 	t.Helper()
 	harness.KubeClean(t)
 	w := &world{t: t, client: harness.KubeClient(t)}
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "egress-"}}
-	harness.OK(t, w.client.Create(t.Context(), ns))
+	ns := controllers.Create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "egress-"}})
 	w.ns = ns.Name
 	return w
 }
@@ -85,7 +84,6 @@ func operatorConfig(t *testing.T) *rest.Config {
 	return harness.OperatorConfigOf(t, r)
 }
 
-// setUp adds the controller to a manager.
 func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, error) {
 	o.Settings = settings
 	o.Retry = cmp.Or(o.Retry, time.Second)
@@ -101,8 +99,7 @@ func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
 	if spec.Destinations == nil {
 		spec.Destinations = []string{"0.0.0.0/0"}
 	}
-	e := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: spec}
-	harness.OK(w.t, w.client.Create(w.t.Context(), e))
+	e := controllers.Create(w.t, &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: spec})
 	return e
 }
 
@@ -129,13 +126,12 @@ func (w *world) service(name, what string, is func(*corev1.Service) error) *core
 	return controllers.Await(w.t, w.key(name), what, is)
 }
 
-// status waits until an Egress's status is as it should be.
 func (w *world) status(name, what string, is func(v1alpha1.EgressStatus) error) *v1alpha1.Egress {
 	w.t.Helper()
 	return controllers.Await(w.t, w.key(name), what, func(e *v1alpha1.Egress) error { return is(e.Status) })
 }
 
-// says wants a condition to have a status, a reason, and words in its message.
+// conditionIs wants a condition to have a status, a reason, and words in its message.
 func conditionIs(kind string, status metav1.ConditionStatus, reason string, words ...string) func(v1alpha1.EgressStatus) error {
 	return func(st v1alpha1.EgressStatus) error {
 		return controllers.Condition(st.Conditions, kind, status, reason, words...)
@@ -174,7 +170,6 @@ func (w *world) ready(p corev1.Pod, is corev1.ConditionStatus, ips ...string) {
 	harness.OK(w.t, w.client.Status().Patch(w.t.Context(), p.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, []byte(body+"}}"))))
 }
 
-// owned are the objects of an Egress that are there.
 func (w *world) owned(name string) (out []string) {
 	for _, o := range []client.Object{
 		&corev1.ServiceAccount{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}, &corev1.Service{}, &policyv1.PodDisruptionBudget{}, &appsv1.Deployment{},
@@ -189,7 +184,6 @@ func (w *world) owned(name string) (out []string) {
 	return out
 }
 
-// awaitGone waits until an object is not there.
 func (w *world) awaitGone(o client.Object, name string) {
 	w.t.Helper()
 	o.SetNamespace(w.ns)

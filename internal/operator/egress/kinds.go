@@ -120,7 +120,7 @@ func Index(ctx context.Context, ix client.FieldIndexer) error {
 	}))
 }
 
-// IsGateway tells whether a pod is a gateway of the Egress that its label names: whether the
+// IsGateway reports whether a pod is a gateway of the Egress that its label names: whether the
 // Egress's own Deployment made it, and it does not only look so. It reads the ReplicaSet and the
 // Deployment from cached, which has Makers, and from live what the cache does not have yet.
 func IsGateway(ctx context.Context, cached, live client.Reader, p *corev1.Pod) (bool, error) {

@@ -32,15 +32,10 @@ func TestEgressLives(t *testing.T) {
 	})
 	pods := w.pods("nat", 2)
 	w.status("nat", "has none ready", conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionFalse, v1alpha1.EgressNoGateways, "pod nat-", "starts"))
-	svc := w.service("nat", "is of both families", func(s *corev1.Service) error {
-		if len(s.Spec.ClusterIPs) != 2 || s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || s.Spec.Ports[0].Port != 5555 || s.Spec.Ports[0].Protocol != corev1.ProtocolUDP {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
-	if got := w.owned("nat"); len(got) != 6 {
-		t.Errorf("there are %q", got)
-	}
+	svc := w.service("nat", "is of both families", controllers.If(func(s *corev1.Service) bool {
+		return len(s.Spec.ClusterIPs) == 2 && s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && s.Spec.Ports[0].Port == 5555 && s.Spec.Ports[0].Protocol == corev1.ProtocolUDP
+	}))
+	harness.OK(t, controllers.Same("objects", len(w.owned("nat")), 6))
 	w.ready(pods[0], corev1.ConditionTrue, "10.0.0.1")
 	w.status("nat", "lacks IPv6", conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionFalse, v1alpha1.EgressFamilyMissing, "spec.destinations[1]: ::/0 is of IPv6"))
 	w.ready(pods[1], corev1.ConditionTrue, "10.0.0.2", "2001:db8::2")
@@ -56,19 +51,9 @@ func TestEgressLives(t *testing.T) {
 	harness.OK(t, conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied)(got))
 
 	harness.OK(t, w.client.Delete(t.Context(), e))
-	harness.Eventually(t, controllers.Limit, "nothing is left", func() error {
-		if left := w.owned("nat"); len(left) > 0 {
-			return fmt.Errorf("%q are left", left)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "what is left", func() []string { return w.owned("nat") }, nil)
 	w.pods("nat", 0)
-	harness.Eventually(t, controllers.Limit, "the operator has forgotten it", func() error {
-		if n := w.c.Known(); n != 0 {
-			return fmt.Errorf("it knows %d objects", n)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "objects that the operator knows", w.c.Known, 0)
 }
 
 // What others write on the objects stays: a rollout restart, an administrator's labels and
@@ -102,15 +87,10 @@ func TestFieldsHaveOwners(t *testing.T) {
 		}
 		return nil
 	})
-	svc := w.service("nat", "is put right", func(s *corev1.Service) error {
-		if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != 60 || s.Spec.Selector[v1alpha1.LabelEgress] != "nat" {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
-	if svc.Annotations["example.com/mine"] != "1" {
-		t.Errorf("the administrator's annotation is gone: %v", svc.Annotations)
-	}
+	svc := w.service("nat", "is put right", controllers.If(func(s *corev1.Service) bool {
+		return s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds == 60 && s.Spec.Selector[v1alpha1.LabelEgress] == "nat"
+	}))
+	harness.OK(t, controllers.Same("the administrator's annotation", svc.Annotations["example.com/mine"], "1"))
 	// All goes that is not asked for any more.
 	w.change(e, `{"spec":{"strategy":null,"template":null,"sessionAffinity":"None","sessionAffinityConfig":null}}`)
 	d = w.deployment("nat", "is as without them", func(d *appsv1.Deployment) error {
@@ -123,26 +103,17 @@ func TestFieldsHaveOwners(t *testing.T) {
 	if d.Annotations["example.com/mine"] != "1" || d.Labels["team"] != "net" || d.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] != "now" {
 		t.Errorf("what others wrote is gone: %v %v %v", d.Annotations, d.Labels, d.Spec.Template.Annotations)
 	}
-	w.service("nat", "is without affinity", func(s *corev1.Service) error {
-		if s.Spec.SessionAffinity != corev1.ServiceAffinityNone || s.Spec.SessionAffinityConfig != nil {
-			return errors.New("has it")
-		}
-		return nil
-	})
+	w.service("nat", "is without affinity", controllers.If(func(s *corev1.Service) bool {
+		return s.Spec.SessionAffinity == corev1.ServiceAffinityNone && s.Spec.SessionAffinityConfig == nil
+	}))
 	w.change(e, `{"spec":{"strategy":{"type":"Recreate"}}}`)
-	w.deployment("nat", "is replaced at once", func(d *appsv1.Deployment) error {
-		if d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType || d.Spec.Strategy.RollingUpdate != nil {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
+	w.deployment("nat", "is replaced at once", controllers.If(func(d *appsv1.Deployment) bool {
+		return d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType && d.Spec.Strategy.RollingUpdate == nil
+	}))
 	w.change(e, `{"spec":{"strategy":null}}`)
-	w.deployment("nat", "is replaced in turn", func(d *appsv1.Deployment) error {
-		if d.Spec.Strategy.Type != appsv1.RollingUpdateDeploymentStrategyType || d.Spec.Strategy.RollingUpdate == nil {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
+	w.deployment("nat", "is replaced in turn", controllers.If(func(d *appsv1.Deployment) bool {
+		return d.Spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType && d.Spec.Strategy.RollingUpdate != nil
+	}))
 }
 
 func raw(text string) *runtime.RawExtension { return &runtime.RawExtension{Raw: []byte(text)} }
@@ -166,15 +137,10 @@ func TestScale(t *testing.T) {
 		return nil
 	})
 	w.change(w.deployment("nat", "is there", isThere), `{"spec":{"replicas":1}}`)
-	w.deployment("nat", "is scaled as the Egress", func(d *appsv1.Deployment) error {
-		if *d.Spec.Replicas != 3 || d.Generation < 4 {
-			return fmt.Errorf("%d replicas", *d.Spec.Replicas)
-		}
-		return nil
-	})
+	w.deployment("nat", "is scaled as the Egress", controllers.If(func(d *appsv1.Deployment) bool { return *d.Spec.Replicas == 3 && d.Generation >= 4 }))
 }
 
-// A gateway is told of as long as it serves: while it ends, until its probe fails; one
+// A gateway is listed as long as it serves: while it ends, until its probe fails; one
 // whose node is gone is left out.
 func TestGatewaysComeAndGo(t *testing.T) {
 	w := start(t)
@@ -184,21 +150,14 @@ func TestGatewaysComeAndGo(t *testing.T) {
 		w.ready(p, corev1.ConditionTrue, fmt.Sprintf("10.0.0.%d", i+1))
 	}
 	gateways := func(want ...string) func(v1alpha1.EgressStatus) error {
-		return func(st v1alpha1.EgressStatus) error {
+		return controllers.If(func(st v1alpha1.EgressStatus) bool {
 			var got []string
 			for _, g := range st.Gateways {
-				text := g.Addresses[0]
-				if g.Ending {
-					text += " ends"
-				}
-				got = append(got, text)
+				got = append(got, g.Addresses[0]+map[bool]string{true: " ends"}[g.Ending])
 			}
 			slices.Sort(got)
-			if !slices.Equal(got, want) {
-				return fmt.Errorf("gateways are %q, want %q", got, want)
-			}
-			return nil
-		}
+			return slices.Equal(got, want)
+		})
 	}
 	w.status("nat", "has two", gateways("10.0.0.1", "10.0.0.2"))
 	// Pods that run end when the kubelet says so: a finalizer stands for it.
@@ -225,36 +184,40 @@ func TestDeletedObjectsAreMadeAnew(t *testing.T) {
 	one := intstr.FromInt32(1)
 	e := w.egress("nat", v1alpha1.EgressSpec{PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}})
 	svc := w.service("nat", "is there", isThere)
-	w.status("nat", "has its addresses", func(st v1alpha1.EgressStatus) error {
-		if !slices.Equal(st.ServiceIPs, svc.Spec.ClusterIPs) {
-			return errors.New("has others")
-		}
-		return nil
-	})
+	w.status("nat", "has its addresses", controllers.If(func(st v1alpha1.EgressStatus) bool { return slices.Equal(st.ServiceIPs, svc.Spec.ClusterIPs) }))
 	harness.OK(t, w.client.Delete(t.Context(), svc))
-	again := w.service("nat", "is made anew", func(s *corev1.Service) error {
-		if s.UID == svc.UID {
-			return errors.New("it is the same")
-		}
-		return nil
-	})
-	w.status("nat", "follows", func(st v1alpha1.EgressStatus) error {
-		if !slices.Equal(st.ServiceIPs, again.Spec.ClusterIPs) {
-			return errors.New("has others")
-		}
-		return nil
-	})
+	again := w.service("nat", "is made anew", controllers.If(func(s *corev1.Service) bool { return s.UID != svc.UID }))
+	w.status("nat", "follows", controllers.If(func(st v1alpha1.EgressStatus) bool { return slices.Equal(st.ServiceIPs, again.Spec.ClusterIPs) }))
 	w.pods("nat", 1)
 	harness.OK(t, w.client.Delete(t.Context(), w.deployment("nat", "is there", isThere), client.PropagationPolicy(metav1.DeletePropagationBackground)))
 	w.pods("nat", 1)
 	controllers.Await(t, w.key("nat"), "is there", isThere[*policyv1.PodDisruptionBudget])
 	w.change(e, `{"spec":{"podDisruptionBudget":{"minAvailable":null,"maxUnavailable":"30%%"}}}`)
-	controllers.Await(t, w.key("nat"), "has changed", func(b *policyv1.PodDisruptionBudget) error {
-		if b.Spec.MinAvailable != nil || b.Spec.MaxUnavailable == nil || b.Spec.MaxUnavailable.StrVal != "30%" {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
+	controllers.Await(t, w.key("nat"), "has changed", controllers.If(func(b *policyv1.PodDisruptionBudget) bool {
+		return b.Spec.MinAvailable == nil && b.Spec.MaxUnavailable != nil && b.Spec.MaxUnavailable.StrVal == "30%"
+	}))
 	w.change(e, `{"spec":{"podDisruptionBudget":null}}`)
 	w.awaitGone(&policyv1.PodDisruptionBudget{}, "nat")
+}
+
+// An operator that is killed at any step leaves nothing that the next one does not finish.
+func TestKillAtEveryFailpoint(t *testing.T) {
+	for _, name := range controllers.Failpoints(t, "operator.gateways.", 6) {
+		t.Run(name, func(t *testing.T) {
+			w := stage(t)
+			deaths := controllers.Killed(t, operatorConfig(t), name+"=kill")
+			one := intstr.FromInt32(1)
+			e := w.egress("nat", v1alpha1.EgressSpec{PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}})
+			for i, p := range w.pods("nat", 1) {
+				w.ready(p, corev1.ConditionTrue, []string{"10.0.0.1", "10.0.0.2"}[i])
+			}
+			w.status("nat", "is available", conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionTrue, v1alpha1.EgressGatewaysReady))
+			controllers.Await(t, w.key("nat"), "is there", isThere[*policyv1.PodDisruptionBudget])
+			w.change(e, `{"spec":{"podDisruptionBudget":null,"replicas":2}}`)
+			w.awaitGone(&policyv1.PodDisruptionBudget{}, "nat")
+			w.pods("nat", 2)
+			harness.OK(t, controllers.Same("objects", len(w.owned("nat")), 5))
+			harness.OK(t, controllers.Same("operators that died", deaths(), 1))
+		})
+	}
 }

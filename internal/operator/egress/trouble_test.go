@@ -37,20 +37,14 @@ func TestForeignObjectsStay(t *testing.T) {
 		w.egress(name, v1alpha1.EgressSpec{})
 		w.status(name, "says what is in the way", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service "+name, "belongs to no Egress"))
 		w.pods(name, 1) // what can be there is
-		if s := w.service(name, "is there", isThere); s.ResourceVersion != mine.ResourceVersion {
-			t.Errorf("somebody's Service was written: %+v", s)
-		}
+		harness.OK(t, controllers.Same("the version of somebody's Service", w.service(name, "is there", isThere).ResourceVersion, mine.ResourceVersion))
 		if b := controllers.Await(t, w.key(name), "is there", isThere[*policyv1.PodDisruptionBudget]); b.UID != budget.UID || len(b.OwnerReferences) > 0 {
 			t.Errorf("somebody's budget was written: %+v", b)
 		}
 		harness.OK(t, w.client.Delete(t.Context(), mine))
 		w.status(name, "has its Service", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
-		w.service(name, "is the Egress's", func(s *corev1.Service) error {
-			if !metav1.IsControlledBy(s, w.status(name, "is there", func(v1alpha1.EgressStatus) error { return nil })) {
-				return errors.New("it is not")
-			}
-			return nil
-		})
+		own := controllers.Get[v1alpha1.Egress](t, w.key(name))
+		w.service(name, "is the Egress's", controllers.If(func(s *corev1.Service) bool { return metav1.IsControlledBy(s, own) }))
 	}
 }
 
@@ -68,21 +62,15 @@ func TestObjectsOfTheLastMoment(t *testing.T) {
 			return next.RoundTrip(r)
 		}
 		if _, now := replace.LoadAndDelete(name); now {
-			if err := client.IgnoreNotFound(w.client.Delete(r.Context(), mine(name))); err != nil {
-				t.Error(err)
-			}
-			if err := w.client.Create(r.Context(), mine(name)); err != nil {
+			if err := errors.Join(client.IgnoreNotFound(w.client.Delete(r.Context(), mine(name))), w.client.Create(r.Context(), mine(name))); err != nil {
 				t.Error(err)
 			}
 		}
 		return next.RoundTrip(r)
 	}))
-	isMine := func(s *corev1.Service) error {
-		if len(s.OwnerReferences) > 0 || len(s.Labels) > 0 || s.Spec.Ports[0].Port != 80 {
-			return errors.New("it is not mine")
-		}
-		return nil
-	}
+	isMine := controllers.If(func(s *corev1.Service) bool {
+		return len(s.OwnerReferences) == 0 && len(s.Labels) == 0 && s.Spec.Ports[0].Port == 80
+	})
 	taken := conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service")
 	replace.Store("made", true)
 	w.egress("made", v1alpha1.EgressSpec{})
@@ -123,18 +111,13 @@ func TestInvalidTemplates(t *testing.T) {
 		Template: &v1alpha1.EgressPodTemplate{Spec: raw(`{"containers":[{"name":"egress","resourcs":{}}]}`)}, PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one},
 	})
 	w.status("bad", "says so", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec: unknown field"))
-	harness.Eventually(t, controllers.Limit, "all else is there", func() error {
-		if got := w.owned("bad"); len(got) != 5 {
-			return errors.New("there are other objects")
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "objects of bad", func() int { return len(w.owned("bad")) }, 5)
 }
 
 // A namespace whose pods may not have NET_ADMIN says so on the Egress.
 func TestPodsRefused(t *testing.T) {
 	w := start(t)
-	w.change(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"baseline"}}}`)
+	w.change(controllers.Named[corev1.Namespace](w.ns), `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"baseline"}}}`)
 	w.egress("nat", v1alpha1.EgressSpec{})
 	w.status("nat", "says that pods are refused", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressPodsRefused, "NET_ADMIN"))
 }
@@ -147,12 +130,7 @@ func TestEgressMadeAnewAtOnce(t *testing.T) {
 	w.pods("nat", 1)
 	harness.OK(t, w.client.Delete(t.Context(), e))
 	again := w.egress("nat", v1alpha1.EgressSpec{})
-	w.service("nat", "is the new one's", func(s *corev1.Service) error {
-		if !metav1.IsControlledBy(s, again) {
-			return errors.New("it is not")
-		}
-		return nil
-	})
+	w.service("nat", "is the new one's", controllers.If(func(s *corev1.Service) bool { return metav1.IsControlledBy(s, again) }))
 	w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 	w.pods("nat", 1)
 }
@@ -169,11 +147,9 @@ func TestStatusIsNotAnothers(t *testing.T) {
 		replaced := false
 		once.Do(func() {
 			replaced = true
-			if err := w.client.Delete(r.Context(), &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat"}}); err != nil {
-				t.Error(err)
-			}
-			again := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat"}, Spec: v1alpha1.EgressSpec{Destinations: []string{"::/0"}}}
-			if err := w.client.Create(r.Context(), again); err != nil {
+			before := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat"}}
+			again := &v1alpha1.Egress{ObjectMeta: before.ObjectMeta, Spec: v1alpha1.EgressSpec{Destinations: []string{"::/0"}}}
+			if err := errors.Join(w.client.Delete(r.Context(), before), w.client.Create(r.Context(), again)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -195,7 +171,7 @@ func TestStatusIsNotAnothers(t *testing.T) {
 }
 
 // A pod that has a gateway's label and another maker, such as one of before the policy that refuses it, gets nothing
-// from clients: nodes are told no address of the Service while it would send packets there.
+// from clients: nodes get no address of the Service while it would send packets there.
 func TestForeignPods(t *testing.T) {
 	w := start(t)
 	w.egress("nat", v1alpha1.EgressSpec{TunnelTo: v1alpha1.TunnelToService, Template: &v1alpha1.EgressPodTemplate{}})

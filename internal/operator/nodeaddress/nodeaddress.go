@@ -1,4 +1,4 @@
-// Package nodeaddress tells whether a pod may have an address on its node, as far as the operator knows.
+// Package nodeaddress reports whether a pod may have an address on its node, as far as the operator knows.
 package nodeaddress
 
 import (
@@ -21,7 +21,7 @@ type Sources struct {
 	ENIs, Pools, Ports bool
 }
 
-// May tells whether a pod may have an address on its node: the node's NodeNetwork or blocks, or the pod's PodNICs, have it. If
+// May reports whether a pod may have an address on its node: the node's NodeNetwork or blocks, or the pod's PodNICs, have it. If
 // there are none of these, another source gives addresses, and any address is possible.
 func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error) {
 	known := false
@@ -63,7 +63,7 @@ func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, er
 	return !known, nil
 }
 
-// available tells whether a NodeNetwork has an address, or the prefix around it that EC2 assigns.
+// available reports whether a NodeNetwork has an address, or the prefix around it that EC2 assigns.
 func available(all map[string]v1alpha1.AvailableAddress, a netip.Addr) bool {
 	bits := 80
 	if a.Is4() {

@@ -75,7 +75,7 @@ func (s *state) conditions(now time.Time) []metav1.Condition {
 	return list
 }
 
-// refused tells whether the API server rejected a write, so that it fails again until something
+// refused reports whether the API server rejected a write, so that it fails again until something
 // changes.
 func refused(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)

@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
@@ -73,12 +76,12 @@ func TestConditions(t *testing.T) {
 	}
 	for c, want := range map[cloud.Class]string{cloud.Bug: "InvalidRequest", cloud.Gone: "NotFound", cloud.LimitReached: "LimitReached"} {
 		if got := (outlook{status: eni.Status{Trouble: eni.Trouble{Class: c, LastError: "x"}}}).degraded().Reason; got != want {
-			t.Errorf("%s is told as %s, want %s", c, got, want)
+			t.Errorf("%s is reported as %s, want %s", c, got, want)
 		}
 	}
 }
 
-// Trouble and its end are told once each; the time of the next try is kept
+// Trouble and its end are reported once each; the time of the next try is kept
 // current, not at each retry.
 func TestTroubleIsTold(t *testing.T) {
 	now := clock.NewFake(time.Now()) // time passes where the test waits
@@ -100,9 +103,7 @@ func TestTroubleIsTold(t *testing.T) {
 		n.Reconciled(trouble)
 	}
 	harness.OK(t, inTime("Throttled")(get(t, "node-1")))
-	if o := get(t, "node-1"); o.ResourceVersion != first.ResourceVersion {
-		t.Error("written again for the time of the next try")
-	}
+	harness.OK(t, controllers.Same("the version, as only the time of the next try has changed", get(t, "node-1").ResourceVersion, first.ResourceVersion))
 	until(t, "node-1", "the time in the end", func(o *v1alpha1.NodeNetwork) error {
 		now.Advance(timeEvery)
 		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded)
@@ -119,11 +120,11 @@ func TestTroubleIsTold(t *testing.T) {
 // awaitEvents waits until node-1's Node has these events.
 func awaitEvents(t *testing.T, want ...string) {
 	t.Helper()
-	harness.Eventually(t, controllers.Limit, "events", func() error { return sameList("events", told(t, "node-1"), want) })
+	harness.Eventually(t, controllers.Limit, "events", func() error { return sameList("events", eventsOf(t, "node-1"), want) })
 }
 
-// told are the types and reasons of a Node's events.
-func told(t *testing.T, name string) (out []string) {
+// eventsOf are the types and reasons of a Node's events.
+func eventsOf(t *testing.T, name string) (out []string) {
 	t.Helper()
 	list := &eventsv1.EventList{}
 	harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
@@ -135,7 +136,7 @@ func told(t *testing.T, name string) (out []string) {
 	return out
 }
 
-// A spec that makes no sense is told, stops nothing that works, and is taken
+// A spec that makes no sense is reported, stops nothing that works, and is taken
 // once it is right.
 func TestNonsense(t *testing.T) {
 	fl := newScript()
@@ -161,7 +162,7 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
-// Trouble is told once, too, that was written, and the answer to that lost.
+// Trouble is reported once, too, if the answer to the write is lost.
 func TestTroubleIsToldWithoutAnAnswer(t *testing.T) {
 	var armed, lost atomic.Bool // the answer to the first change of a status
 	_, n := setUp(t, Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
@@ -183,5 +184,188 @@ func TestTroubleIsToldWithoutAnAnswer(t *testing.T) {
 	awaitEvents(t, "Warning NetworkThrottled")
 	if !lost.Load() {
 		t.Error("no answer was lost")
+	}
+}
+
+func TestGoneSince(t *testing.T) {
+	t0 := time.Date(2026, 11, 21, 7, 0, 0, 0, time.UTC)
+	at := func(s int) time.Time { return t0.Add(time.Duration(s) * time.Second) }
+	for _, tt := range []struct {
+		name                              string
+		nodeGone, nodeReady               bool
+		vanished, reported, made, goneYet int // seconds; 0: never
+		want                              int
+	}{
+		{name: "lives", nodeReady: true, reported: 5, made: 1},
+		{name: "not ready, but there", reported: 5, made: 1},
+		{name: "just gone", nodeGone: true, reported: 5, made: 1, want: 100},
+		{name: "gone for a while", nodeGone: true, reported: 5, made: 1, goneYet: 20, want: 20},
+		{name: "gone, but the daemon reports", nodeGone: true, reported: 60, made: 1, goneYet: 20, want: 60},
+		{name: "gone, or not there yet", nodeGone: true, reported: 5, made: 90, goneYet: 20, want: 90},
+		{name: "instance vanished, node ready", nodeReady: true, vanished: 10, reported: 5, made: 1},
+		{name: "instance vanished, node not ready", vanished: 10, reported: 5, made: 1, want: 10},
+		{name: "instance vanished, the daemon reports", vanished: 10, reported: 50, made: 1, want: 50},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			when := func(s int) time.Time {
+				if s == 0 {
+					return time.Time{}
+				}
+				return at(s)
+			}
+			l := liveness{vanishedAt: when(tt.vanished), reportedAt: when(tt.reported), nodeGoneAt: when(tt.goneYet)}
+			if got := l.goneSince(at(tt.made), tt.nodeGone, tt.nodeReady, at(100)); !got.Equal(when(tt.want)) {
+				t.Errorf("got %v, want %v", got, when(tt.want))
+			}
+		})
+	}
+}
+
+func TestObjectGoesWithItsNode(t *testing.T) {
+	fl, _ := setUp(t, Options{Grace: 2 * time.Second})
+	create(t, "node-2", nil)
+	fl.node(t, "node-2")
+	c := harness.KubeClient(t)
+	began := time.Now()
+	harness.OK(t, c.Delete(t.Context(), bareNode("node-1")))
+	controllers.AwaitGone(t, objectOf("node-1", instance))
+	if took := time.Since(began); took < 1500*time.Millisecond {
+		t.Errorf("deleted after %v, want 2 s", took)
+	}
+	fl.works(t, "node-1", false)
+	fl.works(t, "node-2", true)
+	get(t, "node-2")
+}
+
+// setReady plays the kubelet.
+func setReady(t *testing.T, name string, status corev1.ConditionStatus) {
+	t.Helper()
+	controllers.MergeStatus(t, harness.KubeClient(t), bareNode(name), `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, status)
+}
+
+// healthy waits until the operator has seen that a node's Node is ready.
+func healthy(t *testing.T, n *node) {
+	t.Helper()
+	await(t, "the Node is seen to be ready", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.state.liveness.readiness == ready
+	})
+}
+
+// The fleet is to look at an instance when its Node is not ready any more, and
+// when it is again: also an operator that did not see it happen. A Node that
+// was never ready joins.
+func TestSuspicion(t *testing.T) {
+	fl, n := setUp(t, Options{})
+	setReady(t, "node-1", corev1.ConditionFalse)
+	publish(t, n, inventory([]string{"10.0.0.1"}))
+	setReady(t, "node-1", corev1.ConditionTrue)
+	healthy(t, n)
+	fl.awaitCalls(t, "CheckInstance", 0)
+	setReady(t, "node-1", corev1.ConditionUnknown)
+	fl.awaitCalls(t, "CheckInstance", 1)
+	setReady(t, "node-1", corev1.ConditionTrue)
+	fl.awaitCalls(t, "CheckInstance", 2)
+	fl.end()
+
+	setReady(t, "node-1", corev1.ConditionFalse)
+	next, _ := play(t, Options{})
+	next.awaitCalls(t, "CheckInstance", 1)
+}
+
+// An instance that is gone takes the object with it, if its Node does not live.
+func TestObjectGoesWithItsInstance(t *testing.T) {
+	_, n := setUp(t, Options{Grace: time.Second})
+	setReady(t, "node-1", corev1.ConditionTrue)
+	healthy(t, n)
+	throughout(t, time.Second, func() {}) // the object is older than the grace then
+	n.Reconciled(eni.Status{Confirmed: true, Vanished: true})
+	until(t, "node-1", "reported", degraded(reasonInstanceGone))
+	throughout(t, 2*time.Second, func() { get(t, "node-1") })
+	setReady(t, "node-1", corev1.ConditionUnknown)
+	controllers.AwaitGone(t, objectOf("node-1", instance))
+}
+
+// throughout checks again and again that something stays so for d.
+func throughout(t *testing.T, d time.Duration, check func()) {
+	t.Helper()
+	end := time.Now().Add(d)
+	harness.Eventually(t, d+controllers.Limit, "time passes", func() error {
+		check()
+		if left := time.Until(end); left > 0 {
+			return fmt.Errorf("%v to go", left)
+		}
+		return nil
+	})
+}
+
+// The same name with another instance is another node. A pass of the fleet that
+// began before writes nothing of the old instance into its object.
+func TestAnotherInstance(t *testing.T) {
+	const other = "i-0aaaaaaaaaaaaaaaa"
+	fl, first := setUp(t, Options{})
+	publish(t, first, inventory([]string{"10.0.0.1"}))
+	replace(t, "node-1", other)
+	patch(t, `{"spec":{"instanceID":"`+other+`"}}`)
+	harness.OK(t, controllers.Same("the instance of the node", fl.another(t, "node-1", first).instanceID, other))
+	if s := fl.seed(); len(s.ENIs) != 0 || s.InstanceID != other {
+		t.Errorf("seeded with what the other had: %+v", s)
+	}
+	rejected(t, first, inventory([]string{"10.0.0.1", "10.0.0.2"}), errOther)
+	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
+}
+
+// Pods that are bound to the node and have no address yet are seen before
+// their ADDs, and how long they waited is measured.
+func TestPodsWait(t *testing.T) {
+	served := make(chan time.Duration, 10)
+	fl, n := setUp(t, Options{DemandServed: func(d time.Duration) { served <- d }})
+	publish(t, n, inventory([]string{"10.0.0.1"}))
+	c := harness.KubeClient(t)
+	pod := func(name string, change func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+			Spec:       corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		}
+		if change != nil {
+			change(p)
+		}
+		harness.OK(t, c.Create(t.Context(), p))
+		return p
+	}
+	waiting := func(want int) {
+		t.Helper()
+		awaitUsage(t, n, func(u eni.Usage) bool { return u.Waiting == want })
+	}
+	kicks, began := fl.called("Kick"), time.Now()
+	first := pod("first", nil)
+	pod("second", nil)
+	third := pod("third", nil)
+	pod("unbound", func(p *corev1.Pod) { p.Spec.NodeName = "" })
+	pod("elsewhere", func(p *corev1.Pod) { p.Spec.NodeName = "node-2" })
+	pod("branch", func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationNICs: "[{name: eth0}]"} })
+	pod("host", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
+	waiting(3)
+	await(t, "a kick", func() bool { return fl.called("Kick") > kicks }) // the fleet hears of it right after
+	// The daemon gave one an address; its kubelet has not reported it yet.
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: map[string]v1alpha1.UsedAddress{"10.0.0.1": {UID: string(first.UID), Resource: "eni-1"}}})
+	waiting(2)
+	controllers.MergeStatus(t, c, first, `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`)
+	harness.OK(t, c.Delete(t.Context(), third, client.GracePeriodSeconds(0), client.Preconditions{UID: &third.UID}))
+	waiting(1)
+	select {
+	case d := <-served:
+		t.Fatalf("served after %v, though nothing was published", d)
+	default:
+	}
+	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2"}))
+	select {
+	case d := <-served:
+		if d <= 0 || d > time.Since(began) {
+			t.Errorf("served after %v", d)
+		}
+	case <-time.After(controllers.Limit): // whoever saw it first tells
+		t.Error("that demand was served was not measured")
 	}
 }

@@ -125,7 +125,7 @@ func (c *Controller) choose(ctx context.Context, name string, k *corev1.Node) (*
 	}
 	chosen, err := template.Choose(k.Labels, all.Items)
 	if err != nil { // the API server rejects such a template, unless its validation is off
-		c.o.Logger.Warn("template ignored: its selector is invalid", "node", name, "error", err)
+		c.o.Logger.Warn("template ignored: its selector is invalid", "node", name, "err", err)
 	}
 	return chosen, nil
 }

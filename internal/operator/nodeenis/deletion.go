@@ -3,6 +3,7 @@ package nodeenis
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,7 +65,7 @@ func (c *Controller) deleteIfGone(ctx context.Context, n *node, k *corev1.Node) 
 	return c.deleteObject(ctx, o, gone)
 }
 
-// isOf tells whether a Node is of an instance, as far as its provider ID says.
+// isOf reports whether a Node is of an instance, as far as its provider ID says.
 func isOf(k *corev1.Node, instanceID string) bool {
 	of := nodenetwork.InstanceOf(k.Spec.ProviderID)
 	return of == "" || of == instanceID
@@ -93,7 +94,7 @@ func (c *Controller) deleteObject(ctx context.Context, o *v1alpha1.NodeNetwork, 
 	return nil
 }
 
-// liveness is what tells whether a node still exists.
+// liveness has the evidence that a node still exists.
 type liveness struct {
 	reportedAt time.Time // when the daemon's last report was seen
 	vanishedAt time.Time // since when EC2 says that the instance is gone; zero: it does not
@@ -111,7 +112,7 @@ const (
 	notReady
 )
 
-// setReady takes whether the Node is ready, and tells whether one that was ready is not
+// setReady takes whether the Node is ready, and reports whether one that was ready is not
 // any more, or is again. Its instance may have been stopped or started then, which nothing else
 // shows while the node needs no addresses.
 func (l *liveness) setReady(is bool) (changed bool) {
@@ -125,7 +126,7 @@ func (l *liveness) setReady(is bool) (changed bool) {
 	return was != neverReady && was != l.readiness
 }
 
-// setVanished takes whether EC2 says that the instance is gone, and tells whether that is new.
+// setVanished takes whether EC2 says that the instance is gone, and reports whether that is new.
 func (l *liveness) setVanished(is bool, now time.Time) (first bool) {
 	switch {
 	case !is:
@@ -161,4 +162,83 @@ func (l *liveness) goneSince(created time.Time, nodeGone, nodeReady bool, now ti
 		}
 	}
 	return since
+}
+
+// A node may delete its object and create it again as often as it likes, and each new one costs
+// calls to EC2. The work for the first one that replaces another begins at once, as after a
+// person deleted it. Further ones wait, twice as long each time. The count starts over once an
+// object has stayed for a while.
+const (
+	firstPause = 2 * time.Second
+	lastPause  = time.Minute
+	// steady is how long after the last recreation the count starts over.
+	steady = 5 * time.Minute
+)
+
+// recreation is how often the object of one name was recreated lately.
+type recreation struct {
+	uid   types.UID // of the last one
+	again int       // how often it replaced another
+	at    time.Time // when it was seen first
+	from  time.Time // when the work for it begins
+}
+
+// next counts an object that exists at now.
+func (r recreation) next(uid types.UID, now time.Time) recreation {
+	if r.uid == uid {
+		return r
+	}
+	n := recreation{uid: uid, at: now, from: now}
+	if r.uid == "" || now.Sub(r.at) >= steady {
+		return n
+	}
+	n.again = r.again + 1
+	if n.again > 1 {
+		n.from = now.Add(min(lastPause, firstPause<<min(n.again-2, 10)))
+	}
+	return n
+}
+
+// recreations are those of all names, also of objects that went lately.
+type recreations struct {
+	mu  sync.Mutex // guards all
+	all map[string]recreation
+}
+
+func newRecreations() *recreations { return &recreations{all: map[string]recreation{}} }
+
+// observe takes that an object of a name exists, and returns when the work for it may begin.
+func (r *recreations) observe(name string, uid types.UID, now time.Time) (from time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all[name] = r.all[name].next(uid, now)
+	return r.all[name].from
+}
+
+// forget drops a name whose object is gone, once its next object would start over. Else it
+// returns how long that takes.
+func (r *recreations) forget(name string, now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, ok := r.all[name]
+	if wait := last.at.Add(steady).Sub(now); ok && wait > 0 {
+		return wait
+	}
+	delete(r.all, name)
+	return 0
+}
+
+// heldForRecreation reports whether the work for a node's object has to wait, as its name was
+// recreated too often lately.
+func (c *Controller) heldForRecreation(n *node) bool {
+	now := c.now()
+	from := c.recreations.observe(n.name, n.uid, now)
+	held := from.After(now)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.state.eligibility.heldUntil = time.Time{}
+	if held {
+		n.state.eligibility.heldUntil = from
+	}
+	return held
 }

@@ -165,7 +165,7 @@ func (s *state) next(want desiredState, of scope, now time.Time) request {
 	return writeStatus
 }
 
-// hasENIs tells whether all of want are in have, and the same.
+// hasENIs reports whether all of want are in have, and the same.
 func hasENIs(have, want map[string]v1alpha1.ENI) bool {
 	for id, e := range want {
 		if h, ok := have[id]; !ok || !sameENI(h, e) {

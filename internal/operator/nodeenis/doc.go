@@ -2,24 +2,18 @@
 // nodes: it gives the fleet the settings of each object, and writes what the fleet
 // observes and gets into the object.
 //
-//	controller.go  one object's event, and what follows from it
-//	cache.go       what the cache keeps of objects
+//	controller.go  one object's event, what follows from it, and what the cache keeps
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
-//	state.go       what is known of a node, and the next of its timers
+//	state.go       what is known of a node, what the fleet last reported, and the next of its timers
 //	configure.go   the settings by an object and the template for its node
 //	identity.go    whether an object's instance is its Node's
-//	fleetstate.go  what the fleet last reported
-//	ownership.go   whether somebody else writes the object, and what follows
-//	usage.go       how pods use the addresses
-//	handshake.go   what is being released
-//	withdraw.go    the fleet's side of that
+//	usage.go       how pods use the addresses, and pods that wait before their ADDs arrive
+//	handshake.go   what is being released, and the fleet's side of that
 //	mark.go        marking what EC2 is asked to unassign, for all operators to see
 //	desired.go     what the object should say
-//	write.go       writing it
+//	write.go       writing it, and whether somebody else does
 //	conditions.go  conditions and Events, for people
-//	demand.go      pods that wait, before their ADDs arrive, and for how long
-//	deletion.go    when an object has outlived its node
-//	recreation.go  an object that is deleted and created again, over and over
+//	deletion.go    when an object has outlived its node, or is created again, over and over
 //	metrics.go     the metrics, and sums over all nodes
 //
 // # Fields and their writers

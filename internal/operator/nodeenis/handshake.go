@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
@@ -82,7 +83,7 @@ func (h *handshake) setInventory(inv *eni.Inventory) {
 	}
 }
 
-// handedOrMarked tells whether an address or prefix is being unassigned, or about to be.
+// handedOrMarked reports whether an address or prefix is being unassigned, or about to be.
 func (h *handshake) handedOrMarked(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return h.handed[p] || marked(o, nodenetwork.Format(p))
 }
@@ -174,7 +175,7 @@ func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k 
 	return out
 }
 
-// withdrawENI makes candidates of all that an ENI has, unless a pod uses some of it, and tells
+// withdrawENI makes candidates of all that an ENI has, unless a pod uses some of it, and reports
 // whether the daemon has confirmed all of it.
 func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Time) bool {
 	if usesENI(o, id) {
@@ -197,7 +198,7 @@ func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Tim
 	return ready
 }
 
-// unlisted tells whether a candidate is not in the object's releasing yet.
+// unlisted reports whether a candidate is not in the object's releasing yet.
 func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
 	for p := range h.candidates {
 		if !slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) {
@@ -208,7 +209,7 @@ func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
 }
 
 // cancel drops the candidates that the fleet did not ask for in its last pass, if addresses are
-// needed, or that it has not asked for in a long time. It tells whether there were any.
+// needed, or that it has not asked for in a long time. It reports whether there were any.
 func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now time.Time) bool {
 	before := len(h.candidates)
 	for p := range h.candidates {
@@ -220,7 +221,7 @@ func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now 
 	return len(h.candidates) != before
 }
 
-// confirmed tells whether the daemon has confirmed that no pod has or gets an address or prefix.
+// confirmed reports whether the daemon has confirmed that no pod has or gets an address or prefix.
 func confirmed(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	text := nodenetwork.Format(p)
 	return slices.Contains(o.Spec.IPAM.Releasing, text) && slices.Contains(o.Status.IPAM.Released, text) && !uses(o, p)
@@ -229,4 +230,76 @@ func confirmed(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 // resourceOf is the ENI of a published address or prefix; empty: it is not published.
 func resourceOf(o *v1alpha1.NodeNetwork, p netip.Prefix) string {
 	return o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource
+}
+
+var _ = failpoint.Register("operator.withdraw.after", "operator.publish.before", "operator.publish.after")
+
+// ObserveFailed implements fleet.Node: the daemon continues with what was published.
+func (*node) ObserveFailed(error) {}
+
+// Withdraw implements fleet.Node: it hands out what the daemon has confirmed,
+// and makes candidates of what is still missing.
+func (n *node) Withdraw(id string, want cloud.Amount) []netip.Prefix {
+	now := n.c.now()
+	n.mu.Lock()
+	s := &n.state
+	var out []netip.Prefix
+	for k, count := range byKind(want) {
+		out = append(out, s.handshake.withdraw(s.obj, &s.fleet, id, k, count, now)...)
+	}
+	unlisted := s.handshake.unlisted(s.obj)
+	n.mu.Unlock()
+	if unlisted {
+		n.c.queue.Add(n.name)
+	}
+	if len(out) > 0 && failpoint.Hit("operator.withdraw.after") != nil {
+		n.restore(out, true)
+		return nil
+	}
+	return out
+}
+
+// WithdrawENI implements fleet.Node: true once the daemon has confirmed all
+// that the ENI holds.
+func (n *node) WithdrawENI(id string) bool {
+	now := n.c.now()
+	n.mu.Lock()
+	s := &n.state
+	ready := s.handshake.withdrawENI(s.obj, id, now) && !s.ownership.observeFirst
+	unlisted := s.handshake.unlisted(s.obj)
+	n.mu.Unlock()
+	if unlisted {
+		n.c.queue.Add(n.name)
+	}
+	return ready && failpoint.Hit("operator.withdraw.after") == nil
+}
+
+// RestoreWithdrawn implements fleet.Node.
+func (n *node) RestoreWithdrawn(withdrawn []netip.Prefix) {
+	n.restore(withdrawn, false)
+	n.c.queue.Add(n.name)
+}
+
+// restore takes back what was handed to the fleet. It stays a candidate if the fleet never got
+// it.
+func (n *node) restore(list []netip.Prefix, candidates bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range list {
+		delete(n.state.handshake.handed, p)
+		if candidates {
+			n.state.handshake.candidates[p] = true
+		}
+	}
+}
+
+// cancelUnneeded returns candidates to the daemon that pods need, that are no excess any more, or
+// that the fleet has not asked for in a long time. It is called after every pass of the fleet.
+func (s *state) cancelUnneeded(u eni.Usage, now time.Time) bool {
+	if s.fleet.inv == nil {
+		return false
+	}
+	excess, loss := s.counter().excess(u, s.config.settings.Policy)
+	needed := u.Waiting > 0 || s.fleet.status.Needed > 0 || loss > max(0, excess)
+	return s.handshake.cancel(s.obj, needed, s.fleet.passBegan, now)
 }

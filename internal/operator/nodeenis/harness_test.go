@@ -127,31 +127,25 @@ func (s *script) called(method string) int {
 	return s.calls[call{method, "node-1"}]
 }
 
-// awaitCalls waits until a method was called so many times for node-1.
 func (s *script) awaitCalls(t *testing.T, method string, want int) {
 	t.Helper()
-	harness.Eventually(t, controllers.Limit, method, func() error {
-		if n := s.called(method); n != want {
-			return fmt.Errorf("called %d times, want %d", n, want)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, method, func() int { return s.called(method) }, want)
 }
 
-// seed is what the fleet was told that was published of node-1.
+// seed is what the fleet learns was published of node-1.
 func (s *script) seed() eni.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.seeds["node-1"]
 }
 
-// node waits until the controller has told of a node.
+// node waits until the controller has passed a node on.
 func (s *script) node(t *testing.T, name string) *node {
 	t.Helper()
 	return s.another(t, name, nil)
 }
 
-// another waits until the controller has told of another node of a name.
+// another waits until the controller has passed another node of a name on.
 func (s *script) another(t *testing.T, name string, than *node) (n *node) {
 	t.Helper()
 	await(t, "the fleet has node "+name, func() bool {
@@ -163,13 +157,11 @@ func (s *script) another(t *testing.T, name string, than *node) (n *node) {
 	return n
 }
 
-// await waits until something is so.
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	harness.Eventually(t, controllers.Limit, what, poll.True(is))
 }
 
-// awaitUsage waits until a node's usage is as it should be.
 func awaitUsage(t *testing.T, n *node, is func(eni.Usage) bool) {
 	t.Helper()
 	harness.Eventually(t, controllers.Limit, "use is seen", func() error {
@@ -206,17 +198,19 @@ const instance = "i-0123456789abcdef0"
 // register makes a Node of an instance, or of none.
 func register(t *testing.T, name, instanceID string) {
 	t.Helper()
-	k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	k := bareNode(name)
 	if instanceID != "" {
 		k.Spec.ProviderID = "aws:///zone-a/" + instanceID
 	}
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), k))
 }
 
+var bareNode = controllers.Named[corev1.Node]
+
 // replace makes a node's Node anew, as that of an instance or of none.
 func replace(t *testing.T, name, instanceID string) {
 	t.Helper()
-	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), bareNode(name)))
 	register(t, name, instanceID)
 }
 
@@ -246,12 +240,10 @@ func objectOf(name, instanceID string) *v1alpha1.NodeNetwork {
 
 func get(t *testing.T, name string) *v1alpha1.NodeNetwork {
 	t.Helper()
-	o := &v1alpha1.NodeNetwork{}
-	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKey{Name: name}, o))
+	o := controllers.Get[v1alpha1.NodeNetwork](t, client.ObjectKey{Name: name})
 	return o
 }
 
-// until waits until an object is as it should be.
 func until(t *testing.T, name, what string, is func(*v1alpha1.NodeNetwork) error) *v1alpha1.NodeNetwork {
 	t.Helper()
 	return controllers.Await(t, client.ObjectKey{Name: name}, what, is)
@@ -293,34 +285,32 @@ func rejected(t *testing.T, n *node, inv eni.Inventory, why error) {
 	})
 }
 
-// available tells whether exactly these may be used.
+// available reports whether exactly these may be used.
 func available(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error { return sameList("available", keys(o.Spec.IPAM.Available), want) }
 }
 
-// releasing tells whether exactly these are to go back.
+// releasing reports whether exactly these are to go back.
 func releasing(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error {
 		return sameList("releasing", slices.Clone(o.Spec.IPAM.Releasing), want)
 	}
 }
 
-// unassigning tells whether exactly these are with EC2.
+// unassigning reports whether exactly these are with EC2.
 func unassigning(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error {
 		return sameList("unassigning", slices.Clone(o.Spec.IPAM.Unassigning), want)
 	}
 }
 
-// degraded tells whether an object is degraded for a reason, or as expected.
+// degraded reports whether an object is degraded for a reason, or as expected.
 func degraded(reason string) func(*v1alpha1.NodeNetwork) error {
-	return func(o *v1alpha1.NodeNetwork) error {
-		want := metav1.ConditionTrue
-		if reason == reasonAsExpected {
-			want = metav1.ConditionFalse
-		}
-		return controllers.Condition(o.Status.Conditions, v1alpha1.ConditionDegraded, want, reason)
+	status := metav1.ConditionTrue
+	if reason == reasonAsExpected {
+		status = metav1.ConditionFalse
 	}
+	return controllers.Has[*v1alpha1.NodeNetwork](v1alpha1.ConditionDegraded, status, reason)
 }
 
 // awaitDegraded waits until an object is refused for a reason, or for none.
@@ -338,7 +328,7 @@ func awaitDegraded(t *testing.T, name, reason string) {
 // patch changes node-1's object as a person does, by a JSON merge patch.
 func patch(t *testing.T, body string) *v1alpha1.NodeNetwork {
 	t.Helper()
-	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	o := controllers.Named[v1alpha1.NodeNetwork]("node-1")
 	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), client.FieldOwner("kubectl-edit")))
 	return o
 }
@@ -363,7 +353,7 @@ func report(t *testing.T, name string, s v1alpha1.IPAMStatus) {
 		"metadata": map[string]any{"name": name}, "status": map[string]any{"ipam": s},
 	})
 	harness.OK(t, err)
-	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	o := controllers.Named[v1alpha1.NodeNetwork](name)
 	harness.OK(t, harness.KubeClient(t).Status().Patch(t.Context(), o, client.RawPatch(types.ApplyPatchType, body),
 		client.ForceOwnership, client.FieldOwner(v1alpha1.OwnerDaemon)))
 }

@@ -55,7 +55,7 @@ type eligibility struct {
 	refused   refusal // zero: it may
 	proof     proof
 	askAt     time.Time // when EC2 is asked for the proof again; zero: never
-	heldUntil time.Time // when the work may begin, if not at once (recreation.go)
+	heldUntil time.Time // when the work may begin, if not at once (recreation)
 }
 
 // refusal is why the fleet does not work for an object; zero: it does.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
@@ -123,14 +123,12 @@ func TestProofComesAndGoes(t *testing.T) {
 	awaitDegraded(t, "node-1", reasonAnotherInstance)
 	fl.works(t, "node-1", false)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
-	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
+	harness.OK(t, c.Delete(t.Context(), bareNode("node-1")))
 	awaitDegraded(t, "node-1", reasonNoNode)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 	register(t, "node-1", instance)
 	fl.another(t, "node-1", n) // goes on
-	if seed := fl.seed(); len(seed.ENIs) != 2 {
-		t.Errorf("it begins with %+v", seed)
-	}
+	harness.OK(t, controllers.Same("ENIs that it begins with", len(fl.seed().ENIs), 2))
 }
 
 // Of two objects that name one instance, each with a Node that does, the older
@@ -155,7 +153,7 @@ func TestTwoObjectsOfOneInstance(t *testing.T) {
 		return nil
 	})
 	gone := oldest(t, names...)
-	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: gone}}))
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), controllers.Named[v1alpha1.NodeNetwork](gone)))
 	rest := slices.DeleteFunc(names, func(name string) bool { return name == gone })
 	next := oldest(t, rest...)
 	fl.works(t, next, true)
@@ -271,9 +269,7 @@ func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
 		fl := newScript()
 		n, bare := alone(fl), &corev1.Node{}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
-		if why := n.identity(t.Context(), bare); why.reason != reasonNotProved {
-			t.Fatalf("not asked yet: %+v", why)
-		}
+		harness.OK(t, controllers.Same("the reason before EC2 was asked", n.identity(t.Context(), bare).reason, reasonNotProved))
 		next := n.c.suspend(n)
 		synctest.Wait()
 		next.identity(t.Context(), bare)
@@ -282,4 +278,65 @@ func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
 			t.Errorf("EC2 names the Node, and: %+v", why)
 		}
 	})
+}
+
+func TestObjectsThatFollowEachOther(t *testing.T) {
+	now := time.Date(2026, 11, 22, 7, 0, 0, 0, time.UTC)
+	var l recreation
+	for i, tt := range []struct {
+		after, wait time.Duration // since the last was made, until it is worked for
+	}{
+		{0, 0},
+		{time.Second, 0}, // as after a person deleted one
+		{time.Second, 2 * time.Second},
+		{time.Second, 4 * time.Second},
+		{time.Second, 8 * time.Second},
+		{time.Minute, 16 * time.Second},
+		{time.Minute, 32 * time.Second},
+		{time.Minute, time.Minute},
+		{time.Minute, time.Minute},
+		{steady, 0},
+		{time.Second, 0},
+		{time.Second, 2 * time.Second},
+	} {
+		now = now.Add(tt.after)
+		uid := types.UID(fmt.Sprint(i))
+		l = l.next(uid, now)
+		if got := l.from.Sub(now); got != tt.wait {
+			t.Errorf("object %d waits %v, want %v", i, got, tt.wait)
+		}
+		if again := l.next(uid, now.Add(time.Second)); again != l {
+			t.Errorf("object %d, looked at again: %+v, want %+v", i, again, l)
+		}
+	}
+}
+
+// A node that deletes its object and makes it again, over and over, has the
+// fleet begin anew a few times only, and the object says why it has no addresses.
+func TestObjectMadeAgainTooOften(t *testing.T) {
+	now := clock.NewFake(time.Now())
+	fl, _ := setUp(t, Options{Clock: now})
+	api := harness.KubeClient(t)
+	o := get(t, "node-1")
+	for range 20 {
+		harness.OK(t, api.Delete(t.Context(), o))
+		o = objectOf("node-1", instance)
+		harness.OK(t, api.Create(t.Context(), o))
+		await(t, "the object is seen", func() bool {
+			n := fl.Controller.node("node-1")
+			return n != nil && n.uid == o.UID
+		})
+		now.Advance(time.Second)
+	}
+	sets := fl.called("Set")
+	if sets > 6 {
+		t.Errorf("the fleet began %d times in 20 s", sets)
+	}
+	awaitDegraded(t, "node-1", reasonPaced)
+	await(t, "it is worked for in the end", func() bool {
+		now.Advance(10 * time.Second)
+		fl.queue.Add("node-1") // the queue goes by the machine's clock
+		return fl.called("Set") > sets
+	})
+	until(t, "node-1", "no longer reported", degraded(reasonAsExpected))
 }

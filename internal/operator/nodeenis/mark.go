@@ -23,18 +23,18 @@ import (
 
 var errUnmarked = errors.New("somebody else changed the object: this is not being released any more")
 
-// marked tells whether the object has an entry in unassigning.
+// marked reports whether the object has an entry in unassigning.
 func marked(o *v1alpha1.NodeNetwork, text string) bool {
 	return slices.Contains(o.Spec.IPAM.Unassigning, text)
 }
 
-// markedENI tells whether an operator marked an ENI: it takes the ENI's
+// markedENI reports whether an operator marked an ENI: it takes the ENI's
 // addresses out of available with the same write.
 func markedENI(o *v1alpha1.NodeNetwork, id string) bool {
 	return marked(o, id) && !nodenetwork.HasAvailable(o, id)
 }
 
-// mayMark tells whether an address or prefix is marked, or may be in this state of the object.
+// mayMark reports whether an address or prefix is marked, or may be in this state of the object.
 func (h *handshake) mayMark(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return marked(o, nodenetwork.Format(p)) || h.handed[p] && confirmed(o, p)
 }

@@ -1,15 +1,21 @@
 package nodeenis
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -28,12 +34,10 @@ func TestPublish(t *testing.T) {
 	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.1.16/28")(o))
 	harness.OK(t, sameList("ENIs", keys(o.Status.ENI.ENIs), []string{"eni-0", "eni-1"}))
 	n.Reconciled(eni.Status{Confirmed: true, Available: 18, Needed: 3})
-	until(t, "node-1", "counts", func(o *v1alpha1.NodeNetwork) error {
-		if e := o.Status.ENI; e.Available != 18 || e.Needed != 3 || e.Count != 1 || e.Limits == nil || e.Limits.ENIs != 3 {
-			return fmt.Errorf("%+v", e)
-		}
-		return nil
-	})
+	until(t, "node-1", "counts", controllers.If(func(o *v1alpha1.NodeNetwork) bool {
+		e := o.Status.ENI
+		return e.Available == 18 && e.Needed == 3 && e.Count == 1 && e.Limits != nil && e.Limits.ENIs == 3
+	}))
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1", "10.0.1.17"), Waiting: 5})
 	awaitUsage(t, n, func(u eni.Usage) bool {
 		return u.Waiting == 5 && u.ENIs["eni-1"] == eni.ENIUsage{Used: 2, Assignable: 16, Free: cloud.Amount{Addresses: 1}} && fl.called("Kick") > 0
@@ -102,7 +106,7 @@ func TestConflictStorm(t *testing.T) {
 		defer close(ended)
 		for ; ctx.Err() == nil; writes.Add(1) {
 			body := fmt.Appendf(nil, `{"status":{"ipam":{"waiting":%d}}}`, writes.Load()%100)
-			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+			o := controllers.Named[v1alpha1.NodeNetwork]("node-1")
 			if err := c.Status().Patch(ctx, o, client.RawPatch("application/merge-patch+json", body)); err != nil && ctx.Err() == nil {
 				t.Error(err)
 				break
@@ -112,20 +116,13 @@ func TestConflictStorm(t *testing.T) {
 	list := []string{}
 	for i := range 20 {
 		list = append(list, fmt.Sprintf("10.0.0.%d", i+1))
-		harness.Eventually(t, controllers.Limit, "a storm", func() error {
-			if writes.Load() <= int32(i) {
-				return fmt.Errorf("the other wrote %d times", writes.Load())
-			}
-			return nil
-		})
+		await(t, "a storm", func() bool { return writes.Load() > int32(i) })
 		harness.Eventually(t, controllers.Limit, "published", func() error { return n.Publish(t.Context(), inventory(list)) })
 		harness.OK(t, available(list...)(get(t, "node-1")))
 	}
 	cancel()
 	<-ended
-	if d := fl.called("Invalidate"); d != 0 {
-		t.Errorf("%d invalidations, though nobody wrote what the operator publishes", d)
-	}
+	harness.OK(t, controllers.Same("invalidations, though nobody wrote what the operator publishes", fl.called("Invalidate"), 0))
 }
 
 // While the API server is away Publish fails at once but for the first time,
@@ -142,9 +139,7 @@ func TestAPIServerAway(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true})
 	back()
 	until(t, "node-1", "the newest inventory", available("10.0.0.1", "10.0.1.19"))
-	if d := fl.called("Invalidate"); d != 0 {
-		t.Errorf("%d invalidations about the own writes", d)
-	}
+	harness.OK(t, controllers.Same("invalidations about its own writes", fl.called("Invalidate"), 0))
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1")})
 	awaitUsage(t, n, func(u eni.Usage) bool { return u.ENIs["eni-1"].Used == 1 }) // the watch is back
 }
@@ -191,9 +186,7 @@ func TestTakenAwayStaysAway(t *testing.T) {
 	await(t, "doubt", func() bool { return fl.called("Invalidate") > 0 })
 	publish(t, n, all) // by a listing that is old
 	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
-	if d := fl.called("Invalidate"); d != 1 {
-		t.Errorf("%d invalidations before it is time, want 1", d)
-	}
+	harness.OK(t, controllers.Same("invalidations before it is time", fl.called("Invalidate"), 1))
 	now.Advance(settle)
 	fl.awaitCalls(t, "Invalidate", 2)
 	publish(t, n, all)
@@ -235,13 +228,13 @@ func TestTrunkStatus(t *testing.T) {
 			return nil
 		}
 	}
-	told := func(n *node, t *eni.Trunk) {
+	report := func(n *node, t *eni.Trunk) {
 		n.Reconciled(eni.Status{Confirmed: true, Trunk: t})
 	}
-	told(n, &eni.Trunk{Reason: "NoRoom", Message: "all places are taken"})
+	report(n, &eni.Trunk{Reason: "NoRoom", Message: "all places are taken"})
 	until(t, "node-1", "why there is none", says(&v1alpha1.TrunkENI{Reason: "NoRoom", Message: "all places are taken"}))
 	there := &eni.Trunk{ID: "eni-0c", MAC: mac.Addr{2, 0, 0, 0, 0, 12}, DeviceIndex: 3}
-	told(n, there)
+	report(n, there)
 	want := &v1alpha1.TrunkENI{ID: "eni-0c", MAC: "02:00:00:00:00:0c", DeviceIndex: 3}
 	until(t, "node-1", "that it is there", says(want))
 	if _, ok := get(t, "node-1").Status.ENI.ENIs["eni-0c"]; ok {
@@ -254,6 +247,125 @@ func TestTrunkStatus(t *testing.T) {
 	if err := says(want)(get(t, "node-1")); err != nil {
 		t.Errorf("before it knows: %v", err)
 	}
-	told(n, nil)
+	report(n, nil)
 	until(t, "node-1", "that there is none", says(nil))
+}
+
+// Whoever writes where the operator publishes is reported on the Node, by one
+// event however often it happens. The operator's own writes are not.
+func TestForeignWritesAreTold(t *testing.T) {
+	fl, n := setUp(t, Options{})
+	create(t, "node-2", nil)
+	other := fl.node(t, "node-2")
+	harness.Eventually(t, controllers.Limit, "the Node is seen", func() error { // an event before that is of another Node
+		return fl.client.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &corev1.Node{})
+	})
+	right := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	for i := range 3 {
+		publish(t, n, right)
+		publish(t, other, inventory([]string{fmt.Sprintf("10.0.1.%d", i)}))
+		patch(t, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i))
+		fl.awaitCalls(t, "Invalidate", i+1)
+	}
+	harness.Eventually(t, controllers.Limit, "one event, counted", func() error {
+		list := &eventsv1.EventList{}
+		harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
+		for _, e := range list.Items {
+			if e.Reason == "NetworkOverwritten" && (e.Series == nil || !strings.Contains(e.Note, "spec.ipam")) {
+				return fmt.Errorf("%q, series %v", e.Note, e.Series)
+			}
+		}
+		return sameList("events", eventsOf(t, "node-1"), []string{"Warning NetworkOverwritten"})
+	})
+	harness.OK(t, sameList("events", eventsOf(t, "node-2"), nil))
+}
+
+// late holds a write of spec.ipam back, whose sender hears that the connection
+// broke, and delivers it right before the next one.
+type late struct {
+	mu   sync.Mutex // guards both
+	arm  bool
+	held *http.Request
+}
+
+func (l *late) do(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/nodenetworks/node-1") {
+		return next.RoundTrip(r)
+	}
+	if l.arm {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		l.arm, l.held = false, r.Clone(context.Background())
+		l.held.Body = io.NopCloser(bytes.NewReader(body))
+		return nil, errors.New("connection lost")
+	}
+	if l.held != nil {
+		resp, err := next.RoundTrip(l.held)
+		if err != nil {
+			return nil, err
+		}
+		resp.Body.Close()
+		l.held = nil
+	}
+	return next.RoundTrip(r)
+}
+
+// A write whose answer was lost, and that the API server takes after all, is
+// nobody else's.
+func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
+	l := &late{}
+	fl, n := setUp(t, Options{}, harness.Through(l.do))
+	publish(t, n, inventory([]string{"10.0.0.1"}))
+	l.mu.Lock()
+	l.arm = true
+	l.mu.Unlock()
+	// This fails, unless the write that broke was the controller's, by which it
+	// had started to publish the same.
+	_ = n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"}))
+	harness.Eventually(t, controllers.Limit, "published", func() error {
+		return n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.3"}))
+	})
+	harness.OK(t, available("10.0.0.1", "10.0.0.3")(get(t, "node-1")))
+	l.mu.Lock()
+	if l.arm || l.held != nil {
+		t.Errorf("no write broke, or it was not delivered: %t, %t", l.arm, l.held != nil)
+	}
+	l.mu.Unlock()
+	harness.OK(t, controllers.Same("invalidations about its own write", fl.called("Invalidate"), 0))
+	harness.OK(t, sameList("events", eventsOf(t, "node-1"), nil))
+}
+
+// An operator that is behind does not bring back what another took away.
+func TestStaleWriter(t *testing.T) {
+	older, stale := setUp(t, Options{Settle: time.Hour}) // the test is over by then
+	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	publish(t, stale, all)
+	older.end() // it learns nothing any more, and its writes still go out
+
+	_, fresh := play(t, Options{Settle: time.Second})
+	publish(t, fresh, inventory([]string{"10.0.0.1"}))
+	for range 3 {
+		harness.Eventually(t, controllers.Limit, "published or not", func() error {
+			err := stale.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}))
+			if slow(err) {
+				return err
+			}
+			if !errors.Is(err, errForeign) && err != nil {
+				t.Fatal(err)
+			}
+			return nil
+		})
+		harness.OK(t, available("10.0.0.1")(dropped(get(t, "node-1"), "10.0.0.3")))
+	}
+	harness.OK(t, controllers.Same("invalidations of the old fleet", older.called("Invalidate"), 1))
+}
+
+// dropped is an object without one available address.
+func dropped(o *v1alpha1.NodeNetwork, address string) *v1alpha1.NodeNetwork {
+	delete(o.Spec.IPAM.Available, address)
+	return o
 }

@@ -1,19 +1,24 @@
 package nodeenis
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // offer is an object's available things, by ENI.
@@ -21,8 +26,8 @@ func offer(byENI map[string][]string) *v1alpha1.NodeNetwork {
 	o := &v1alpha1.NodeNetwork{}
 	o.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{}
 	for id, things := range byENI {
-		for _, thing := range things {
-			o.Spec.IPAM.Available[thing] = v1alpha1.AvailableAddress{Resource: id}
+		for _, address := range things {
+			o.Spec.IPAM.Available[address] = v1alpha1.AvailableAddress{Resource: id}
 		}
 	}
 	return o
@@ -72,13 +77,9 @@ func TestUseOfFamilies(t *testing.T) {
 	if got := s.counter().byENI(); !maps.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	if got := s.counter().free(); got != 1 {
-		t.Errorf("addresses for %d pods more, want 1", got)
-	}
+	harness.OK(t, controllers.Same("addresses for more pods", s.counter().free(), 1))
 	s.config.settings.Policy.Families = ipfamily.OnlyIPv4
-	if got := s.counter().free(); got != 2 {
-		t.Errorf("IPv4 addresses for %d pods more, want 2", got)
-	}
+	harness.OK(t, controllers.Same("IPv4 addresses for more pods", s.counter().free(), 2))
 }
 
 // What goes back at the cost of no pod is no excess that pods could need.
@@ -139,12 +140,9 @@ func TestDualStack(t *testing.T) {
 	inv.ENIs[1].SubnetIPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8:0:1::/64")}
 	publish(t, n, inv)
 	n.Reconciled(eni.Status{Confirmed: true})
-	o := until(t, "node-1", "counts of pods", func(o *v1alpha1.NodeNetwork) error {
-		if e := o.Status.ENI; e.Available != 18 || e.Limits == nil || e.Limits.IPv6AddressesPerENI != 10 {
-			return fmt.Errorf("%+v", e)
-		}
-		return nil
-	})
+	o := until(t, "node-1", "counts of pods", controllers.If(func(o *v1alpha1.NodeNetwork) bool {
+		return o.Status.ENI.Available == 18 && o.Status.ENI.Limits != nil && o.Status.ENI.Limits.IPv6AddressesPerENI == 10
+	}))
 	if got := o.Status.ENI.ENIs["eni-1"].SubnetIPv6CIDRs; len(got) != 1 || got[0] != "2001:db8:0:1::/64" {
 		t.Errorf("blocks %v", got)
 	}
@@ -179,5 +177,43 @@ func TestDualStack(t *testing.T) {
 	if seed.Families != ipfamily.Dual || seed.Limits.IPv6PerENI != 10 || len(seed.ENIs) != 2 || len(seed.ENIs[1].IPv6) != 2 || len(seed.ENIs[1].IPv6Prefixes) != 2 ||
 		len(seed.ENIs[1].SubnetIPv6) != 1 || len(seed.Releasing) != 1 {
 		t.Errorf("seed %+v", seed)
+	}
+}
+
+// Where the cache has all pods, as beside VPC ports, what becomes of those that do not wait
+// for an address is no work for their node.
+func TestPodsThatDoNotWait(t *testing.T) {
+	_, n := setUp(t, Options{})
+	fl := newScript()
+	h := queue.OnChange((&Controller{fleet: fl, nodes: map[string]*node{"node-1": n}}).podChanged)
+	pod := func(phase corev1.PodPhase, ip, node string) *corev1.Pod {
+		return &corev1.Pod{Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: phase, PodIP: ip}}
+	}
+	waits, starts := pod(corev1.PodPending, "", "node-1"), pod(corev1.PodPending, "10.0.0.4", "node-1")
+	runs, unbound := pod(corev1.PodRunning, "10.0.0.4", "node-1"), pod(corev1.PodPending, "", "")
+	update := func(before, after *corev1.Pod) {
+		h.Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, nil)
+	}
+	h.Create(t.Context(), event.CreateEvent{Object: runs}, nil)
+	update(starts, runs)
+	update(runs, runs)
+	h.Delete(t.Context(), event.DeleteEvent{Object: runs}, nil)
+	harness.OK(t, controllers.Same("kicks for pods that do not wait", fl.called("Kick"), 0))
+	h.Create(t.Context(), event.CreateEvent{Object: waits}, nil)
+	update(unbound, waits)
+	update(waits, starts)
+	h.Delete(t.Context(), event.DeleteEvent{Object: waits}, nil)
+	harness.OK(t, controllers.Same("kicks for changes of pods that wait", fl.called("Kick"), 4))
+}
+
+// A pod whose first interface is one of its NICs waits for no address.
+func TestPodsThatTakeNoAddress(t *testing.T) {
+	for nics, want := range map[string]bool{
+		"": false, "[]": false, "[{}]": false, "[{name: eth1}]": false, "- [eth0": false, "[{name: eth00}]": false, "[{nic: eth0}]": false,
+		"[{name: eth0}]": true, "[{}, {name: eth0, nic: db}]": true, "- {}\n- name: eth0\n": true,
+	} {
+		if got := hasFirst(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.AnnotationNICs: nics}}}); got != want {
+			t.Errorf("%q: got %v, want %v", nics, got, want)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/apifake"
 )
 
@@ -24,20 +25,12 @@ func newClient(t *testing.T) (client.Client, *v1alpha1.VPC) {
 	server := apifake.New(apifake.Kind{GroupVersionKind: vpcKind, Resource: "vpcs", Cluster: true, Status: true})
 	transport := &apifake.Transport{}
 	_, err := transport.Kubeconfig(t.TempDir(), "server", server, func(ctx context.Context, call func(context.Context) error) error { return call(ctx) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, err)
 	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, v1alpha1.AddToScheme(scheme))
 	c, err := client.New(&rest.Config{Host: "http://server", Transport: transport}, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, err)
+	harness.OK(t, c.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}))
 	return c, read(t, c)
 }
 
@@ -45,9 +38,7 @@ func newClient(t *testing.T) (client.Client, *v1alpha1.VPC) {
 func read(t *testing.T, c client.Client) *v1alpha1.VPC {
 	t.Helper()
 	v, err := Get[v1alpha1.VPC](t.Context(), c, client.ObjectKey{Name: "blue"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, err)
 	return v
 }
 
@@ -57,27 +48,19 @@ func touch(t *testing.T, c client.Client) {
 	v := read(t, c)
 	before := v.DeepCopy()
 	v.Spec.Network += "x"
-	if err := c.Patch(t.Context(), v, client.MergeFrom(before)); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, c.Patch(t.Context(), v, client.MergeFrom(before)))
 }
 
 // replace deletes the VPC blue, and makes another of its name.
 func replace(t *testing.T, c client.Client) {
 	t.Helper()
-	if err := c.Delete(t.Context(), read(t, c)); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, c.Delete(t.Context(), read(t, c)))
+	harness.OK(t, c.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}))
 }
 
 func remove(t *testing.T, c client.Client) {
 	t.Helper()
-	if err := c.Delete(t.Context(), read(t, c)); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, c.Delete(t.Context(), read(t, c)))
 }
 
 func TestGetAndList(t *testing.T) {

@@ -93,7 +93,6 @@ func (a *kubeAPI) ending(ctx context.Context, vpc string) error {
 	return nil
 }
 
-// vpcs are the names of all VPCs by their UIDs.
 func (a *kubeAPI) vpcs(ctx context.Context) (map[string]string, error) {
 	list, err := objects.List[v1alpha1.VPCList](ctx, a.client)
 	if err != nil {
@@ -144,17 +143,8 @@ func (a *kubeAPI) isOver(ctx context.Context, namespace string, ref v1alpha1.Pod
 	return false, p, nil
 }
 
-// podsOfNamespace are the keys of all pods of a namespace.
 func (a *kubeAPI) podsOfNamespace(ctx context.Context, o client.Object) []client.ObjectKey {
-	list, err := objects.List[corev1.PodList](ctx, a.client, client.InNamespace(o.GetName()))
-	if err != nil {
-		return nil
-	}
-	keys := make([]client.ObjectKey, len(list.Items))
-	for i := range list.Items {
-		keys[i] = client.ObjectKeyFromObject(&list.Items[i])
-	}
-	return keys
+	return objects.Keys(ctx, a.client, &corev1.PodList{}, client.InNamespace(o.GetName()))
 }
 
 // nicsOfPod are the keys of the PodNICs that are for a pod, that it has, and that it names.
@@ -173,15 +163,7 @@ func (a *kubeAPI) nicsOfNamespace(ctx context.Context, o client.Object) []client
 
 // nicKeys are the keys of the PodNICs that options select; none while the cache cannot be read.
 func (a *kubeAPI) nicKeys(ctx context.Context, of ...client.ListOption) []client.ObjectKey {
-	list, err := objects.List[v1alpha1.PodNICList](ctx, a.client, of...)
-	if err != nil {
-		return nil
-	}
-	keys := make([]client.ObjectKey, len(list.Items))
-	for i := range list.Items {
-		keys[i] = client.ObjectKeyFromObject(&list.Items[i])
-	}
-	return keys
+	return objects.Keys(ctx, a.client, &v1alpha1.PodNICList{}, of...)
 }
 
 // podKeys are the keys of the pods that a PodNIC is for or that has it.

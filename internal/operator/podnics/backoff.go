@@ -67,7 +67,7 @@ func subnetsOf(d nicplan.Desired) string {
 	return strings.Join(ids, " ")
 }
 
-// pass tells whether a NIC may make a call, or which failure holds it up and until when.
+// pass reports whether a NIC may make a call, or which failure holds it up and until when.
 func (b *backoffs) pass(uid types.UID, n *nic, d nicplan.Desired, k nicplan.Kind) (failed nicplan.Failure, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

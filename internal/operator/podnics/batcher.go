@@ -45,7 +45,6 @@ var (
 	partly = [callKinds]int{creates: 4, looks: 4, polls: 2, singles: 32}
 )
 
-// kindOf is the kind of a step's call.
 func kindOf(k nicplan.Kind) callKind {
 	switch k {
 	case nicplan.Create:

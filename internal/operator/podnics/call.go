@@ -83,7 +83,7 @@ func (c *caller) create(ctx context.Context, batch []call) (err error) {
 	return last
 }
 
-// splits tells whether part of a batch may succeed although all of it was refused.
+// splits reports whether part of a batch may succeed although all of it was refused.
 func splits(c vpcport.Class) bool {
 	switch c {
 	case vpcport.Invalid, vpcport.ReferenceGone, vpcport.SubnetFull, vpcport.AddressTaken, vpcport.MACTaken, vpcport.OverQuota,
@@ -93,7 +93,7 @@ func splits(c vpcport.Class) bool {
 	return false
 }
 
-// sameRoom tells whether all calls ask for addresses of the same subnets.
+// sameRoom reports whether all calls ask for addresses of the same subnets.
 func sameRoom(batch []call) bool {
 	for _, each := range batch {
 		if subnetsOf(each.desired) != subnetsOf(batch[0].desired) {

@@ -5,23 +5,34 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/branch"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
@@ -92,7 +103,7 @@ func newStage(t *testing.T, failpoints string, mac v1alpha1.PortMAC) *stage {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
 	s := &stage{world: &world{t: t, daemons: controllers.Daemons{}}, cloud: c, network: n.ID}
-	harness.OK(t, s.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: specA()}))
+	controllers.Create(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: specA()})
 	s.makeNode("node-a")
 	s.makeNode("node-b")
 	s.deaths = crashsource.Restarted(t, mortal{Kubeconfig: kubeconfig, Neutron: server.URL, MAC: mac}, failpoints)
@@ -170,23 +181,12 @@ func (s *stage) sound() {
 // finish: each NIC has one port, none was made twice, none is left, and the user's is
 // there.
 func TestKillAtEveryFailpoint(t *testing.T) {
-	var names []string
-	for _, name := range failpoint.Names() {
-		if strings.HasPrefix(name, "operator.port.") {
-			names = append(names, name)
-		}
-	}
-	if len(names) < 15 {
-		t.Fatalf("only %v are registered", names)
-	}
-	for _, name := range harness.Sample(t, 9, names) {
+	for _, name := range harness.Sample(t, 9, controllers.Failpoints(t, "operator.port.", 15)) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, name+"=kill", v1alpha1.PortMACDerived)
 			s.live()
 			s.sound()
-			if n := s.deaths(); n != 1 {
-				t.Errorf("%d operators died", n)
-			}
+			harness.OK(t, controllers.Same("operators that died", s.deaths(), 1))
 			made := 0
 			for _, call := range s.cloud.HTTP.Calls() {
 				if call.Method == "POST" && call.Status == 201 {
@@ -200,7 +200,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 	}
 }
 
-// The same where the provider chooses MAC addresses, and nothing but a look tells whether
+// The same where the provider chooses MAC addresses, and only a look shows whether
 // a port was made.
 func TestKillAfterCreateWithoutChosenMAC(t *testing.T) {
 	for _, name := range harness.Sample(t, 3, []string{"operator.port.create.before", "operator.port.create.after", "operator.port.record.before"}) {
@@ -208,6 +208,149 @@ func TestKillAfterCreateWithoutChosenMAC(t *testing.T) {
 			s := newStage(t, name+"=kill", v1alpha1.PortMACProvider)
 			s.live()
 			s.sound()
+		})
+	}
+}
+
+// amazon is an EC2 that operators reach in processes of their own, with one VPC object.
+type amazon struct {
+	URL, Region string
+	UID         string // of the VPC object
+	Spec        v1alpha1.VPCSpec
+}
+
+func (a *amazon) api(ctx context.Context) (cloud.API, error) {
+	c, err := aws.New(ctx, aws.Options{Region: a.Region, EC2Endpoint: a.URL})
+	if err != nil {
+		return nil, err
+	}
+	return pace.Cloud(c, pace.Options{}), nil
+}
+
+func (a *amazon) operate(ctx context.Context, cfg *rest.Config) error {
+	api, err := a.api(ctx)
+	if err != nil {
+		return err
+	}
+	p := branch.Open(branch.Settings{Cloud: api, Cluster: cluster, VPC: a.Spec.Network, Settle: time.Second, Cooling: time.Second})
+	network, err := p.Network(ctx, a.Spec.Network)
+	if err != nil {
+		return err
+	}
+	nets := &networks{}
+	nets.set("e", Opened{UID: a.UID, Provider: p, Network: network, Spec: a.Spec})
+	return operate(ctx, cfg, Options{Networks: nets, WarmIdle: 3 * time.Second, WarmKeep: time.Second})
+}
+
+// warmStage is an EC2, an API server with the Node node-1, and operators that die.
+type warmStage struct {
+	*branches
+	lab    *endpoints.Cloud
+	deaths func() int
+}
+
+func newWarmStage(t *testing.T, failpoints string) *warmStage {
+	t.Helper()
+	harness.KubeClean(t)
+	lab, err := endpoints.Serve(spec.Default())
+	harness.OK(t, err)
+	t.Cleanup(lab.Close)
+	t.Setenv("AWS_ACCESS_KEY_ID", lab.Credentials().AccessKeyID)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", lab.Credentials().SecretAccessKey)
+	one := int32(1)
+	a := &amazon{URL: lab.EC2URL, Region: lab.Cloud.Region(), Spec: v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderEC2, Network: lab.Snapshot().VPCs[0].ID, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
+		EC2: &v1alpha1.EC2Spec{WarmBranches: &one},
+	}}
+	s := &warmStage{branches: &branches{world: &world{t: t, daemons: controllers.Daemons{}}}, lab: lab}
+	a.UID = string(controllers.Create(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: a.Spec}).UID)
+	instance := lab.Instances.ID("node-a")
+	n := controllers.Create(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{ProviderID: "aws:///lab-1a/" + instance}})
+	s.ready(n.Name, corev1.ConditionTrue)
+	s.branchesOf(n.Name, limits.Branches("m5.large"))
+	api, err := a.api(t.Context())
+	harness.OK(t, err)
+	in, err := api.Instance(t.Context(), instance)
+	harness.OK(t, err)
+	trunk, err := api.CreateENI(t.Context(), cloud.CreateENI{
+		SubnetID: in.ENIs[0].SubnetID, Type: cloud.InterfaceTrunk, Tags: map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance},
+	})
+	harness.OK(t, err)
+	_, err = api.AttachENI(t.Context(), trunk.ID, instance, 1)
+	harness.OK(t, err)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
+	s.deaths = crashsource.Restarted(t, mortal{Kubeconfig: kubeconfig, EC2: a}, failpoints)
+	return s
+}
+
+// devices are those of the branches that there are, by ID.
+func (s *warmStage) devices() map[string]string {
+	out := map[string]string{}
+	for _, e := range s.lab.Snapshot().ENIs {
+		if e.Tags[eni.TagOwner] == branch.Owner {
+			out[e.ID] = e.Tags[eni.TagNIC]
+		}
+	}
+	return out
+}
+
+// sound waits until each PodNIC has a branch of its own that is marked as its, and the pool so many.
+func (s *warmStage) sound(pool int) {
+	s.t.Helper()
+	harness.Eventually(s.t, limit, "branches and PodNICs agree", func() error {
+		left := s.devices()
+		for _, pod := range []string{"web-0", "web-1", "web-2"} {
+			for _, o := range s.nicsOf(pod) {
+				id := o.Status.PortID
+				if left[id] != vpcport.Device(cluster, string(o.UID)) {
+					return fmt.Errorf("%s has %q: %v", o.Name, id, left)
+				}
+				delete(left, id)
+			}
+		}
+		for id, device := range left {
+			if !strings.HasPrefix(device, vpcport.Device(cluster, "warm/")) {
+				return fmt.Errorf("%s is %q's", id, device)
+			}
+		}
+		if len(left) != pool {
+			return fmt.Errorf("the pool has %v, want %d", left, pool)
+		}
+		return nil
+	})
+}
+
+// An operator that is killed at any step leaves nothing that the next one does not finish: no two
+// NICs have one branch, and none is left when nobody needs any.
+func TestKilledWithWarmBranches(t *testing.T) {
+	names := controllers.Failpoints(t, "operator.warm.", 4)
+	for _, step := range []string{"record", "change", "delete"} { // with which one is taken, marked and given back
+		names = append(names, "operator.port."+step+".before", "operator.port."+step+".after")
+	}
+	for _, name := range harness.Sample(t, 9, names) {
+		t.Run(name, func(t *testing.T) {
+			s := newWarmStage(t, name+"=kill")
+			first := s.starts("web-0", "", "node-1")
+			s.sound(1)
+			warm := slices.DeleteFunc(slices.Collect(maps.Keys(s.devices())), func(id string) bool { return id == first.Status.PortID })
+			second := s.starts("web-1", "", "node-1")
+			s.sound(1)
+			if s.deaths() == 0 && !slices.Contains(warm, second.Status.PortID) {
+				t.Errorf("web-1 has %s, want one of %v", second.Status.PortID, warm)
+			}
+			third := s.starts("web-2", "", "node-1")
+			if a, b, c := first.Status.PortID, second.Status.PortID, third.Status.PortID; a == b || b == c || a == c {
+				t.Errorf("they have %s, %s and %s", a, b, c)
+			}
+			s.deletePod("web-1")
+			s.awaitGone(second.Name)
+			s.sound(1)
+			for _, pod := range []string{"web-0", "web-2"} {
+				s.deletePod(pod)
+			}
+			controllers.AwaitValue(t, "what is left", s.devices, nil)
+			harness.OK(t, controllers.Same("operators that died", s.deaths(), 1))
 		})
 	}
 }

@@ -17,12 +17,10 @@
 //	backoff.go      backoffs: failures that hold up several NICs
 //	batcher.go      batcher: which calls one request carries, and how many are in flight
 //	call.go         the requests
-//	collector.go    collector: drift of ports, and ports without a PodNIC
-//	vanished.go     vanished: PodNICs that were gone before their ports
+//	collector.go    collector: drift of ports, ports without a PodNIC, and PodNICs that vanished before their ports
 //	warm.go         warmSource: what the pool of warm ports (package warm) asks
 //	events.go       podEvents: Events of pods
-//	waits.go        for how long pods have waited
-//	metrics.go      the metrics
+//	metrics.go      the metrics, and for how long pods have waited
 //	rbac.go         what the operator may do at the API server
 //
 // Package nicplan decides the next step of a NIC, and says why no port leaks and none is created twice. The

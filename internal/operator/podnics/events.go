@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
-	maxNote = 1024
+	// MaxNote is the maximum length of an Event's note, in bytes (events.k8s.io/v1).
+	MaxNote = 1024
 	// aboutPolicies is the subject of an Event about a pod's policies, where others have a NIC's
 	// name. No NIC has it.
 	aboutPolicies = "/policies"
@@ -51,10 +51,10 @@ func (e *podEvents) warn(p *corev1.Pod, subject, reason string, err error) {
 	if !e.isNews(client.ObjectKeyFromObject(p), p.UID, subject, note) || err == nil {
 		return
 	}
-	e.recorder.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", vpcport.Cut(note, maxNote))
+	e.recorder.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", vpcport.Cut(note, MaxNote))
 }
 
-// isNews remembers a note, and tells whether the last one about the subject was another.
+// isNews remembers a note, and reports whether the last one about the subject was another.
 func (e *podEvents) isNews(pod types.NamespacedName, uid types.UID, subject, note string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -14,13 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -34,7 +32,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
 	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run) }, child))
 }
 
@@ -72,18 +69,21 @@ func (n *networks) set(vpc string, o Opened) {
 		n.open = map[string]Opened{}
 	}
 	n.open[vpc] = o
-	tell := n.tell
 	n.mu.Unlock()
-	for _, do := range tell {
-		do(vpc)
-	}
+	n.changed(vpc)
 }
 
 // shut closes a VPC, as one that no operator has looked at yet.
 func (n *networks) shut(vpc string) {
 	n.mu.Lock()
 	delete(n.open, vpc)
-	tell := n.tell
+	n.mu.Unlock()
+	n.changed(vpc)
+}
+
+func (n *networks) changed(vpc string) {
+	n.mu.Lock()
+	tell := slices.Clone(n.tell)
 	n.mu.Unlock()
 	for _, do := range tell {
 		do(vpc)
@@ -185,24 +185,21 @@ func (w *world) client() client.Client { return harness.KubeClient(w.t) }
 
 func (w *world) makeNode(name string) {
 	w.t.Helper()
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	harness.OK(w.t, w.client().Create(w.t.Context(), n))
+	controllers.Create(w.t, controllers.Named[corev1.Node](name))
 	w.ready(name, corev1.ConditionTrue)
 }
 
 func (w *world) ready(node string, is corev1.ConditionStatus) {
 	w.t.Helper()
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	n := controllers.Named[corev1.Node](node)
 	body := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q,"reason":"Test","lastTransitionTime":%q}]}}`, is, time.Now().UTC().Format(time.RFC3339))
 	harness.OK(w.t, w.client().Status().Patch(w.t.Context(), n, client.RawPatch(types.StrategicMergePatchType, body)))
 }
 
-// inDefault is the key of an object in namespace default.
 func inDefault(name string) client.ObjectKey {
 	return client.ObjectKey{Namespace: "default", Name: name}
 }
 
-// podOf is a pod by its name alone.
 func podOf(name string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 }
@@ -211,9 +208,7 @@ func podOf(name string) *corev1.Pod {
 // not there.
 func (w *world) pod(name, nics string) *corev1.Pod {
 	w.t.Helper()
-	p := newPod(name, nics)
-	harness.OK(w.t, w.client().Create(w.t.Context(), p))
-	return p
+	return controllers.Create(w.t, newPod(name, nics))
 }
 
 func newPod(name, nics string) *corev1.Pod {
@@ -227,7 +222,6 @@ func newPod(name, nics string) *corev1.Pod {
 	return p
 }
 
-// schedule binds a pod to a node, as the scheduler does.
 func (w *world) schedule(pod, node string) {
 	w.t.Helper()
 	controllers.Bind(w.t, inDefault(pod), node)
@@ -239,7 +233,6 @@ func (w *world) deletePod(name string) {
 	controllers.DeletePod(w.t, inDefault(name))
 }
 
-// annotate changes a pod's list of NICs.
 func (w *world) annotate(pod, nics string) {
 	w.t.Helper()
 	controllers.Merge(w.t, podOf(pod), `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, nics)
@@ -253,12 +246,11 @@ func (w *world) nameVPC(vpc string) {
 		value = fmt.Sprintf("%q", vpc)
 		w.t.Cleanup(func() { w.nameVPC("") })
 	}
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	ns := controllers.Named[corev1.Namespace]("default")
 	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
 	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body))) // also at the end of the test
 }
 
-// finish sets the phase of a pod.
 func (w *world) finish(pod string, phase corev1.PodPhase) {
 	w.t.Helper()
 	controllers.MergeStatus(w.t, w.client(), podOf(pod), `{"status":{"phase":%q}}`, phase)
@@ -268,9 +260,7 @@ func (w *world) finish(pod string, phase corev1.PodPhase) {
 func (w *world) podnic(name string, spec v1alpha1.PodNICSpec) *v1alpha1.PodNIC {
 	w.t.Helper()
 	spec.VPC = cmp.Or(spec.VPC, "a")
-	o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: spec}
-	harness.OK(w.t, w.client().Create(w.t.Context(), o))
-	return o
+	return controllers.Create(w.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: spec})
 }
 
 // nicsOf are the PodNICs of a pod, by their names in it.
@@ -310,6 +300,43 @@ func (w *world) awaitObject(name, what string, is func(*v1alpha1.PodNIC) error) 
 	return controllers.Await(w.t, inDefault(name), what, is)
 }
 
+// bound makes a pod on a node, and waits until its first NIC is bound.
+func (w *world) bound(pod, nics, node string) *v1alpha1.PodNIC {
+	w.t.Helper()
+	w.pod(pod, nics)
+	w.schedule(pod, node)
+	return w.awaitNIC(pod, "eth0", "is bound", boundAt(node))
+}
+
+// plain makes a pod that asks for no NIC on a node.
+func (w *world) plain(name, node string) {
+	w.t.Helper()
+	p := newPod(name, "")
+	p.Annotations = nil
+	controllers.Create(w.t, p)
+	w.schedule(name, node)
+}
+
+// anotherPort wants a NIC to have another port than one, and then something else.
+func anotherPort(than string, then func(*v1alpha1.PodNIC) error) func(*v1alpha1.PodNIC) error {
+	return func(o *v1alpha1.PodNIC) error {
+		if o.Status.PortID == than {
+			return errors.New("it has the port of before")
+		}
+		return then(o)
+	}
+}
+
+// another wants a PodNIC to be another than one of its name, and then something else.
+func another(than *v1alpha1.PodNIC, then func(*v1alpha1.PodNIC) error) func(*v1alpha1.PodNIC) error {
+	return func(o *v1alpha1.PodNIC) error {
+		if o.UID == than.UID {
+			return errors.New("it is the one of before")
+		}
+		return then(o)
+	}
+}
+
 func in(phase v1alpha1.PodNICPhase) func(*v1alpha1.PodNIC) error {
 	return func(o *v1alpha1.PodNIC) error {
 		if o.Status.Phase != phase {
@@ -330,20 +357,14 @@ func boundAt(node string) func(*v1alpha1.PodNIC) error {
 	}
 }
 
-// condition wants a condition of a NIC to have a status, a reason, and words in its message.
-func condition(kind string, status metav1.ConditionStatus, reason string, words ...string) func(*v1alpha1.PodNIC) error {
-	return func(o *v1alpha1.PodNIC) error {
-		return controllers.Condition(o.Status.Conditions, kind, status, reason, words...)
-	}
-}
+// condition wants a NIC to have a condition.
+var condition = controllers.Has[*v1alpha1.PodNIC]
 
-// awaitEvent waits for an Event of a pod.
 func (w *world) awaitEvent(pod, reason, word string) {
 	w.t.Helper()
 	controllers.AwaitEvent(w.t, podOf(pod), reason+": ", word)
 }
 
-// hasEvent tells whether a pod has an Event of a reason.
 func (w *world) hasEvent(pod, reason string) bool {
 	return slices.ContainsFunc(controllers.Events(w.t, podOf(pod)), func(e string) bool { return strings.HasPrefix(e, reason+": ") })
 }
@@ -367,7 +388,6 @@ func (w *world) node(o *v1alpha1.PodNIC, says v1alpha1.PodNICNode) {
 		says.State, o.Status.PortID, optional(says.HostInterface), optional(says.Reason), optional(says.Message))
 }
 
-// awaitPorts waits until there are so many ports.
 func (w *world) awaitPorts(n int, what string) {
 	w.t.Helper()
 	harness.Eventually(w.t, limit, what, func() error {
@@ -378,7 +398,6 @@ func (w *world) awaitPorts(n int, what string) {
 	})
 }
 
-// awaitGone waits until a PodNIC does not exist.
 func (w *world) awaitGone(name string) {
 	w.t.Helper()
 	controllers.AwaitGone(w.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 	"github.com/berthnet/berth/internal/operator/podnics/warm"
 	"github.com/berthnet/berth/internal/vpcport"
@@ -83,11 +84,7 @@ func (m *Metrics) count(k nicplan.Kind, err error) {
 
 // listed counts a listing of a VPC's ports by its result.
 func (m *Metrics) listed(vpc string, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	m.of(vpc, func() { m.listings.WithLabelValues(vpc, result).Inc() })
+	m.of(vpc, func() { m.listings.WithLabelValues(vpc, metric.Result(err)).Inc() })
 }
 
 // strays records how many ports of a VPC should not exist.
@@ -112,14 +109,13 @@ func (m *Metrics) of(vpc string, count func()) {
 	count()
 }
 
-// keepOnly removes the series of all VPCs but these.
 func (m *Metrics) keepOnly(vpcs []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := map[string]bool{}
 	for _, vpc := range vpcs {
 		now[vpc] = true
-		for _, result := range []string{"success", "error"} {
+		for _, result := range metric.Results {
 			m.listings.WithLabelValues(vpc, result)
 		}
 	}
@@ -138,36 +134,23 @@ func (m *Metrics) keepOnly(vpcs []string) {
 type strays struct{ orphans, doubles int }
 
 // Gauges returns the metrics that are computed when Prometheus scrapes.
-func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
-
-type gauges struct{ c *Controller }
-
-// Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range []metric.Family{famNICs, famBlocked, famUnbound, famWaits} {
-		ch <- f.Desc()
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	list := &v1alpha1.PodNICList{}
-	if err := g.c.api.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
-		return // before the cache is filled
-	}
-	emit := func(f metric.Family, counts map[[2]string]int) {
-		for labels, n := range counts {
-			ch <- f.Value(float64(n), labels[:len(f.Labels)]...)
+func (c *Controller) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		list, err := objects.List[v1alpha1.PodNICList](context.Background(), c.api.client)
+		if err != nil {
+			return // before the cache is filled
 		}
-	}
-	t := tallyOf(list.Items)
-	emit(famNICs, t.phases)
-	emit(famBlocked, t.blocked)
-	emit(famUnbound, t.unbindable)
-	for vpc, l := range g.c.states.longestWaits() {
-		ch <- famWaits.Value(l.bound.Seconds(), vpc, "bound")
-		ch <- famWaits.Value(l.plugged.Seconds(), vpc, "plugged")
-	}
+		t := tallyOf(list.Items)
+		for f, counts := range map[*metric.Family]map[[2]string]int{&famNICs: t.phases, &famBlocked: t.blocked, &famUnbound: t.unbindable} {
+			for labels, n := range counts {
+				emit(*f, float64(n), labels[:len(f.Labels)]...)
+			}
+		}
+		for vpc, l := range c.states.longestWaits() {
+			emit(famWaits, l.bound.Seconds(), vpc, "bound")
+			emit(famWaits, l.plugged.Seconds(), vpc, "plugged")
+		}
+	}, famNICs, famBlocked, famUnbound, famWaits)
 }
 
 // tally counts PodNICs by the values of labels.
@@ -199,3 +182,67 @@ func blockedBy(o *v1alpha1.PodNIC) string {
 	}
 	return ""
 }
+
+// waits is since when the pod of a NIC has waited, as this process has seen it. Zero times: it does not.
+type waits struct {
+	bound   time.Time // for the port to be bound to its node
+	plugged time.Time // for the node to plug it
+}
+
+// progress is the state of a NIC that a pod may wait for.
+type progress int
+
+const (
+	unneeded  progress = iota // no pod with a node needs it
+	unbound                   // it is not bound to the pod's node
+	unplugged                 // it is bound, and the node has not reported it plugged
+	inPlace
+)
+
+// progressOf is the progress of a PodNIC by its status. pod is the one that is to have it; nil: none.
+func progressOf(o *v1alpha1.PodNIC, pod *corev1.Pod) progress {
+	st := o.Status
+	switch {
+	case pod == nil || pod.Spec.NodeName == "" || o.DeletionTimestamp != nil || st.Phase == v1alpha1.PhaseReleasing:
+		return unneeded
+	case !isBound(st) || st.NodeName != pod.Spec.NodeName || st.Pod == nil || st.Pod.UID != string(pod.UID):
+		return unbound
+	case st.Node == nil || st.Node.State != v1alpha1.NodePlugged || st.Node.PortID != st.PortID:
+		return unplugged
+	}
+	return inPlace
+}
+
+func isBound(st v1alpha1.PodNICStatus) bool {
+	return st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive
+}
+
+// at records the progress of the NIC at now, and reports whether it was plugged since this process first saw the pod wait.
+func (w *waits) at(s progress, now time.Time) (done bool) {
+	before := *w
+	*w = waits{}
+	switch s {
+	case unbound:
+		w.bound = now
+		if !before.bound.IsZero() {
+			w.bound = before.bound
+		}
+	case unplugged:
+		w.plugged = now
+		if !before.plugged.IsZero() {
+			w.plugged = before.plugged
+		}
+	case inPlace:
+		return before != waits{}
+	case unneeded:
+	}
+	return false
+}
+
+// starts reports whether a pod is starting. The age of a running pod does not say how long it waited for a NIC.
+func starts(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodPending || pod.Status.Phase == ""
+}
+
+// longest is how long pods have waited.
+type longest struct{ bound, plugged time.Duration }

@@ -136,7 +136,7 @@ func (r *nicReconciler) act(ctx context.Context, s *observation, n nic) (reconci
 		next = nicplan.Next(s.desired, n.observed, c, n.attempts)
 	}
 	if next.Kind == nicplan.Create && (!next.Waits || next.Quiet) {
-		r.states.creates(s.o.UID, s.unscheduled(), s.desired.Port.Host != "")
+		r.states.noteCreating(s.o.UID, s.unscheduled(), s.desired.Port.Host != "")
 	}
 	if next.Waits {
 		return r.wait(ctx, s, n, next)
@@ -193,10 +193,10 @@ func (r *nicReconciler) report(ctx context.Context, s *observation, n nic, step 
 	if same {
 		return again, nil
 	}
-	return r.wait(ctx, s, n, step.After(max(n.attempts.Failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
+	return r.wait(ctx, s, n, step.Deferred(max(n.attempts.Failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
 }
 
-// take has a NIC take a warm port, and tells whether there was one.
+// take has a NIC take a warm port, and reports whether there was one.
 func (r *nicReconciler) take(ctx context.Context, s *observation) bool {
 	if !r.enter(ctx, s) {
 		return false
@@ -210,7 +210,7 @@ func (r *nicReconciler) take(ctx context.Context, s *observation) bool {
 	return true
 }
 
-// enter gives a NIC that is to get a port a place in its namespace's quota, and tells whether it has one.
+// enter gives a NIC that is to get a port a place in its namespace's quota, and reports whether it has one.
 func (r *nicReconciler) enter(ctx context.Context, s *observation) bool {
 	if !r.completeQuota(ctx, s.o) || !r.states.quotas.enter(s.o.UID, s.limits.Most) {
 		s.full = s.limits.Full(s.o.Spec.VPC)
@@ -242,7 +242,7 @@ func (r *nicReconciler) completeQuota(ctx context.Context, o *v1alpha1.PodNIC) b
 // call has a call made, if the namespace's quota and the failures of others allow it.
 func (r *nicReconciler) call(ctx context.Context, s *observation, n nic, step nicplan.Step, c nicplan.Constraints) (reconcile.Result, error) {
 	if step.Takes(n.observed.Recorded) && !r.enter(ctx, s) {
-		return r.wait(ctx, s, n, step.After(r.states.quotas.settles(), s.desired, c))
+		return r.wait(ctx, s, n, step.Deferred(r.states.quotas.settles(), s.desired, c))
 	}
 	var failed nicplan.Failure
 	passed := false
@@ -256,7 +256,7 @@ func (r *nicReconciler) call(ctx context.Context, s *observation, n nic, step ni
 		if n.attempts.Failed.Message == "" {
 			n.attempts.Failed = failed
 		}
-		return r.wait(ctx, s, n, step.After(max(failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
+		return r.wait(ctx, s, n, step.Deferred(max(failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
 	}
 	r.calls.submit(s.o.Spec.VPC, s.opened.Provider, call{uid: s.o.UID, step: step, desired: s.desired, observed: n.observed})
 	return reconcile.Result{RequeueAfter: slow}, nil
@@ -302,7 +302,7 @@ func (r *nicReconciler) release(ctx context.Context, o *v1alpha1.PodNIC) error {
 	return nil
 }
 
-// writeIfOther writes the status if it has changed, and tells whether it did.
+// writeIfOther writes the status if it has changed, and reports whether it did.
 func (r *nicReconciler) writeIfOther(ctx context.Context, s *observation, n nic, step nicplan.Step) (bool, error) {
 	if equality.Semantic.DeepEqual(statusOf(s, n, step, metav1.NewTime(r.o.Clock.Now())), s.o.Status) {
 		return false, nil
@@ -361,7 +361,7 @@ func (r *nicReconciler) announce(s *observation, before, after v1alpha1.PodNICSt
 	}
 }
 
-// concernsPod tells whether a pod gets an Event of a condition that is not true. Why a node cannot plug a
+// concernsPod reports whether a pod gets an Event of a condition that is not true. Why a node cannot plug a
 // NIC while the pod starts is in the error of the ADD.
 func concernsPod(p *corev1.Pod, k metav1.Condition) bool {
 	if k.Type == v1alpha1.ConditionPlugged {

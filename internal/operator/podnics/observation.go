@@ -116,7 +116,7 @@ func (v *observer) constraints(ctx context.Context, s *observation, n nic) nicpl
 	return c
 }
 
-// unscheduled tells whether the pod that is to have the NIC has no node yet.
+// unscheduled reports whether the pod that is to have the NIC has no node yet.
 func (s *observation) unscheduled() bool { return s.pod != nil && s.next.node == "" }
 
 // usedBy names the PodNIC of this cluster that has a port; empty: none, or the NIC's own.
@@ -161,7 +161,7 @@ func (v *observer) observeNode(ctx context.Context, s *observation, n nic) error
 	return nil
 }
 
-// isIdle tells whether no pod that lives has the NIC.
+// isIdle reports whether no pod that lives has the NIC.
 func (s *observation) isIdle() bool {
 	return s.pod == nil || s.now.pod.UID != "" && s.now.pod.UID != string(s.pod.UID)
 }
@@ -206,7 +206,7 @@ func (v *observer) findPod(ctx context.Context, s *observation, _ nic) error {
 	return nil
 }
 
-// leads tells whether the NIC is to have its pod's default route. That of a pod that runs stays where it
+// leads reports whether the NIC is to have its pod's default route. That of a pod that runs stays where it
 // is, whatever the annotation says by now. The PodNIC of the first interface may have been made again.
 func (s *observation) leads(p *corev1.Pod, first nicrequest.First, says bool) bool {
 	switch {
@@ -279,7 +279,7 @@ func (s *observation) goesTo(p *corev1.Pod, r request) {
 	s.next.defaultRoute = s.leads(p, r.first, hasDefaultRoute(r.nics, s.nic, r.first))
 }
 
-// isClaimed tells whether a user's PodNIC that no pod has is to become a pod's.
+// isClaimed reports whether a user's PodNIC that no pod has is to become a pod's.
 func (s *observation) isClaimed() bool {
 	return s.o.Spec.Pod == nil && s.now.pod.UID == "" && s.next.pod.UID != ""
 }
@@ -335,16 +335,16 @@ func (v *observer) observeRoom(ctx context.Context, s *observation) error {
 	return nil
 }
 
-// warms tells whether the VPC has warm ports.
+// warms reports whether the VPC has warm ports.
 func (s *observation) warms() bool { return s.closed == nil && s.opened.Provider.Traits().Warm }
 
-// mayTake tells whether a warm port serves as well as a new one. It does for a NIC that was made for a
+// mayTake reports whether a warm port serves as well as a new one. It does for a NIC that was made for a
 // pod that lives.
 func (s *observation) mayTake() bool {
 	return s.warms() && s.desired.Given == "" && s.o.Spec.Pod != nil && s.pod != nil && !s.desired.Over && s.refused == nil
 }
 
-// yields tells whether a NIC leaves the warm port that it took, and that does not carry its mark yet, to
+// yields reports whether a NIC leaves the warm port that it took, and that does not carry its mark yet, to
 // another one: an operator that was replaced may have recorded it there too. The port stays with the NIC
 // whose node has it plugged, else with one that is not being deleted, else with the older.
 func (v *observer) yields(ctx context.Context, o *v1alpha1.PodNIC, n nic) (bool, error) {
@@ -367,7 +367,7 @@ func (v *observer) yields(ctx context.Context, o *v1alpha1.PodNIC, n nic) (bool,
 	return false, nil
 }
 
-// precedes tells whether a port that two PodNICs have recorded stays with a.
+// precedes reports whether a port that two PodNICs have recorded stays with a.
 func precedes(a, b *v1alpha1.PodNIC, port string) bool {
 	needs := func(o *v1alpha1.PodNIC) int {
 		switch says := o.Status.Node; {
@@ -381,7 +381,6 @@ func precedes(a, b *v1alpha1.PodNIC, port string) bool {
 	return cmp.Or(cmp.Compare(needs(a), needs(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID)) < 0
 }
 
-// desire decides what the NIC is to have.
 func (s *observation) desire(cluster string, n nic) {
 	uid := string(s.o.UID)
 	d := nicplan.Desired{

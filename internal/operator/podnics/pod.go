@@ -86,7 +86,7 @@ func (r *podReconciler) reconcile(ctx context.Context, q reconcile.Request) (rec
 	return reconcile.Result{}, err
 }
 
-// removeEnded deletes the PodNICs of earlier pods of a name that are gone or have ended. It tells whether one
+// removeEnded deletes the PodNICs of earlier pods of a name that are gone or have ended. It reports whether one
 // of these lives, of which the cache is stale then.
 func (r *podReconciler) removeEnded(ctx context.Context, nics []*v1alpha1.PodNIC) (stale bool, err error) {
 	ended := map[string]bool{}
@@ -160,7 +160,7 @@ func (r *podReconciler) provide(ctx context.Context, p *corev1.Pod, mine []*v1al
 	return r.adjust(ctx, p, asked, mine)
 }
 
-// hasAll tells whether there is a PodNIC for each NIC that a pod asks for. Those that it names are not its
+// hasAll reports whether there is a PodNIC for each NIC that a pod asks for. Those that it names are not its
 // own.
 func hasAll(mine []*v1alpha1.PodNIC, nics []nicrequest.NIC) bool {
 	return !slices.ContainsFunc(nics, func(n nicrequest.NIC) bool {
@@ -297,7 +297,6 @@ func (r *podReconciler) make(ctx context.Context, p *corev1.Pod, vpc string, n n
 	return fmt.Errorf("create PodNIC %s: %w", key, err)
 }
 
-// age is how long ago a pod was created.
 func age(p *corev1.Pod, now time.Time) time.Duration {
 	return max(0, now.Sub(p.CreationTimestamp.Time))
 }

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 )
 
 // wakes is how many NICs that wait for a place are reconciled when one becomes free. Without a bound
@@ -126,7 +127,6 @@ func (q *quotas) wakeWaiting(of *quota, most int) {
 	}
 }
 
-// forget drops a NIC.
 func (q *quotas) forget(uid types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -146,7 +146,7 @@ func (q *quotas) forget(uid types.UID) {
 	delete(q.nics, uid)
 }
 
-// isComplete tells whether all PodNICs of a NIC's tenant are counted, also those from before this
+// isComplete reports whether all PodNICs of a NIC's tenant are counted, also those from before this
 // process; setComplete says so.
 func (q *quotas) isComplete(uid types.UID) bool {
 	q.mu.Lock()
@@ -164,7 +164,7 @@ func (q *quotas) setComplete(uid types.UID) {
 }
 
 // enter gives a NIC that is to get a port one of the tenant's places, of which there are most, and
-// tells whether it has one. A NIC with a port keeps its place. What an operator before this one may have
+// reports whether it has one. A NIC with a port keeps its place. What an operator before this one may have
 // asked for has a place until it is known that no port came of it.
 func (q *quotas) enter(uid types.UID, most int) bool {
 	q.mu.Lock()
@@ -186,7 +186,7 @@ func (q *quotas) enter(uid types.UID, most int) bool {
 	return true
 }
 
-// isRoom tells whether fewer NICs than most have a place beside one. q.mu is held.
+// isRoom reports whether fewer NICs than most have a place beside one. q.mu is held.
 func (q *quotas) isRoom(of *quota, beside types.UID, most int) bool {
 	if len(of.holders) < most {
 		return true
@@ -204,13 +204,13 @@ func (q *quotas) isRoom(of *quota, beside types.UID, most int) bool {
 	return others < most
 }
 
-// holds tells whether a NIC may have a port by now: what was asked for long ago and was not seen does
+// holds reports whether a NIC may have a port by now: what was asked for long ago and was not seen does
 // not exist. q.mu is held.
 func (q *quotas) holds(each *quotaNIC) bool {
 	if each.taking || each.port.has {
 		return true
 	}
-	late := q.clock.Now().Sub(later(q.began, each.port.unclear)) >= q.settle
+	late := q.clock.Now().Sub(nicplan.Later(q.began, each.port.unclear)) >= q.settle
 	return each.port.may && (!each.port.looked || !late)
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // respec opens VPC a with a changed spec.
@@ -36,7 +37,7 @@ func (w *world) respec(edit func(*v1alpha1.VPCSpec)) {
 // that refuses nothing, as it may be away.
 func (w *world) tenant() client.Client {
 	w.t.Helper()
-	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	v := controllers.Named[v1alpha1.VPC]("a")
 	everything := `{"spec":{"namespaceLimits":[{"namespaces":{"selector":{}},"securityGroups":["*"]}]}}`
 	harness.OK(w.t, w.client().Patch(w.t.Context(), v, client.RawPatch(types.MergePatchType, []byte(everything))))
 	for _, role := range []string{"system:aggregate-to-view", "system:aggregate-to-edit", "berth-podnics-view", "berth-podnics-edit"} {
@@ -81,7 +82,7 @@ func TestNICsBeyondTheirNamespace(t *testing.T) {
 	w.awaitEvent("web", "NotFound", "does not have the tag")
 	mine := w.awaitObject("mine", "has a port", in(v1alpha1.PhaseCreated)).DeepCopy()
 	harness.OK(t, tenant.Patch(t.Context(), mine, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"securityGroups":["g-bank"]}}`))))
-	w.awaitObject("mine", "is told", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "stays as it is", "g-bank is not for namespace default"))
+	w.awaitObject("mine", "is reported", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "stays as it is", "g-bank is not for namespace default"))
 	for _, p := range w.All() {
 		if p.ID == theirs.ID && (p.Device != "" || p.Host != "") || p.ID != theirs.ID && (p.ID != mine.Status.PortID || strings.Join(p.Groups, " ") != "g-1") {
 			t.Errorf("there is %+v", p)
@@ -97,7 +98,7 @@ func TestNICsBeyondTheirNamespace(t *testing.T) {
 	})
 	before := o.Status.PortID
 	w.respec(func(s *v1alpha1.VPCSpec) { s.NamespaceLimits = nil })
-	w.awaitObject("mine", "is told again", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "expected none"))
+	w.awaitObject("mine", "is reported again", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "expected none"))
 	w.Remove(before)
 	refused("mine", reasonRefused, "g-bank is not for namespace default")
 }
@@ -147,17 +148,17 @@ func TestPlacesOfANamespace(t *testing.T) {
 		}
 		return out
 	}
-	harness.Eventually(t, limit, "the rest is told", func() error {
+	harness.Eventually(t, limit, "the rest is reported", func() error {
 		list := &v1alpha1.PodNICList{}
 		harness.OK(t, w.client().List(t.Context(), list, client.InNamespace("default")))
-		told := 0
+		refused := 0
 		for i := range list.Items {
 			if waits(&list.Items[i]) == nil {
-				told++
+				refused++
 			}
 		}
-		if has := len(holders()); told != all-most || has != most {
-			return fmt.Errorf("%d of %d are told, and %d have a port", told, len(list.Items), has)
+		if has := len(holders()); refused != all-most || has != most {
+			return fmt.Errorf("%d of %d are refused, and %d have a port", refused, len(list.Items), has)
 		}
 		return nil
 	})
@@ -249,9 +250,7 @@ func TestPlacesArePassedOn(t *testing.T) {
 		}
 	}
 	b.forget(types.NamespacedName{Namespace: "default", Name: "0"})
-	if len(woken) != wakes {
-		t.Fatalf("%d are woken, want %d", len(woken), wakes)
-	}
+	harness.OK(t, controllers.Same("NICs that are woken", len(woken), wakes))
 	for i := 0; i < len(woken); i++ {
 		if i%2 == 0 {
 			b.forget(woken[i]) // it is over
@@ -260,9 +259,7 @@ func TestPlacesArePassedOn(t *testing.T) {
 			b.quotas.passOn(b.uids[woken[i]])
 		}
 	}
-	if len(woken) != waiting {
-		t.Errorf("%d are woken, want all %d", len(woken), waiting)
-	}
+	harness.OK(t, controllers.Same("NICs that are woken", len(woken), waiting))
 	var left []types.UID
 	for uid := range b.nics {
 		left = append(left, uid)
@@ -274,9 +271,7 @@ func TestPlacesArePassedOn(t *testing.T) {
 		}
 		b.quotas.passOn(uid)
 	}
-	if len(woken) > 0 {
-		t.Errorf("%v are woken for no place", woken)
-	}
+	harness.OK(t, controllers.Same("NICs that are woken for no place", len(woken), 0))
 	// A higher limit is seen by the first that asks.
 	if b.quotas.enter(left[2], 5); len(woken) != 2 {
 		t.Errorf("%d are woken for 2 places", len(woken))
@@ -287,9 +282,7 @@ func TestPlacesArePassedOn(t *testing.T) {
 		}
 		b.quotas.passOn(b.uids[key])
 	}
-	if len(woken) != 2 {
-		t.Errorf("%d are woken for no place", len(woken)-2)
-	}
+	harness.OK(t, controllers.Same("NICs that are woken for two places", len(woken), 2))
 }
 
 // A NIC that waited and has a place by a higher limit is not woken for another.
@@ -316,9 +309,7 @@ func TestPlaceOfAPortThatAppears(t *testing.T) {
 	}
 	s.with(of("late"), true, func(n *nic) { n.observed.Looked = true })
 	s.with(of("new"), false, func(*nic) {})
-	if other := s.compare("a", map[types.UID][]vpcport.Port{"late": {{ID: "p"}}}, time.Now()); len(other) != 1 {
-		t.Fatalf("other than known: %v", other)
-	}
+	harness.OK(t, controllers.Same("NICs other than known", len(s.compare("a", map[types.UID][]vpcport.Port{"late": {{ID: "p"}}}, time.Now())), 1))
 	if s.quotas.enter("new", 1) {
 		t.Error("another NIC got its place")
 	}

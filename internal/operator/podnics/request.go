@@ -89,7 +89,6 @@ func nicOf(spec v1alpha1.PodNICSpec) nicrequest.NIC {
 	return n
 }
 
-// named finds a NIC by its name in the pod.
 func named(nics []nicrequest.NIC, name string) (nicrequest.NIC, bool) {
 	i := slices.IndexFunc(nics, func(n nicrequest.NIC) bool { return n.Name == name })
 	if i < 0 {
@@ -98,7 +97,7 @@ func named(nics []nicrequest.NIC, name string) (nicrequest.NIC, bool) {
 	return nics[i], true
 }
 
-// hasDefaultRoute tells whether a NIC has the pod's default route: the one that the annotation names,
+// hasDefaultRoute reports whether a NIC has the pod's default route: the one that the annotation names,
 // else the first interface.
 func hasDefaultRoute(nics []nicrequest.NIC, n nicrequest.NIC, first nicrequest.First) bool {
 	said := slices.ContainsFunc(nics, func(other nicrequest.NIC) bool { return other.DefaultRoute })

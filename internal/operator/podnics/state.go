@@ -102,7 +102,7 @@ func (s *nicStates) begin() {
 }
 
 // make creates a PodNIC by create, which returns its UID. Nothing was ever asked for such a NIC. It
-// tells whether isMaking was asked meanwhile.
+// reports whether isMaking was asked meanwhile.
 func (s *nicStates) make(key types.NamespacedName, create func() (types.UID, error)) (asked bool, err error) {
 	s.mu.Lock()
 	s.making[key] = false
@@ -118,7 +118,7 @@ func (s *nicStates) make(key types.NamespacedName, create func() (types.UID, err
 	return asked, err
 }
 
-// isMaking tells whether a PodNIC is being created in this moment.
+// isMaking reports whether a PodNIC is being created in this moment.
 func (s *nicStates) isMaking(key types.NamespacedName) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +146,7 @@ func (s *nicStates) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 	s.quotas.update(o.UID, n)
 }
 
-// addListed adds a NIC of a PodNIC that a listing had, unless one of its name is known, and tells
+// addListed adds a NIC of a PodNIC that a listing had, unless one of its name is known, and reports
 // whether it did. The PodNIC may be gone by now.
 func (s *nicStates) addListed(o *v1alpha1.PodNIC, kept bool) bool {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
@@ -209,9 +209,9 @@ func (s *nicStates) drop(key types.NamespacedName) {
 	}
 }
 
-// late tells whether a look that began at a moment shows all that was asked for before. s.mu is held.
+// late reports whether a look that began at a moment shows all that was asked for before. s.mu is held.
 func (s *nicStates) late(n *nic, at time.Time) bool {
-	return at.Sub(later(s.began, n.history.unclear)) >= s.settle
+	return at.Sub(nicplan.Later(s.began, n.history.unclear)) >= s.settle
 }
 
 // scheduling is what is known of the scheduling of the pod of a NIC without a node.
@@ -221,8 +221,8 @@ func (s *nicStates) scheduling(n nic) nicplan.Scheduling {
 	return nicplan.Scheduling{Pending: true, Since: n.unscheduled, Placed: s.placed[n.vpc]}
 }
 
-// creates notes that a NIC is to get a port now, and whether that waits for its pod's node.
-func (s *nicStates) creates(uid types.UID, pending, hasHost bool) {
+// noteCreating records that a NIC is to get a port now, and whether that waits for its pod's node.
+func (s *nicStates) noteCreating(uid types.UID, pending, hasHost bool) {
 	s.edit(uid, func(n *nic) {
 		switch now := s.clock.Now(); {
 		case !pending:
@@ -260,14 +260,12 @@ func (s *nicStates) ports() map[string]bool {
 	return ids
 }
 
-// count is how many NICs are known.
 func (s *nicStates) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.nics)
 }
 
-// has tells whether a NIC is known.
 func (s *nicStates) has(uid types.UID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,7 +295,7 @@ func (s *nicStates) compare(vpc string, listed map[types.UID][]vpcport.Port, beg
 	return other
 }
 
-// same tells whether a port has not changed in what matters.
+// same reports whether a port has not changed in what matters.
 func same(a, b vpcport.Port) bool {
 	return a.ID == b.ID && a.Device == b.Device && a.Owner == b.Owner && a.Host == b.Host && a.Status == b.Status &&
 		a.Binding == b.Binding && a.MAC.String() == b.MAC.String() && slices.Equal(a.Addresses, b.Addresses) &&
@@ -373,10 +371,3 @@ func (n *nic) learn(c call, r nicplan.Reply, now time.Time) {
 
 // onGrid rounds a time up to pollGrid.
 func onGrid(t time.Time) time.Time { return t.Add(pollGrid - 1).Truncate(pollGrid) }
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}

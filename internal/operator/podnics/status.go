@@ -69,7 +69,7 @@ func statusOf(s *observation, n nic, step nicplan.Step, now metav1.Time) v1alpha
 	return st
 }
 
-// unseen tells whether a NIC was bound where it is to be, and the provider was not asked since: its VPC is not open, or
+// unseen reports whether a NIC was bound where it is to be, and the provider was not asked since: its VPC is not open, or
 // this operator has just started. The status then stays as it is, so that a node can plug the port.
 func unseen(s *observation, n nic) bool {
 	return (s.closed != nil || !n.observed.Looked) && n.history.lost == "" && !s.desired.Over && s.now == s.next && s.o.Status.Plug != nil
@@ -284,7 +284,7 @@ func bound(s *observation, n nic, p *vpcport.Port, here bool) metav1.Condition {
 	return metav1.Condition{} // the next step binds it
 }
 
-// leaves tells whether a node still has the port plugged for a pod that is not to have it any more.
+// leaves reports whether a node still has the port plugged for a pod that is not to have it any more.
 func (s *observation) leaves() bool { return s.hold.held && s.now.pod != s.next.pod }
 
 // soonActive is how long the condition Plugged waits for the write that says that the port is active. Most ports are
@@ -314,7 +314,7 @@ func setPlugged(st *v1alpha1.PodNICStatus, s *observation, now metav1.Time) {
 	setCondition(st, c, now)
 }
 
-// moved tells whether Kubernetes knows a running pod by another address than that of its first interface. A port that was
+// moved reports whether Kubernetes knows a running pod by another address than that of its first interface. A port that was
 // created again may have one, and the kubelet asks only when a pod starts.
 func (s *observation) moved(st v1alpha1.PodNICStatus) bool {
 	if !s.first || s.pod == nil || s.pod.Status.Phase != corev1.PodRunning || st.Pod == nil || st.Pod.UID != string(s.pod.UID) {

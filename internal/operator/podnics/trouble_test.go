@@ -4,21 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func deletePodNIC(t *testing.T, w *world, name string) {
@@ -90,9 +99,7 @@ func TestBindingFails(t *testing.T) {
 func TestPortChangedBehindItsBack(t *testing.T) {
 	w := start(t, Options{})
 	lower := w.AddPort(vpcport.Port{NetworkID: "n-blue", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: nth(web.Gateway, 1)}}})
-	w.pod("web", `[{subnet: web, securityGroup: g-1}]`)
-	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	o := w.bound("web", `[{subnet: web, securityGroup: g-1}]`, "node-a")
 	w.says(o, v1alpha1.NodePlugged)
 	w.Touch(o.Status.PortID, func(p *vpcport.Port) {
 		p.Host, p.Binding, p.Groups = "node-b", vpcport.Binding{Result: vpcport.Bound, Plug: ovn}, []string{"g-2"}
@@ -113,12 +120,7 @@ func TestPortChangedBehindItsBack(t *testing.T) {
 	})
 	w.Remove(lower.ID) // its address would be the next
 	w.Remove(o.Status.PortID)
-	next := w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {
-		if n.Status.PortID == o.Status.PortID {
-			return errors.New("is the one before")
-		}
-		return boundAt("node-a")(n)
-	})
+	next := w.awaitNIC("web", "eth0", "is bound again", anotherPort(o.Status.PortID, boundAt("node-a")))
 	if next.Status.MAC != o.Status.MAC || next.Status.Addresses[0] != o.Status.Addresses[0] || !next.Status.Made {
 		t.Errorf("was %+v, is %+v", o.Status, next.Status)
 	}
@@ -128,19 +130,12 @@ func TestPortChangedBehindItsBack(t *testing.T) {
 // has unplugged it, and comes again.
 func TestPodNICDeletedByHand(t *testing.T) {
 	w := start(t, Options{})
-	w.pod("web", "")
-	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	o := w.bound("web", "", "node-a")
 	w.says(o, v1alpha1.NodePlugged)
 	deletePodNIC(t, w, o.Name)
 	w.awaitObject(o.Name, "waits", in(v1alpha1.PhaseReleasing))
 	w.says(o, v1alpha1.NodeUnplugged)
-	w.awaitNIC("web", "eth0", "comes again", func(n *v1alpha1.PodNIC) error {
-		if n.UID == o.UID {
-			return errors.New("is the one before")
-		}
-		return boundAt("node-a")(n)
-	})
+	w.awaitNIC("web", "eth0", "comes again", another(o, boundAt("node-a")))
 	w.awaitPorts(1, "one port")
 }
 
@@ -148,26 +143,15 @@ func TestPodNICDeletedByHand(t *testing.T) {
 // namespace has no VPC any more; one that never had any gets none.
 func TestDefaultPodNICDeletedByHand(t *testing.T) {
 	w := start(t, Options{})
-	plain := func(name string) {
-		p := newPod(name, "")
-		p.Annotations = nil
-		harness.OK(t, w.client().Create(t.Context(), p))
-		w.schedule(name, "node-a")
-	}
-	plain("before")
+	w.plain("before", "node-a")
 	w.finish("before", corev1.PodRunning)
 	w.nameVPC("a")
-	plain("web")
+	w.plain("web", "node-a")
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	w.finish("web", corev1.PodRunning)
 	again := func(when string) {
 		deletePodNIC(t, w, o.Name)
-		o = w.awaitNIC("web", "eth0", "comes again, "+when, func(n *v1alpha1.PodNIC) error {
-			if n.UID == o.UID {
-				return errors.New("is the one before")
-			}
-			return boundAt("node-a")(n)
-		})
+		o = w.awaitNIC("web", "eth0", "comes again, "+when, another(o, boundAt("node-a")))
 	}
 	again("its pod runs")
 	w.end()
@@ -178,9 +162,7 @@ func TestDefaultPodNICDeletedByHand(t *testing.T) {
 	if !o.Status.DefaultRoute {
 		t.Errorf("status %+v", o.Status)
 	}
-	if got := w.nicsOf("before"); len(got) > 0 {
-		t.Errorf("the pod from before got %v", got)
-	}
+	harness.OK(t, controllers.Same("NICs of the pod from before", len(w.nicsOf("before")), 0))
 	w.awaitPorts(1, "one port")
 }
 
@@ -200,12 +182,9 @@ func TestNodesThatDie(t *testing.T) {
 	w.deletePod("out")
 	w.awaitObject(gone.Name, "waits", in(v1alpha1.PhaseReleasing))
 	w.awaitObject(out.Name, "waits", in(v1alpha1.PhaseReleasing))
-	harness.OK(t, w.client().Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
+	harness.OK(t, w.client().Delete(t.Context(), controllers.Named[corev1.Node]("node-a")))
 	w.awaitGone(gone.Name)
-	n := &corev1.Node{}
-	harness.OK(t, w.client().Get(t.Context(), client.ObjectKey{Name: "node-b"}, n))
-	n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute}}
-	harness.OK(t, w.client().Update(t.Context(), n))
+	controllers.Merge(t, controllers.Named[corev1.Node]("node-b"), `{"spec":{"taints":[{"key":%q,"effect":"NoExecute"}]}}`, corev1.TaintNodeOutOfService)
 	w.awaitGone(out.Name)
 	w.awaitPorts(0, "no port is left")
 }
@@ -219,14 +198,9 @@ func TestFaults(t *testing.T) {
 	w.Front.Inject(portfake.Fault{Op: "Create", Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
 	w.pod("web", "")
 	w.schedule("web", "node-a")
-	harness.Eventually(t, limit, "faults are met", func() error {
-		if n := w.Front.Count("Ports", "Create", "Update"); n < 2 {
-			return fmt.Errorf("%d calls", n)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "faults are met", func() bool { return w.Front.Count("Ports", "Create", "Update") >= 2 }, true)
 	w.Front.ClearFaults()
-	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
+	w.respec(func(*v1alpha1.VPCSpec) {})
 	w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	w.awaitPorts(1, "one port")
 }
@@ -265,18 +239,11 @@ func TestSweepOfOneVPCHangs(t *testing.T) {
 func TestOrphansAreLookedForLessOften(t *testing.T) {
 	w := start(t, Options{Orphans: time.Hour})
 	orphan := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 0)})
-	w.pod("web", "")
-	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	o := w.bound("web", "", "node-a")
 	for range 3 { // each seen by a listing, as OrphanAge goes by
 		w.Remove(o.Status.PortID)
 		before := o.Status.PortID
-		o = w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {
-			if n.Status.PortID == before {
-				return errors.New("is the one before")
-			}
-			return boundAt("node-a")(n)
-		})
+		o = w.awaitNIC("web", "eth0", "is bound again", anotherPort(before, boundAt("node-a")))
 	}
 	if _, err := w.Get(t.Context(), orphan.ID); err != nil {
 		t.Errorf("the port of no PodNIC: %v", err)
@@ -330,5 +297,290 @@ func TestLookedAtDuringACall(t *testing.T) {
 	}
 	if got, err := c.during(t.Context(), o, nic{call: callState{inFlight: true, asked: now}, replaced: "7"}); err != nil || got.RequeueAfter != 0 {
 		t.Errorf("before the cache has its last write: again after %v, %v; want not", got.RequeueAfter, err)
+	}
+}
+
+// The ports of PodNICs that vanish without the operator's consent are given back at once: no listing is due.
+func TestPodNICsVanish(t *testing.T) {
+	w := start(t, Options{Listing: time.Hour, Orphans: time.Hour, OrphanAge: time.Hour})
+	strip := func(name string) {
+		t.Helper()
+		o := controllers.Get[v1alpha1.PodNIC](t, client.ObjectKey{Namespace: "default", Name: name})
+		harness.OK(t, client.IgnoreNotFound(w.client().Delete(t.Context(), o.DeepCopy(), client.Preconditions{UID: &o.UID})))
+		err := w.client().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"uid":%q,"finalizers":null}}`, o.UID)))
+		if !apierrors.IsConflict(err) { // one of its name is there already
+			harness.OK(t, client.IgnoreNotFound(err))
+		}
+	}
+	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Tags: []string{vpcport.NamespaceTag(cluster, "default")}, Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
+	w.podnic("given", v1alpha1.PodNICSpec{PortID: given.ID})
+	w.podnic("stays", v1alpha1.PodNICSpec{})
+	w.podnic("goes", v1alpha1.PodNICSpec{})
+	for _, name := range []string{"given", "stays", "goes"} {
+		w.awaitObject(name, "has a port", controllers.If(func(o *v1alpha1.PodNIC) bool { return o.Status.PortID != "" }))
+	}
+	w.awaitPorts(3, "all have ports")
+	// As if the cache had lost it.
+	stays := w.awaitObject("stays", "is known", in(v1alpha1.PhaseCreated))
+	w.c.states.forget(client.ObjectKeyFromObject(stays))
+	port, err := w.Get(t.Context(), stays.Status.PortID)
+	harness.OK(t, err)
+	harness.OK(t, w.c.collector.orphans(t.Context(), Opened{Provider: w.Provider}, map[types.UID][]vpcport.Port{stays.UID: {port}}, map[types.UID]time.Time{stays.UID: {}}, sightings{}, false))
+	strip("goes")
+	w.awaitPorts(2, "that of the PodNIC that vanished goes")
+	strip("given")
+	harness.Eventually(t, limit, "the user's port is given back", func() error {
+		if got, err := w.Get(t.Context(), given.ID); err != nil || got.Device != "" || got.Owner != "" {
+			return fmt.Errorf("is %+v, %w", got, err)
+		}
+		return nil
+	})
+	o := w.bound("web", "", "node-a")
+	strip(o.Name)
+	w.awaitNIC("web", "eth0", "comes again with its pod", another(o, boundAt("node-a")))
+	w.awaitPorts(3, "the port of before goes")
+	controllers.Merge(t, stays, `{"metadata":{"annotations":{"a":"b"}}}`)
+	harness.Eventually(t, limit, "all is forgotten", func() error {
+		w.c.states.vanished.wake.Set()
+		w.c.states.vanished.mu.Lock()
+		defer w.c.states.vanished.mu.Unlock()
+		if n := len(w.c.states.vanished.all); n > 0 {
+			return fmt.Errorf("%d are remembered", n)
+		}
+		return nil
+	})
+	if _, err := w.Get(t.Context(), stays.Status.PortID); err != nil || w.Front.Count("Delete") != 2 {
+		t.Errorf("%d ports were deleted; that of the PodNIC that is there: %v", w.Front.Count("Delete"), err)
+	}
+}
+
+func TestLeaves(t *testing.T) {
+	const uid = "u"
+	port, marked := &vpcport.Port{ID: "p"}, &vpcport.Port{ID: "p", Device: vpcport.Device(cluster, uid), Owner: vpcport.Owner}
+	other := &vpcport.Port{ID: "p", Device: vpcport.Device(cluster, "v"), Owner: vpcport.Owner}
+	for name, tt := range map[string]struct {
+		n    nic
+		want bool
+	}{
+		"never started":             {nic{observed: nicplan.Restored(false, "")}, false},
+		"not looked for yet":        {nic{observed: nicplan.Restored(true, "")}, true},
+		"recorded":                  {nic{observed: nicplan.Restored(false, "p")}, true},
+		"seen":                      {nic{observed: nicplan.Observed{Looked: true, Port: port}}, true},
+		"a user's, marked":          {nic{given: true, observed: nicplan.Observed{Looked: true, Port: marked}}, true},
+		"a user's, given back":      {nic{given: true, observed: nicplan.Observed{Kept: true, Looked: true, Recorded: "p", Port: port}}, false},
+		"a user's, never taken":     {nic{given: true, observed: nicplan.Observed{Kept: true, Looked: true, Port: port}}, false},
+		"a user's, of another NIC":  {nic{given: true, observed: nicplan.Observed{Kept: true, Looked: true, Port: other}}, false},
+		"a user's, recorded":        {nic{given: true, observed: nicplan.Restored(true, "p")}, true},
+		"one too many":              {nic{observed: nicplan.Observed{Kept: true, Looked: true, Extra: []string{"p"}}}, true},
+		"a call is under way":       {nic{call: callState{inFlight: true}, observed: nicplan.Observed{Kept: true, Looked: true}}, true},
+		"given back, and forgotten": {nic{observed: nicplan.Observed{Kept: true, Looked: true, Recorded: "p"}}, false},
+	} {
+		if got := tt.n.leaves(uid); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestDueOrphans(t *testing.T) {
+	now := time.Unix(10_000, 0)
+	orphans, seen := map[types.UID][]vpcport.Port{}, sightings{}
+	for id, since := range map[string]time.Duration{"new": 0, "old": time.Hour, "vanished": 0, "cools": 0} {
+		orphans[types.UID(id)], seen[id] = []vpcport.Port{{ID: id}}, now.Add(-since)
+	}
+	gone := map[types.UID]time.Time{"vanished": now.Add(-time.Minute), "cools": now.Add(-time.Second), "no port": now.Add(-time.Hour)}
+	for name, tt := range map[string]struct {
+		collect bool
+		cooling time.Duration
+		want    []types.UID
+	}{
+		"at once":               {false, 0, []types.UID{"cools", "vanished"}},
+		"once it has cooled":    {false, time.Minute, []types.UID{"vanished"}},
+		"and those seen for so": {true, time.Minute, []types.UID{"old", "vanished"}},
+	} {
+		got := dueOrphans(orphans, gone, seen, tt.collect, now, tt.cooling, 10*time.Minute)
+		if due := slices.Sorted(maps.Keys(got)); !slices.Equal(due, tt.want) {
+			t.Errorf("%s: %q, want %q", name, due, tt.want)
+		}
+	}
+}
+
+// unlisted is a cache that fails once, and networks whose VPC has a provider that does not answer.
+type unlisted struct {
+	client.Client
+	asked    int
+	provider away
+}
+
+func (u *unlisted) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	if u.asked++; u.asked == 1 {
+		return errors.New("the cache is not filled")
+	}
+	list.(*v1alpha1.VPCList).Items = []v1alpha1.VPC{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}
+	return nil
+}
+
+func (u *unlisted) Of(string) (Opened, error) { return Opened{Provider: &u.provider}, nil }
+func (u *unlisted) Changed(func(string))      {}
+
+type away struct {
+	vpcport.Provider
+	listings int
+}
+
+func (a *away) Ports(context.Context, vpcport.Filter) ([]vpcport.Port, error) {
+	a.listings++
+	return nil, errors.New("away")
+}
+
+// PodNICs that vanished are looked for until a listing shows what they left, not only with the next regular one.
+func TestVanishedWhileNothingLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u, b := &unlisted{}, newNICStates(clock.Real{}, time.Minute, nil)
+		c := &collector{
+			o:   Options{Clock: clock.Real{}, Listing: time.Hour, Networks: u, Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler)},
+			api: &kubeAPI{client: u}, states: b,
+		}
+		b.vanished.add("u", "a", false)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- c.run(ctx) }()
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
+		synctest.Wait()
+		if len(b.vanished.all) != 1 || u.asked < 3 || u.provider.listings < 2 || u.provider.listings > 5 {
+			t.Errorf("asked %d times, listed %d times, looked for %v", u.asked, u.provider.listings, b.vanished.all)
+		}
+		stop()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// What a PodNIC leaves that vanishes during a call is looked for when the call has ended, and no longer than it may show.
+func TestVanishedDuringACall(t *testing.T) {
+	clk := clock.NewFake(time.Unix(10_000, 0))
+	b := newNICStates(clk, time.Minute, nil)
+	o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db", UID: "u"}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}
+	b.with(o, true, func(n *nic) { n.call.inFlight, n.observed.Looked = true, true })
+	woken := func() bool {
+		select {
+		case <-b.vanished.wake:
+			return true
+		default:
+			return false
+		}
+	}
+	b.forget(types.NamespacedName{Namespace: "default", Name: "db"})
+	if !woken() || !slices.Equal(b.vanished.vpcs([]string{"a", "b"}), []string{"a"}) {
+		t.Fatalf("nothing is looked for: %+v", b.vanished.all)
+	}
+	clk.Advance(10 * time.Minute)
+	if b.vanished.in("a", nil, clk.Now()); len(b.vanished.all) != 1 {
+		t.Error("it is forgotten while the call is under way")
+	}
+	b.vanished.callEnded("u")
+	b.vanished.callEnded("another")
+	listed := map[types.UID][]vpcport.Port{"u": {{ID: "p"}}}
+	if got := b.vanished.in("a", listed, clk.Now()); !woken() || got["u"] != clk.Now() || len(b.vanished.in("b", listed, clk.Now())) > 0 {
+		t.Errorf("what the call made is not looked for: %v", got)
+	}
+	clk.Advance(59 * time.Second)
+	if b.vanished.in("a", nil, clk.Now()); len(b.vanished.all) != 1 {
+		t.Error("it is forgotten although a port may show yet")
+	}
+	clk.Advance(time.Second)
+	if b.vanished.in("a", nil, clk.Now()); len(b.vanished.all) != 0 {
+		t.Error("it is not forgotten")
+	}
+
+	b.with(o, true, func(*nic) {})
+	b.forget(types.NamespacedName{Namespace: "default", Name: "db"})
+	b.with(o, true, func(*nic) {}) // etcd was restored once more
+	harness.OK(t, controllers.Same("PodNICs that vanished", len(b.vanished.all), 0))
+}
+
+// Each is said once of a pod; another pod of its name is another.
+func TestToldOnce(t *testing.T) {
+	said, web := newPodEvents(nil), types.NamespacedName{Namespace: "default", Name: "web"}
+	for i, tt := range []struct {
+		uid       types.UID
+		nic, text string
+		news      bool
+	}{
+		{"1", "eth0", "", false}, {"1", "eth0", "full", true}, {"1", "eth0", "full", false}, {"1", "eth1", "full", true},
+		{"1", "eth0", "", true}, {"1", "eth0", "full", true}, {"2", "eth0", "full", true}, {"2", "eth1", "", false},
+	} {
+		if got := said.isNews(web, tt.uid, tt.nic, tt.text); got != tt.news {
+			t.Errorf("%d: news is %v: %+v", i, got, tt)
+		}
+	}
+}
+
+// What is said is as the API server keeps it: cut between characters.
+func TestShortened(t *testing.T) {
+	for text, want := range map[string]string{"": "", "full": "full", "voll für heute": "voll f", "\xffull": "ull"} {
+		if got := vpcport.Cut(text, 7); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	st := v1alpha1.PodNICStatus{}
+	setCondition(&st, metav1.Condition{Type: v1alpha1.ConditionPortReady, Message: "x" + strings.Repeat("ü", maxMessage)}, metav1.Now())
+	if m := st.Conditions[0].Message; !utf8.ValidString(m) || len(m) != maxMessage-1 {
+		t.Errorf("%d bytes: %q", len(m), m[len(m)-4:])
+	}
+}
+
+// Nothing is kept of pods that are gone or have ended, also of those that got no NIC.
+func TestNothingIsKeptOfPods(t *testing.T) {
+	w := start(t, Options{})
+	for _, name := range []string{"gone", "ended"} {
+		w.pod(name, `[{subnett: a}]`)
+		w.schedule(name, "node-a")
+		w.awaitEvent(name, "NICsRefused", "unknown")
+	}
+	w.pod("served", `[{subnet: web, securityGroup: g-none}]`)
+	w.awaitNIC("served", "eth0", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "NotFound"))
+	w.deletePod("gone")
+	w.deletePod("served")
+	w.finish("ended", corev1.PodFailed)
+	harness.Eventually(t, limit, "all are forgotten", poll.True(func() bool {
+		w.c.nics.events.mu.Lock()
+		defer w.c.nics.events.mu.Unlock()
+		return len(w.c.nics.events.last) == 0
+	}))
+}
+
+func TestPolicyTrouble(t *testing.T) {
+	at := time.Unix(1000, 0)
+	const missed, overlap = "NICPolicyMissed", "NICPolicyOverlap"
+	for _, tt := range []struct {
+		name        string
+		annotations map[string]string
+		host        bool
+		made        time.Duration // after the oldest policy
+		none        bool          // there is no policy
+		want, says  string
+	}{
+		{name: "no policies", none: true},
+		{name: "selected", annotations: map[string]string{v1alpha1.AnnotationNICPolicy: "NICPolicy/a", v1alpha1.AnnotationVPC: "v", v1alpha1.AnnotationNICs: "[{}]"}},
+		{name: "looked at", annotations: map[string]string{v1alpha1.AnnotationNICPolicy: ""}},
+		{name: "older", made: -time.Second},
+		{name: "missed", made: time.Second, want: missed, says: "recreate the pod"},
+		{name: "missed in the same second", want: missed},
+		{name: "with a VPC of its own", annotations: map[string]string{v1alpha1.AnnotationVPC: ""}},
+		{name: "with NICs of its own", annotations: map[string]string{v1alpha1.AnnotationNICs: "[{}]"}},
+		{name: "static", annotations: map[string]string{corev1.MirrorPodAnnotationKey: "x"}},
+		{name: "of the node's network", host: true},
+		{
+			name: "two", annotations: map[string]string{v1alpha1.AnnotationNICPolicy: "NICPolicy/a", v1alpha1.AnnotationNICPolicyOverlap: "NICPolicy/b,NICPolicy/c"},
+			want: overlap, says: "the oldest counts, NICPolicy/a; not counted: NICPolicy/b, NICPolicy/c",
+		},
+	} {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tt.annotations, CreationTimestamp: metav1.NewTime(at.Add(tt.made))}}
+		p.Spec.HostNetwork = tt.host
+		reason, text := policyTrouble(p, at.Add(300*time.Millisecond), !tt.none)
+		if reason != tt.want || !strings.Contains(text, tt.says) {
+			t.Errorf("%s: got %q, %q, want %q, %q", tt.name, reason, text, tt.want, tt.says)
+		}
 	}
 }

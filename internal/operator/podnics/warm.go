@@ -55,7 +55,7 @@ func branchesIn(n *corev1.Node) int64 {
 	return q.Value()
 }
 
-// exists tells whether there is a VPC object with a UID, or the cache cannot say.
+// exists reports whether there is a VPC object with a UID, or the cache cannot say.
 func (w *warmSource) exists(uid string) bool {
 	vpcs, err := w.api.vpcs(context.Background())
 	return err != nil || vpcs[uid] != ""

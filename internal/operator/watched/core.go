@@ -55,7 +55,7 @@ var notEnded = fields.AndSelectors(
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
 )
 
-// Waits tells whether a pod is one of WaitingPods, for readers of a cache that has Pods.
+// Waits reports whether a pod is one of WaitingPods, for readers of a cache that has Pods.
 func Waits(p *corev1.Pod) bool {
 	return p.Spec.NodeName != "" && !p.Spec.HostNetwork && p.Status.Phase == corev1.PodPending && p.Status.PodIP == ""
 }
@@ -217,13 +217,13 @@ func Readiness(n *corev1.Node) *corev1.NodeCondition {
 	return nil
 }
 
-// Ready tells whether a Node's condition Ready is true.
+// Ready reports whether a Node's condition Ready is true.
 func Ready(n *corev1.Node) bool {
 	c := Readiness(n)
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// OutOfService tells whether a Node has the taint node.kubernetes.io/out-of-service, by which an
+// OutOfService reports whether a Node has the taint node.kubernetes.io/out-of-service, by which an
 // administrator confirms that it is shut down and runs no pods (Kubernetes documentation, "Node
 // Shutdowns").
 func OutOfService(n *corev1.Node) bool {

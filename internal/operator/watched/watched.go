@@ -3,12 +3,12 @@
 // declarations of Nodes, Pods and Namespaces are here, those of Berth's own kinds with their
 // feature.
 //
-//	watched.go  a kind, and those of all features together
-//	index.go    fields by which the cache finds objects
+//	watched.go  a kind, those of all features together, and fields to find objects by
 //	core.go     Nodes, Pods and Namespaces
 package watched
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -56,7 +56,7 @@ func Metadata(gvk schema.GroupVersionKind, selector labels.Selector, transform t
 	return k
 }
 
-// isWithin tells whether another of some declarations keeps all that k does, and more.
+// isWithin reports whether another of some declarations keeps all that k does, and more.
 func (k *Kind) isWithin(kinds []*Kind) bool {
 	return k.Within != nil && (slices.Contains(kinds, k.Within) || k.Within.isWithin(kinds))
 }
@@ -95,4 +95,38 @@ func ByObject(kinds []*Kind) map[client.Object]cache.ByObject {
 		out[k.Object] = k.Cache
 	}
 	return out
+}
+
+// Field is a field by which the cache finds objects of a kind (client.MatchingFields).
+type Field struct {
+	object client.Object
+	name   string
+	values client.IndexerFunc
+}
+
+// By is a field of a kind, with the values that an object has in it.
+func By[T any, P interface {
+	*T
+	client.Object
+}](name string, values func(P) []string) Field {
+	return Field{P(new(T)), name, func(o client.Object) []string { return values(o.(P)) }}
+}
+
+// ByOne is By for a field with one value.
+func ByOne[T any, P interface {
+	*T
+	client.Object
+}](name string, value func(P) string) Field {
+	return By(name, func(o P) []string { return []string{value(o)} })
+}
+
+// Index has the cache of a manager find objects by some fields. It is called before the
+// manager starts, once for each field.
+func Index(ctx context.Context, ix client.FieldIndexer, fields ...Field) error {
+	for _, f := range fields {
+		if err := ix.IndexField(ctx, f.object, f.name, f.values); err != nil {
+			return fmt.Errorf("index %T by %s: %w", f.object, f.name, err)
+		}
+	}
+	return nil
 }

@@ -8,9 +8,8 @@
 //
 // Why not grpc-go: the plugin is executed for every ADD and DEL, and most of
 // its time is the start of the process, which goes into initialising packages
-// and paging them in. BenchmarkStart in package cni measures the plugin and
-// the same ADD with grpc-go's client, alternating. Where this was written, on
-// two cores, exec to exit of an ADD that is answered at once took (medians)
+// and paging them in. When this was written, on two cores, exec to exit of an
+// ADD that is answered at once took (medians)
 //
 //	1.3 ms  a Go program that prints two bytes
 //	1.8 ms  the CNI skeleton, no call

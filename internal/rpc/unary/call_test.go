@@ -19,14 +19,20 @@ import (
 	"github.com/berthnet/berth/internal/rpc/unary"
 )
 
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 const addMethod = "/berth.v1.Node/Add"
 
 func dial(t *testing.T, socket string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return conn
 }
 
@@ -38,15 +44,11 @@ func add(ctx context.Context, t *testing.T, socket string, req *rpc.AddRequest) 
 func call(ctx context.Context, t *testing.T, conn net.Conn, method string, req *rpc.AddRequest) (*rpc.AddReply, error) {
 	t.Helper()
 	message, err := proto.Marshal(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	reply := &rpc.AddReply{}
 	answer, err := unary.Call(ctx, conn, method, message)
 	if err == nil {
-		if err := proto.Unmarshal(answer, reply); err != nil {
-			t.Fatal(err)
-		}
+		must(t, proto.Unmarshal(answer, reply))
 	}
 	return reply, err
 }

@@ -171,9 +171,7 @@ func TestShrunkenWindow(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	client := dial(t, socket)
 	server, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := make(chan []byte, 1)
 	go func() {
 		defer func() { _ = server.Close() }()

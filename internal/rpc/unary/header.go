@@ -70,7 +70,7 @@ func (s *stream) receiveHeaders(f *http2.MetaHeadersFrame) (done bool, err error
 	return true, trailerStatus(f)
 }
 
-// checkResponse tells whether headers are a gRPC response's, or else interim
+// checkResponse reports whether headers are a gRPC response's, or else interim
 // ones (RFC 9110, 15.2) that others follow.
 func checkResponse(f *http2.MetaHeadersFrame) (final bool, err error) {
 	code := f.PseudoValue("status")

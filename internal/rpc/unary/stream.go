@@ -75,7 +75,7 @@ func (s *stream) send() error {
 	return nil
 }
 
-// receive takes one frame in and tells whether it was the last. The error is
+// receive takes one frame in and reports whether it was the last. The error is
 // then the call's.
 func (s *stream) receive(frame http2.Frame) (done bool, err error) {
 	switch f := frame.(type) {

@@ -3,8 +3,8 @@
 //
 // The generated code of package rpc would do it too, and costs half a
 // millisecond at every start of a process, for the registry and the reflection
-// that it sets up: BenchmarkStart in package cni measures that. A field that is
-// added to berth.proto and missing here fails this package's tests.
+// that it sets up (see package unary). A field that is added to berth.proto and
+// missing here fails this package's tests.
 package wire
 
 import (

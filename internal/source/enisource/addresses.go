@@ -5,13 +5,14 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // addresses is what the node has for pods, who has it, and who waits for some: memory only. It is not
@@ -19,7 +20,7 @@ import (
 type addresses struct {
 	alloc   *ipam.Node[attachment.Key]
 	leases  map[attachment.Key]hold
-	waiters waiting.Queue
+	waiters addressqueue.Queue
 	enis    enis // their data paths and links
 
 	inv         eni.Inventory  // as the supplier, or the file, has it
@@ -56,7 +57,7 @@ func (a *addresses) serve(now time.Time) {
 }
 
 // wait queues a request behind those that came before, and serves whom it can.
-func (a *addresses) wait(req source.Request, now time.Time) *waiting.Waiter {
+func (a *addresses) wait(req source.Request, now time.Time) *addressqueue.Waiter {
 	w := a.waiters.Push(req)
 	a.serve(now)
 	return w
@@ -90,12 +91,7 @@ func (a *addresses) idle(list []netip.Prefix) (out []netip.Prefix) {
 	for v := range a.alloc.Busied() {
 		out = slices.DeleteFunc(out, func(p netip.Prefix) bool { return p.Contains(v.Addr) })
 	}
-	return sorted(out)
-}
-
-func sorted(list []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(list, netip.Prefix.Compare)
-	return slices.Compact(list)
+	return cloud.SortPrefixes(out)
 }
 
 // confirm takes over an inventory from the supplier.
@@ -159,8 +155,15 @@ func (a *addresses) linksChanged(changed map[string]source.LinkChange) {
 	}
 }
 
-// ownAddressFreed reports whether one of some free addresses is an ENI's own: the data path may have to
-// change.
+// end drops the lease of a key whose addresses the allocator took back, and serves others. own: one of
+// them is an ENI's own, so the data path may have to change.
+func (a *addresses) end(key attachment.Key, had ipam.Addresses, now time.Time) (own bool) {
+	delete(a.leases, key)
+	a.serve(now)
+	return a.ownAddressFreed(had)
+}
+
+// ownAddressFreed reports whether one of some free addresses is an ENI's own.
 func (a *addresses) ownAddressFreed(l ipam.Addresses) bool {
 	for _, e := range a.enis.published {
 		if e.PrimaryIPv4.IsValid() && slices.Contains(l.List(), e.PrimaryIPv4) {

@@ -2,6 +2,7 @@ package enisource
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // settingsOf returns the settings of a node, with changes.
@@ -45,6 +47,14 @@ func (n *node) furtherSubnets() (ids []string) {
 	return ids
 }
 
+// addIn starts a pod, which must get an address of a block.
+func (n *node) addIn(i int, block string) {
+	n.t.Helper()
+	if l := n.add(i, time.Minute); !netip.MustParsePrefix(block).Contains(l.IPv4) {
+		n.t.Errorf("pod %d has %v, want one of %s", i, l.IPv4, block)
+	}
+}
+
 // templated returns a node that has a second subnet for pods.
 func templated(t *testing.T, p ipam.Policy) *node {
 	n := newNode(t, "m5.large", p)
@@ -57,32 +67,20 @@ func templated(t *testing.T, p ipam.Policy) *node {
 func TestOtherSettingsCountAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
-		n.start()
-		n.settle(time.Minute)
-		if l := n.add(1, time.Minute); l.IPv4.String()[:3] != "10." {
-			t.Errorf("the first pod has %v", l.IPv4)
-		}
+		n.startAndSettle(time.Minute)
+		n.addIn(1, "10.0.0.0/8")
 		n.Configure(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(2 * time.Minute)
-		if got := n.furtherSubnets(); !slices.Equal(got, []string{"subnet-2"}) {
-			t.Errorf("ENIs are in %v", got)
-		}
-		if l := n.add(2, time.Minute); l.IPv4.String()[:7] != "100.64." {
-			t.Errorf("the second pod has %v", l.IPv4)
-		}
-		if got := n.document().Template; got != "NodeNetworkTemplate/pods" {
-			t.Errorf("the template is %q", got)
-		}
+		check.Equal(t, n.furtherSubnets(), []string{"subnet-2"}, "the subnets of ENIs")
+		n.addIn(2, "100.64.0.0/16")
+		check.Equal(t, n.document().Template, "NodeNetworkTemplate/pods", "the template is")
 		n.del(2)
 		n.Configure(Desired{Settings: n.settingsOf(func(*eni.Settings) {})})
 		n.settle(10 * time.Minute)
-		if l := n.add(3, time.Minute); l.IPv4.String()[:3] != "10." {
-			t.Errorf("the third pod has %v", l.IPv4)
-		}
+		n.addIn(3, "10.0.0.0/8")
 		if doc := n.document(); doc.Template != "" || doc.LastError != "" {
 			t.Errorf("the template is %q, the trouble %q", doc.Template, doc.LastError)
 		}
-		n.kill()
 	})
 }
 
@@ -90,15 +88,13 @@ func TestOtherSettingsCountAtOnce(t *testing.T) {
 func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
 		n.Configure(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(time.Second)
 		if e := n.document().ENIs; len(e) == 0 || e[0].Ready {
 			t.Errorf("eth0 is for pods: %+v", e)
 		}
-		n.kill()
 	})
 }
 
@@ -114,7 +110,6 @@ func TestSettingsBeforeTheFirstPass(t *testing.T) {
 		if e := n.document().ENIs; len(e) == 0 || e[0].Ready {
 			t.Errorf("eth0 is for pods: %+v", e)
 		}
-		n.kill()
 	})
 }
 
@@ -129,7 +124,7 @@ func TestSenselessSettings(t *testing.T) {
 		fits := func(inv *eni.Inventory) error { return nodenetwork.BeyondType(beyond, inv) }
 		n.startConfigured(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are not known yet
 		n.settle(time.Minute)
-		told := func(words ...string) {
+		reports := func(words ...string) {
 			t.Helper()
 			doc := n.document()
 			for _, w := range words {
@@ -141,24 +136,20 @@ func TestSenselessSettings(t *testing.T) {
 				t.Errorf("the template is %q, prefixes %v", doc.Template, n.supply.PrefixDelegation())
 			}
 		}
-		told("NodeNetworkTemplate/beyond is not applied", "firstInterfaceIndex is 3: expected at most 2")
-		if l := n.add(1, time.Minute); l.IPv4.String()[:3] != "10." {
-			t.Errorf("the first pod has %v", l.IPv4)
-		}
+		reports("NodeNetworkTemplate/beyond is not applied", "firstInterfaceIndex is 3: expected at most 2")
+		n.addIn(1, "10.0.0.0/8")
 
 		n.Configure(Desired{Template: "NodeNetworkTemplate/odd", Settings: n.settingsOf(inPods), Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/odd is not applied: spec.eni is odd")
+		reports("NodeNetworkTemplate/odd is not applied: spec.eni is odd")
 		n.Configure(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are known
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/beyond is not applied")
+		reports("NodeNetworkTemplate/beyond is not applied")
 		n.add(2, time.Minute)
 		n.Configure(Desired{Template: "NodeNetworkTemplate/negative", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.WarmIP = -1 })})
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/negative is not applied")
-		if got := n.furtherSubnets(); len(got) > 0 {
-			t.Errorf("ENIs are in %v", got)
-		}
+		reports("NodeNetworkTemplate/negative is not applied")
+		check.Equal(t, len(n.furtherSubnets()), 0, "ENIs are in")
 
 		n.Configure(Desired{Template: "NodeNetworkTemplate/good", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.PrefixDelegation = true })})
 		n.settle(time.Minute)
@@ -171,12 +162,11 @@ func TestSenselessSettings(t *testing.T) {
 		if doc := n.document(); doc.LastError == "" || doc.Template != "NodeNetworkTemplate/good" {
 			t.Errorf("the template is %q, the trouble %q", doc.Template, doc.LastError)
 		}
-		n.kill()
 	})
 }
 
 // Trouble with the cloud is reported beside that with settings.
-func TestBothTroublesAreTold(t *testing.T) {
+func TestBothTroublesAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "AssignAddresses", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
@@ -186,7 +176,6 @@ func TestBothTroublesAreTold(t *testing.T) {
 		if got := n.document().LastError; !strings.Contains(got, "assign") || !strings.Contains(got, "odd") {
 			t.Errorf("the trouble is %q", got)
 		}
-		n.kill()
 	})
 }
 
@@ -205,52 +194,44 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 		"not followed": {want: "sg-old"},
 		"configured":   {follow: true, configured: []string{"sg-old"}, want: "sg-old", healthy: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
-				n.tune = func(c *eni.Config) {
-					c.FollowGroups, c.Groups, c.ListingInterval = tt.follow, tt.configured, time.Second
-				}
-				n.cloud.State.AddSecurityGroup("sg-old", nil)
-				n.cloud.State.AddSecurityGroup("sg-new", nil)
-				primary := n.secondary(0).ID
-				set := func(group string) {
-					if err := n.cloud.SetGroups(t.Context(), primary, []string{group}); err != nil {
-						t.Fatal(err)
-					}
-				}
-				set("sg-old")
-				n.cloud.State.SetLag(3 * time.Second)
-				n.start()
-				n.addAll(0, 2, 45*time.Second)
+		t.Run(name, inBubble("m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
+			n.tune = func(c *eni.Config) {
+				c.FollowGroups, c.Groups, c.ListingInterval = tt.follow, tt.configured, time.Second
+			}
+			n.cloud.State.AddSecurityGroup("sg-old", nil)
+			n.cloud.State.AddSecurityGroup("sg-new", nil)
+			primary := n.secondary(0).ID
+			set := func(group string) {
+				check.OK(t, n.cloud.SetGroups(t.Context(), primary, []string{group}))
+			}
+			set("sg-old")
+			n.cloud.State.SetLag(3 * time.Second)
+			n.start()
+			n.addAll(0, 2, 45*time.Second)
+			n.settle(5 * time.Minute)
+			if got := n.secondary(1).Groups; !slices.Equal(got, []string{"sg-old"}) || !n.healthy(conditionGroups) {
+				t.Fatalf("a new ENI has %v", got)
+			}
+			n.cloud.Front.ResetCalls()
+			set("sg-new")
+			if tt.denied {
+				n.cloud.Front.Inject(cloudfake.Fault{Op: "SetGroups", Times: 1000, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+			}
+			n.settle(5 * time.Minute)
+			check.Equal(t, n.secondary(1).Groups, []string{tt.want}, "the ENI has")
+			check.Equal(t, n.healthy(conditionGroups), tt.healthy, "conditions %+v", n.Snapshot().Conditions)
+			if got := n.cloud.Front.Count("SetGroups") - 1; !tt.denied && (got == 1) != (tt.want == "sg-new") || got > 15 {
+				t.Errorf("%d calls", got)
+			}
+			n.addAll(2, 6, 45*time.Second) // whatever becomes of groups
+			n.check()
+			if tt.denied {
+				n.cloud.Front.ClearFaults()
 				n.settle(5 * time.Minute)
-				if got := n.secondary(1).Groups; !slices.Equal(got, []string{"sg-old"}) || !n.healthy(conditionGroups) {
-					t.Fatalf("a new ENI has %v", got)
+				if !n.healthy(conditionGroups) || !slices.Equal(n.secondary(1).Groups, []string{"sg-new"}) {
+					t.Errorf("not healed: %v", n.secondary(1).Groups)
 				}
-				n.cloud.Front.ResetCalls()
-				set("sg-new")
-				if tt.denied {
-					n.cloud.Front.Inject(cloudfake.Fault{Op: "SetGroups", Times: 1000, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
-				}
-				n.settle(5 * time.Minute)
-				if got := n.secondary(1).Groups; !slices.Equal(got, []string{tt.want}) {
-					t.Errorf("the ENI has %v, want %s", got, tt.want)
-				}
-				if got := n.healthy(conditionGroups); got != tt.healthy {
-					t.Errorf("conditions %+v", n.Snapshot().Conditions)
-				}
-				if got := n.cloud.Front.Count("SetGroups") - 1; !tt.denied && (got == 1) != (tt.want == "sg-new") || got > 15 {
-					t.Errorf("%d calls", got)
-				}
-				n.addAll(2, 6, 45*time.Second) // whatever becomes of groups
-				n.check()
-				if tt.denied {
-					n.cloud.Front.ClearFaults()
-					n.settle(5 * time.Minute)
-					if !n.healthy(conditionGroups) || !slices.Equal(n.secondary(1).Groups, []string{"sg-new"}) {
-						t.Errorf("not healed: %v", n.secondary(1).Groups)
-					}
-				}
-			})
-		})
+			}
+		}))
 	}
 }

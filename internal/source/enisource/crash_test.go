@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // killer stops the daemon at an armed failpoint.
@@ -81,14 +82,14 @@ func (n *node) finalCheck() {
 			case !n.policy.Families.Has(f):
 				n.t.Errorf("%v is assigned, and no pod is to have it", p)
 			case !have[p.Addr().String()]:
-				n.t.Errorf("%v is assigned and in nobody's books", p)
+				n.t.Errorf("%v is assigned and in no snapshot", p)
 			default:
 				total += plan.CountOf(f, cloud.AmountOf([]netip.Prefix{p}))
 			}
 		}
 	}
 	if total != len(have) {
-		n.t.Errorf("EC2 has %d addresses, the books %d", total, len(have))
+		n.t.Errorf("EC2 has %d addresses, the node %d", total, len(have))
 	}
 }
 
@@ -117,16 +118,12 @@ func TestCrashAtEveryStep(t *testing.T) {
 							n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary,
 								map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"})
 						}
-						restore, err := failpoint.Set(point + "=error@1")
-						if err != nil {
-							t.Fatal(err)
-						}
+						restore := check.Must(failpoint.Set(point + "=error@1"))(t)
 						defer restore()
 						k := n.arm()
 						n.cloud.State.SetLag(lag)
 						n.cloud.State.SetAttachTime(time.Second)
-						n.start()
-						n.settle(time.Second)
+						n.startAndSettle(time.Second)
 						n.restartDead()
 						if failed := n.burst(0, 7, 5*time.Second); failed > 0 {
 							n.restartDead()
@@ -145,9 +142,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 						}
 						n.finalCheck()
 						n.wantLayout(want)
-						if k.hits != 1 {
-							t.Errorf("the failpoint was hit %d times", k.hits)
-						}
+						check.Equal(t, k.hits, 1, "hits of the failpoint")
 					})
 				})
 			}

@@ -24,8 +24,8 @@ type cutOff struct{ cause, message string }
 // Source.mu guards it; review is called by the programmer alone.
 type cutOffs struct {
 	s       *Source
-	pods    map[attachment.Key]cutOff // as the pods were told
-	missing []string                  // links, as the supplier was told
+	pods    map[attachment.Key]cutOff // as the pods were notified
+	missing []string                  // links, as reported to the supplier
 }
 
 // review is called after everything that can cut pods off.

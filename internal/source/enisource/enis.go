@@ -19,7 +19,7 @@ const (
 	// before it counts as missing. It takes seconds.
 	linkPatience = 30 * time.Second
 	// driverPatience is how long a driver may take to start again before pods and the node
-	// are told that a link is gone. Addresses of the ENI are not handed out meanwhile.
+	// are notified that a link is gone. Addresses of the ENI are not handed out meanwhile.
 	driverPatience = 5 * time.Second
 )
 
@@ -50,7 +50,7 @@ type absence struct {
 // missing reports whether the link should be there: it is gone, or has not come for long.
 func (a absence) missing(now time.Time) bool { return a.had || now.Sub(a.since) >= linkPatience }
 
-// reportedAt returns when pods and the node are told.
+// reportedAt returns when pods and the node are notified.
 func (a absence) reportedAt() time.Time {
 	if a.had {
 		return a.since.Add(driverPatience)

@@ -1,6 +1,8 @@
 package enisource
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // has returns the families that a lease has addresses of.
@@ -31,8 +34,7 @@ func TestFamiliesChange(t *testing.T) {
 		n.cloud.State.SetIPv6("subnet-1", "2001:db8::/64")
 		for i, set := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv4, ipfamily.OnlyIPv6} {
 			n.policy.Families = set
-			n.start()
-			n.settle(time.Second)
+			n.startAndSettle(time.Second)
 			if l := n.add(i, 45*time.Second); has(l) != set {
 				t.Errorf("with %s a pod got %v", set, l.Addrs())
 			}
@@ -50,12 +52,11 @@ func TestFamiliesChange(t *testing.T) {
 
 // An ENI whose subnet has no IPv6 serves no pod that needs both families, whatever IPv4 it has, and the
 // reason names the missing family. A block that is added later is used.
-func TestWithoutIPv6NobodyIsServed(t *testing.T) {
+func TestDualStackPodsNeedIPv6(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
 		n.cloud.State.RemoveSubnet("subnet-1")
 		n.cloud.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		if err := n.fails(1, 45*time.Second, "no-ipv6"); !strings.Contains(err.Error(), "IPv6 CIDR block") {
 			t.Errorf("the message is %v", err)
 		}
@@ -72,20 +73,108 @@ func TestWithoutIPv6NobodyIsServed(t *testing.T) {
 // While EC2 is away, a node uses the families of its file.
 func TestFamiliesOutliveEC2(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 2, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		first := n.add(1, time.Second)
 		n.settle(time.Minute)
 		n.kill()
 		n.cloud.Front.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		second := n.add(2, time.Second)
 		if has(second) != ipfamily.Dual || second.IPv6 == first.IPv6 {
 			t.Errorf("%v after %v", second.Addrs(), first.Addrs())
 		}
 		if got := n.store.inv; got.Families != ipfamily.Dual || len(got.ENIs[0].SubnetIPv6) != 1 || (eni.Inventory{}).Families != "" {
 			t.Errorf("the file has %+v", got)
+		}
+	})
+}
+
+// six is the block of subnet-6, which is IPv6-only.
+var six = netip.MustParsePrefix("2001:db8:0:6::/64")
+
+// inSix puts the further ENIs of a node into an IPv6-only subnet; its own subnet is not.
+func (n *node) inSix() {
+	n.policy.FirstInterfaceIndex = 1
+	n.cloud.State.AddIPv6Subnet("subnet-6", "zone-a", six.String(), nil)
+	n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-6"} }
+}
+
+// ofSix returns the ENIs in subnet-6.
+func (n *node) ofSix() []cloud.ENI {
+	return slices.DeleteFunc(n.cloud.State.Truth(), func(e cloud.ENI) bool { return e.SubnetID != "subnet-6" })
+}
+
+// freeAtHome returns the number of free IPv4 addresses in eth0's subnet.
+func (n *node) freeAtHome() int {
+	n.t.Helper()
+	list, err := n.cloud.Subnets(n.t.Context(), cloud.SubnetFilter{IDs: []string{"subnet-1"}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return list[0].Free
+}
+
+// IPv6-only pods get addresses of ENIs in an IPv6-only subnet, which have no IPv4 address, also after a
+// restart, and after one while EC2 is away.
+func TestPodsInAnIPv6OnlySubnet(t *testing.T) {
+	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
+		n.inSix()
+		free := n.freeAtHome()
+		n.startAndSettle(time.Minute)
+		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) || l.IPv4.IsValid() {
+			t.Errorf("the pod has %v", l.Addrs())
+		}
+		if list := n.ofSix(); len(list) != 1 || list[0].Primary.IsValid() || n.freeAtHome() != free {
+			t.Errorf("ENIs %+v; %d IPv4 addresses are free where eth0 is, want %d", list, n.freeAtHome(), free)
+		}
+		n.cloud.Front.ResetCalls()
+		n.settle(time.Hour)
+		check.Equal(t, n.cloud.Front.Count("Subnets"), 0, "calls for subnets within an hour in which all was known")
+		n.kill()
+		n.startAndSettle(time.Minute)
+		n.add(2, time.Minute)
+		n.check()
+		n.kill()
+		n.cloud.Front.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
+		n.startAndSettle(time.Minute)
+		if l := n.add(3, time.Second); !six.Contains(l.IPv6) {
+			t.Errorf("while EC2 is away a pod has %v", l.Addrs())
+		}
+	})
+}
+
+// An IPv6-only subnet is of no use to pods with IPv4 addresses, nor to an instance that is not built on
+// Nitro: no ENI is created there, and the message says so.
+func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
+	for _, tc := range []struct {
+		name, instanceType, says string
+		families                 ipfamily.Set
+	}{
+		{"IPv4", "m5.large", "configure one that has IPv4 addresses", ipfamily.OnlyIPv4},
+		{"dual", "m5.large", "configure one that has IPv4 addresses", ipfamily.Dual},
+		{"IPv6, not Nitro", "m4.large", "built on Nitro", ipfamily.OnlyIPv6},
+	} {
+		t.Run(tc.name, inBubble(tc.instanceType, ipam.Policy{WarmIP: 2, Families: tc.families}, func(t *testing.T, n *node) {
+			n.inSix()
+			n.startAndSettle(time.Minute)
+			if err := n.fails(1, 45*time.Second, "no-ipv4"); !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("the message is %v", err)
+			}
+			check.Equal(t, len(n.ofSix()), 0, "ENIs made")
+		}))
+	}
+}
+
+// An IPv6-only subnet that refuses addresses is tried again, but not all the time.
+func TestFullIPv6OnlySubnet(t *testing.T) {
+	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
+		n.inSix()
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 3, Err: cloudfake.Err(cloud.SubnetFull, "")})
+		n.startAndSettle(time.Minute)
+		check.AtMost(t, n.cloud.Front.Count("CreateENI"), 2, "calls within a minute")
+		n.settle(time.Hour)
+		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) {
+			t.Errorf("the pod has %v", l.Addrs())
 		}
 	})
 }

@@ -110,14 +110,14 @@ func (m *memStore) Save(inv eni.Inventory) error {
 
 // node is a machine whose daemon can be killed and started again.
 type node struct {
-	t      *testing.T
-	cloud  *cloudfake.Cloud
-	links  *links
-	store  *memStore
-	policy ipam.Policy
-	tune   func(*eni.Config)
-	toldMu sync.Mutex
-	told   []string // what became of running pods: "POD CAUSE"; takeTold reads it
+	t          *testing.T
+	cloud      *cloudfake.Cloud
+	links      *links
+	store      *memStore
+	policy     ipam.Policy
+	tune       func(*eni.Config)
+	notifiedMu sync.Mutex
+	notified   []string // what became of running pods: "POD CAUSE"; takeNotified reads it
 	*Source
 	stop    context.CancelFunc
 	done    chan struct{}
@@ -157,9 +157,9 @@ func (n *node) startConfigured(wanted ...Desired) {
 	s, err := New(Options{
 		InstanceID: instance, Datapath: n.links, Cooling: ipam.DefaultCooling, Store: n.store, Logger: sourcetest.Logger(n.t.Output()),
 		Notify: func(e podevents.News) {
-			n.toldMu.Lock()
-			defer n.toldMu.Unlock()
-			n.told = append(n.told, strings.TrimSpace(e.Pod.Name+" "+e.Cause))
+			n.notifiedMu.Lock()
+			defer n.notifiedMu.Unlock()
+			n.notified = append(n.notified, strings.TrimSpace(e.Pod.Name+" "+e.Cause))
 		},
 	}, c)
 	if err != nil {
@@ -195,6 +195,13 @@ func (n *node) kill() {
 func (n *node) settle(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // virtual time, in a synctest bubble
 	synctest.Wait()
+}
+
+// startAndSettle starts the daemon, and lets time pass.
+func (n *node) startAndSettle(d time.Duration) {
+	n.t.Helper()
+	n.start()
+	n.settle(d)
 }
 
 // Acquire records the lease, as a daemon does.

@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -54,10 +55,7 @@ func labSpec() spec.Spec {
 
 func serve(t *testing.T, s spec.Spec) *endpoints.Cloud {
 	t.Helper()
-	lab, err := endpoints.Serve(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := check.Must(endpoints.Serve(s))(t)
 	t.Cleanup(lab.Close)
 	return lab
 }
@@ -79,13 +77,9 @@ func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore,
 		Settings: eni.Settings{Policy: p}, Cluster: "lab", Cloud: client, Intents: &store.MemoryIntents, Observer: n,
 		Timing: eni.Timing{ShrinkDelay: time.Second, ListingInterval: time.Second, Settle: 2 * time.Second, Lag: time.Second, SlowRetry: time.Second},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	for i, l := range leases {
-		if err := n.Restore(sourcetest.Request(i), l); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, n.Restore(sourcetest.Request(i), l))
 	}
 	n.stop = sourcetest.Run(t, n)
 	return n
@@ -130,7 +124,7 @@ func (n *labNode) owned(t *testing.T, leases map[int]source.Lease) {
 // agree reports whether the lab and the node agree, and nothing of Berth's is detached or would outlive
 // its instance.
 func (n *labNode) agree() bool {
-	books := map[netip.Addr]string{}
+	assigned := map[netip.Addr]string{}
 	for _, e := range n.lab.Cloud.Snapshot().ENIs {
 		mine := e.Tags[eni.TagInstanceID] == n.id
 		if e.Attachment == nil || e.Attachment.InstanceID != n.id {
@@ -143,37 +137,32 @@ func (n *labNode) agree() bool {
 			return false
 		}
 		for _, a := range e.Secondary {
-			books[a] = e.ID
+			assigned[a] = e.ID
 		}
 		for _, p := range e.Prefixes {
 			for a := p.Addr(); p.Contains(a); a = a.Next() {
-				books[a] = e.ID
+				assigned[a] = e.ID
 			}
 		}
 	}
 	own := n.Snapshot().Addresses
 	for _, a := range own {
-		if books[a.Addr] != a.ENI {
+		if assigned[a.Addr] != a.ENI {
 			return false
 		}
 	}
-	return len(own) == len(books)
+	return len(own) == len(assigned)
 }
 
+// A node in node mode with prefixes grows with its pods, and shrinks after them.
 func TestLabGrowsAndShrinks(t *testing.T) {
-	for name, p := range map[string]ipam.Policy{
-		"addresses": {WarmIP: 2}, "whole ENIs": ipam.DefaultAWS(), "prefixes": {PrefixDelegation: true, WarmPrefix: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := startLab(t, labSpec(), p)
-			n.owned(t, n.pods(t, 0, 20))
-			n.until(t, "the books agree with 20 pods", n.agree)
-			grown := len(n.Snapshot().Addresses)
-			n.release(20)
-			n.until(t, "it shrinks and the books agree", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
-			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
-		})
-	}
+	n := startLab(t, labSpec(), ipam.Policy{PrefixDelegation: true, WarmPrefix: 1})
+	n.owned(t, n.pods(t, 0, 20))
+	n.until(t, "EC2 and the node agree with 20 pods", n.agree)
+	grown := len(n.Snapshot().Addresses)
+	n.release(20)
+	n.until(t, "it shrinks, and EC2 and the node agree", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
+	n.until(t, "surplus ENIs are deleted", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
 }
 
 // The lab refuses changes to what its listings do not show yet, throttles calls, and loses replies.
@@ -187,11 +176,9 @@ func TestLabMisbehaves(t *testing.T) {
 	}
 	n := startLab(t, s, ipam.Policy{WarmIP: 1})
 	n.pods(t, 0, 20)
-	n.until(t, "the books agree with 20 pods", n.agree)
+	n.until(t, "EC2 and the node agree with 20 pods", n.agree)
 	n.mu.Lock()
-	if n.creates != 2 {
-		t.Errorf("%d ENIs were made for 20 pods, want 2", n.creates)
-	}
+	check.Equal(t, n.creates, 2, "ENIs were made for 20 pods")
 	n.mu.Unlock()
 	n.release(20)
 	n.until(t, "all surplus is back", func() bool { return len(n.Snapshot().Addresses) == 1 && n.agree() })
@@ -219,7 +206,7 @@ func TestLabRestart(t *testing.T) {
 	lab, store := serve(t, labSpec()), &memStore{}
 	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, store, nil)
 	leases := n.pods(t, 0, 12)
-	n.until(t, "the books agree", n.agree)
+	n.until(t, "EC2 and the node agree", n.agree)
 	n.stop()
 	n = startOn(t, lab, ipam.Policy{WarmIP: 1}, store, leases)
 	for i, l := range n.pods(t, 1000, 1002) {
@@ -229,10 +216,104 @@ func TestLabRestart(t *testing.T) {
 			}
 		}
 	}
-	n.until(t, "the books agree after the restart", n.agree)
+	n.until(t, "EC2 and the node agree after the restart", n.agree)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.creates > 1 {
-		t.Errorf("%d ENIs were made after the restart", n.creates)
+	check.AtMost(t, n.creates, 1, "ENIs made after the restart")
+}
+
+// EC2's reply is wrong once. No pod gets an address that is not its ENI's, and the node finds out by a
+// lookup.
+func TestRepliesThatCannotBeTrue(t *testing.T) {
+	const (
+		assign  = "AssignPrivateIpAddresses"
+		create  = "CreateNetworkInterface"
+		list    = "DescribeNetworkInterfaces"
+		address = "(<assignedPrivateIpAddressesSet><item><privateIpAddress>)[^<]*()"
+		second  = "(<privateIpAddress>)[^<]*(</privateIpAddress><privateDnsName>[^<]*</privateDnsName><primary>false)"
+		id      = "(<networkInterfaceId>)[^<]*()"
+		mac     = "(<macAddress>)[^<]*()"
+	)
+	// The ENIs of the node, and the primary one of another, as EC2 has them.
+	type enis struct{ primary, other, stranger vpc.ENI }
+	value := func(v string) func(enis) string { return func(enis) string { return v } }
+	for name, lie := range map[string]struct {
+		action, pattern string
+		between         func(enis) string // what comes between the two groups of the pattern
+		times           int
+	}{
+		"assigned: the primary address":                        {assign, address, func(e enis) string { return e.primary.Primary.String() }, 1},
+		"assigned: an address of another ENI":                  {assign, address, func(e enis) string { return e.other.Secondary[0].String() }, 1},
+		"assigned: the primary address of another ENI":         {assign, address, func(e enis) string { return e.other.Primary.String() }, 1},
+		"assigned: an address outside of the subnet":           {assign, address, value("10.9.0.9"), 1},
+		"assigned: one more":                                   {assign, "()(</assignedPrivateIpAddressesSet>)", value("<item><privateIpAddress>10.0.3.200</privateIpAddress></item>"), 1},
+		"assigned: one twice":                                  {assign, "(<item>.*?</item>)(</assignedPrivateIpAddressesSet>)", value("$1"), 1},
+		"assigned: to another ENI":                             {assign, id, func(e enis) string { return e.other.ID }, 1},
+		"created: with an address of another":                  {create, second, func(e enis) string { return e.other.Secondary[0].String() }, 1},
+		"created: the primary ENI":                             {create, id, func(e enis) string { return e.primary.ID }, 1},
+		"created: the primary ENI of another instance":         {create, id, func(e enis) string { return e.stranger.ID }, 1},
+		"created: with the MAC address of the primary":         {create, mac, func(e enis) string { return e.primary.MAC.String() }, 1},
+		"attached: by the attachment of another":               {"AttachNetworkInterface", "(<attachmentId>)[^<]*()", func(e enis) string { return e.other.Attachment.ID }, 1},
+		"listed: every ENI with the primary address of a node": {list, second, func(e enis) string { return e.primary.Primary.String() }, 3},
+		"listed: every ENI with one MAC address":               {list, mac, func(e enis) string { return e.primary.MAC.String() }, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := labSpec()
+			s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 1, DeleteOnTermination: true}}
+			lab := serve(t, s)
+			on := func(instance string, index int) vpc.ENI {
+				for _, e := range lab.Cloud.Snapshot().InstanceENIs(lab.Cloud.Instances.ID(instance)) {
+					if e.Attachment.DeviceIndex == index {
+						return e
+					}
+				}
+				t.Fatalf("%s has no ENI at index %d", instance, index)
+				return vpc.ENI{}
+			}
+			between := lie.between(enis{on("node-a", 0), on("node-a", 1), on("node-b", 0)})
+			check.Must(lab.Cloud.API.Inject(spec.Fault{Kind: "wrongReply", Action: lie.action, Pattern: lie.pattern, Replacement: "${1}" + between + "${2}", Count: lie.times}))(t)
+			n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
+			const pods = 12 // the primary ENI has room for nine
+			n.owned(t, n.pods(t, 0, pods))
+			n.until(t, "the reply was given", func() bool { return len(lab.Cloud.API.Faults()) == 0 })
+			agree := func() bool {
+				own := map[netip.Addr]string{}
+				for _, a := range n.Snapshot().Addresses {
+					own[a.Addr] = a.ENI
+				}
+				for _, e := range lab.Cloud.Snapshot().InstanceENIs(n.id) {
+					for _, a := range e.Secondary {
+						if e.Attachment.DeviceIndex != 1 && own[a] != e.ID {
+							return false
+						}
+						delete(own, a)
+					}
+				}
+				return len(own) == 0
+			}
+			n.until(t, "EC2 and the node agree", agree)
+		})
+	}
+}
+
+// A reply to a creation may leave the tags out: the ENI is attached at once all the same, as Berth's
+// own.
+func TestCreationsWithoutTagsInTheReply(t *testing.T) {
+	lab := serve(t, labSpec())
+	if _, err := lab.Cloud.API.Inject(spec.Fault{Kind: "wrongReply", Action: "CreateNetworkInterface", Pattern: "(?s)<tagSet>.*?</tagSet>", Replacement: "<tagSet/>"}); err != nil {
+		t.Fatal(err)
+	}
+	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
+	n.pods(t, 0, 12) // the primary ENI has room for nine
+	if met := lab.Cloud.API.FaultsMet()["wrongReply"]; met == 0 {
+		t.Fatal("no reply was changed")
+	}
+	if errors := lab.Cloud.API.Stats()["AttachNetworkInterface"].Errors; len(errors) > 0 {
+		t.Errorf("attaching: %v", errors)
+	}
+	for _, c := range lab.Cloud.API.CallLog() {
+		if c.Params["Filter.1.Name"] != nil && c.Params["Filter.1.Name"][0] == "network-interface-id" {
+			t.Errorf("%v was described singly: its creation was not believed", c.Params["Filter.1.Value.1"])
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // secondary returns the ENI at a device index, as EC2 has it.
@@ -61,85 +62,81 @@ func (n *node) healthy(kind string) bool {
 	return false
 }
 
-// wantTold checks what pods were told since the last call.
-func (n *node) wantTold(want ...string) {
+// wantNotified checks the notifications of pods since the last call.
+func (n *node) wantNotified(want ...string) {
 	n.t.Helper()
-	if told := n.takeTold(true); !slices.Equal(told, want) {
-		n.t.Errorf("told %q, want %q", told, want)
+	if got := n.takeNotified(true); !slices.Equal(got, want) {
+		n.t.Errorf("notified %q, want %q", got, want)
 	}
 }
 
-// takeTold returns what pods were told since it was last cleared, sorted, and may clear it.
-func (n *node) takeTold(forget bool) []string {
-	synctest.Wait() // whoever tells may still be at it
-	n.toldMu.Lock()
-	defer n.toldMu.Unlock()
-	told := slices.Sorted(slices.Values(n.told))
+// takeNotified returns the notifications of pods since they were last cleared, sorted, and may clear it.
+func (n *node) takeNotified(forget bool) []string {
+	synctest.Wait() // a notification may be on its way
+	n.notifiedMu.Lock()
+	defer n.notifiedMu.Unlock()
+	list := slices.Sorted(slices.Values(n.notified))
 	if forget {
-		n.told = nil
+		n.notified = nil
 	}
-	return told
+	return list
 }
 
 // An ENI that someone detaches is attached again at once, and no pod gets its addresses meanwhile.
-// Running pods keep theirs, and are told.
+// Running pods keep theirs, and are notified.
 func TestENIDetachedByOthers(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		for lag, age := range map[time.Duration]time.Duration{0: 20 * time.Second, 3 * time.Second: 5 * time.Minute} {
-			t.Run(fmt.Sprintf("restart=%v/lag=%v/age=%v", restart, lag, age), func(t *testing.T) {
-				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
-					n.cloud.State.SetLag(lag)
-					n.cloud.State.SetAttachTime(time.Second)
+			t.Run(fmt.Sprintf("restart=%v/lag=%v/age=%v", restart, lag, age), inBubble("m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
+				n.cloud.State.SetLag(lag)
+				n.cloud.State.SetAttachTime(time.Second)
+				n.start()
+				n.addAll(0, 2, 45*time.Second)
+				n.settle(age) // replies outrank listings for a minute
+				e := n.secondary(1)
+				n.cloud.Front.ResetCalls()
+				if restart {
+					n.kill()
+				}
+				n.detach(e)
+				if restart {
 					n.start()
-					n.addAll(0, 2, 45*time.Second)
-					n.settle(age) // replies outrank listings for a minute
-					e := n.secondary(1)
-					n.cloud.Front.ResetCalls()
-					if restart {
-						n.kill()
-					}
-					n.detach(e)
-					if restart {
-						n.start()
-					} else {
-						n.Kick()
-					}
-					n.settle(time.Millisecond)
-					for _, g := range n.addresses.alloc.Groups() {
-						if g.ID == e.ID && g.Ready {
-							t.Error("addresses of an ENI without a link can be handed out")
-						}
-					}
-					if !restart {
-						if !n.healthy(conditionLinks) || !slices.Equal(n.MissingLinks(), []string{e.ID}) {
-							t.Errorf("told too soon, or not the supplier: %v", n.MissingLinks())
-						}
-						n.wantTold()
-					}
-					n.attached(e.ID, 2*lag+5*time.Second)
-					if n.cloud.Front.Count("DeleteENI") > 0 {
-						t.Error("an ENI was deleted of which pods have addresses")
-					}
-					n.settle(time.Millisecond)
-					if slices.Contains(n.takeTold(false), "pod0") {
-						t.Error("a pod was told that the ENI is back before its link was")
-					}
-					n.links.appear(e.ID)
+				} else {
 					n.Kick()
-					n.settle(time.Millisecond)
-					if free, _ := n.Room(); free < 3 || !n.healthy(conditionLinks) {
-						t.Errorf("its link is back, and %d addresses are free: %+v", free, n.Snapshot().Conditions)
+				}
+				n.settle(time.Millisecond)
+				for _, g := range n.addresses.alloc.Groups() {
+					if g.ID == e.ID && g.Ready {
+						t.Error("addresses of an ENI without a link can be handed out")
 					}
-					// It may be back before pods are told that it is gone.
-					told := n.takeTold(false)
-					if gone := slices.ContainsFunc(told, func(s string) bool { return strings.HasPrefix(s, "pod0 ") }); gone && !slices.Contains(told, "pod0") {
-						t.Errorf("pods were not told that the ENI is back: %q", told)
+				}
+				if !restart {
+					if !n.healthy(conditionLinks) || !slices.Equal(n.MissingLinks(), []string{e.ID}) {
+						t.Errorf("reported too soon, or not to the supplier: %v", n.MissingLinks())
 					}
-					n.addAll(2, 6, 45*time.Second)
-					n.settle(5 * time.Minute)
-					n.check()
-				})
-			})
+					n.wantNotified()
+				}
+				n.attached(e.ID, 2*lag+5*time.Second)
+				check.Equal(t, n.cloud.Front.Count("DeleteENI"), 0, "deletions of ENIs of which pods have addresses")
+				n.settle(time.Millisecond)
+				if slices.Contains(n.takeNotified(false), "pod0") {
+					t.Error("a pod was notified that the ENI is back before its link was")
+				}
+				n.links.appear(e.ID)
+				n.Kick()
+				n.settle(time.Millisecond)
+				if free, _ := n.Room(); free < 3 || !n.healthy(conditionLinks) {
+					t.Errorf("its link is back, and %d addresses are free: %+v", free, n.Snapshot().Conditions)
+				}
+				// It may be back before pods are notified that it is gone.
+				got := n.takeNotified(false)
+				if gone := slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "pod0 ") }); gone && !slices.Contains(got, "pod0") {
+					t.Errorf("pods were not notified that the ENI is back: %q", got)
+				}
+				n.addAll(2, 6, 45*time.Second)
+				n.settle(5 * time.Minute)
+				n.check()
+			}))
 		}
 	}
 }
@@ -157,7 +154,7 @@ func TestLinkMovedAway(t *testing.T) {
 		n.Kick()
 		n.settle(4 * time.Second)
 		n.wantLayout("0,5") // a driver that starts again takes as long
-		n.wantTold()
+		n.wantNotified()
 		n.settle(3 * time.Second)
 		n.wantLayout("0,5,3")
 		l := n.add(2, time.Second)
@@ -165,19 +162,15 @@ func TestLinkMovedAway(t *testing.T) {
 			t.Errorf("a pod got %v of an ENI without a link", l.IPv4)
 		}
 		n.settle(10 * time.Minute)
-		if got := n.cloud.Front.Count("ENIs"); got > 45 {
-			t.Errorf("EC2 was asked %d times in ten minutes", got)
-		}
-		if n.cloud.Front.Count("DetachENI", "UnassignAddresses") > 0 {
-			t.Error("the ENI without a link was changed")
-		}
+		check.AtMost(t, n.cloud.Front.Count("ENIs"), 45, "listings in ten minutes")
+		check.Equal(t, n.cloud.Front.Count("DetachENI", "UnassignAddresses"), 0, "changes of the ENI without a link")
 		n.links.appear(e.ID)
 		n.Kick()
 		n.settle(time.Millisecond)
 		if len(n.MissingLinks()) > 0 || !n.healthy(conditionLinks) {
-			t.Errorf("its link is back, and told as missing: %v", n.MissingLinks())
+			t.Errorf("its link is back, and reported as missing: %v", n.MissingLinks())
 		}
-		n.wantTold("pod0", "pod0 "+causeNoLink, "pod1", "pod1 "+causeNoLink)
+		n.wantNotified("pod0", "pod0 "+causeNoLink, "pod1", "pod1 "+causeNoLink)
 		n.settle(10 * time.Minute)
 		n.wantLayout("0,5,1")
 		n.check()
@@ -210,20 +203,18 @@ func TestLinkReplaced(t *testing.T) {
 				t.Errorf("away for %v: %d addresses are free", away, free)
 			}
 			if !n.healthy(conditionLinks) {
-				t.Errorf("away for %v: the condition is told", away)
+				t.Errorf("away for %v: the condition reports it", away)
 			}
-			n.wantTold()
+			n.wantNotified()
 			n.settle(time.Minute)
-			n.wantTold()
-			if got := n.cloud.Front.Count(changes...); got > 0 {
-				t.Errorf("away for %v: %d changes at EC2: %+v", away, got, n.cloud.Front.Calls())
-			}
+			n.wantNotified()
+			check.Equal(t, n.cloud.Front.Count(changes...), 0, "away for %v: changes at EC2: %+v", away, n.cloud.Front.Calls())
 		}
 		n.check()
 	})
 }
 
-// If EC2 takes an address of a running pod, the pod is told, and no other pod gets the address.
+// If EC2 takes an address of a running pod, the pod is notified, and no other pod gets the address.
 func TestAddressOfARunningPodUnassigned(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.start()
@@ -231,25 +222,21 @@ func TestAddressOfARunningPodUnassigned(t *testing.T) {
 		n.add(1, 45*time.Second)
 		n.settle(5 * time.Minute)
 		if !n.healthy(conditionAddresses) {
-			t.Error("told without a reason")
+			t.Error("reported without a reason")
 		}
-		if err := n.cloud.UnassignAddresses(t.Context(), l.ENI, cloud.HostPrefixes(l.Addrs())); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, n.cloud.UnassignAddresses(t.Context(), l.ENI, cloud.HostPrefixes(l.Addrs())))
 		n.settle(2 * time.Minute)
-		n.wantTold("pod0 " + causeUnassigned)
+		n.wantNotified("pod0 " + causeUnassigned)
 		if n.healthy(conditionAddresses) || !n.healthy(conditionLinks) {
 			t.Errorf("conditions: %+v", n.Snapshot().Conditions)
 		}
-		if got := n.Snapshot().Detail.(detail).cutOff[causeUnassigned]; got != 1 {
-			t.Errorf("%d pods are counted as cut off, want 1", got)
-		}
+		check.Equal(t, n.Snapshot().Detail.(detail).cutOff[causeUnassigned], 1, "pods are counted as cut off")
 		n.del(0)
 		n.settle(time.Minute)
 		if !n.healthy(conditionAddresses) {
-			t.Error("told after the pod has gone")
+			t.Error("reported after the pod has gone")
 		}
-		n.wantTold()
+		n.wantNotified()
 		n.check()
 	})
 }
@@ -258,14 +245,13 @@ func TestAddressOfARunningPodUnassigned(t *testing.T) {
 func TestLinkThatDoesNotAppear(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.links.auto = false
-		n.start()
-		n.settle(20 * time.Second)
+		n.startAndSettle(20 * time.Second)
 		if !n.healthy(conditionLinks) {
-			t.Error("told too soon")
+			t.Error("reported too soon")
 		}
 		n.settle(40 * time.Second)
 		if n.healthy(conditionLinks) {
-			t.Error("not told after a minute")
+			t.Error("not reported after a minute")
 		}
 		if why := n.fails(0, time.Second, "not-ready"); !strings.Contains(why.Error(), source.ErrNoLink.Error()) {
 			t.Errorf("a pod waits for %v", why)

@@ -75,7 +75,7 @@ func (r *reconciled) taken(w Desired, err error) {
 	}
 	switch {
 	case err != nil:
-		r.log.Error("settings of a template not applied, the previous ones stay", "template", w.Template, "error", err)
+		r.log.Error("settings of a template not applied, the previous ones stay", "template", w.Template, "err", err)
 	case before != w.Template:
 		r.log.Info("settings of another template applied", "template", w.Template, "before", before)
 	}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/node/attachment"
 )
@@ -18,7 +19,7 @@ import (
 func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error) {
 	a := &s.addresses
 	s.mu.Lock()
-	a.releasing = sorted(append(a.releasing, back...)) // nothing is restored before the file is written
+	a.releasing = cloud.SortPrefixes(append(a.releasing, back...)) // nothing is restored before the file is written
 	a.withdrawReleasing(s.clock.Now())
 	withdrawn = a.idle(back)
 	s.mu.Unlock()

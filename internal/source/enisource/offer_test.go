@@ -9,15 +9,18 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -88,9 +91,7 @@ func stopped(t *testing.T, store InventoryStore) *Source {
 	s, err := NewSupplied(Options{
 		InstanceID: instance, Datapath: newLinks(), Cooling: 30 * time.Second, Store: store,
 	}, idleSupplier{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return s
 }
 
@@ -111,47 +112,43 @@ func take(t *testing.T, s *Source, i int) netip.Addr {
 	return l.IPv4
 }
 
-func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
+// wantTaken takes the next address and compares it; empty: no address is free at once.
+func wantTaken(t *testing.T, s *Source, i int, want string) {
+	t.Helper()
+	if a := take(t, s, i); a.IsValid() != (want != "") || a.IsValid() && a.String() != want {
+		t.Errorf("pod %d got %v, want %q", i, a, want)
+	}
+}
+
+func TestOfferWithholdsAddressesToRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
 		all := inventoryOf("10.0.0.1", "10.0.0.2", "10.0.0.3")
 		offer(t, s, all, nil)
 		first := take(t, s, 1)
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2")
-		if a := take(t, s, 2); a.String() != "10.0.0.3" {
-			t.Errorf("got %v", a)
-		}
-		if a := take(t, s, 3); a.IsValid() {
-			t.Errorf("got %v, which is wanted back", a)
-		}
+		wantTaken(t, s, 2, "10.0.0.3")
+		wantTaken(t, s, 3, "")
 		s.Release(key(1))
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2") // the other cools
 		time.Sleep(31 * time.Second)                                   //nolint:forbidigo // virtual time, in a synctest bubble
-		if a := take(t, s, 3); a.IsValid() {
-			t.Errorf("got %v, which has cooled and is wanted back", a)
-		}
+		wantTaken(t, s, 3, "")
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.1", "10.0.0.2")
 		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2") // one stays after all
-		if a := take(t, s, 3); a != first {
-			t.Errorf("got %v", a)
-		}
+		check.Equal(t, take(t, s, 3), first, "the next address")
 		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.3"), nil) // the other went
-		if a := take(t, s, 4); a.IsValid() {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 4, "")
 	})
 }
 
 // An address that is asked back before its data path is ready is not handed out because of that.
-func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
+func TestOfferOfUnprogrammedAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
 		offer(t, s, inventoryOf("10.0.0.1"), nil)
 		take(t, s, 1)
 		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.2", "10.0.1.0/28"), []string{"10.0.0.2", "10.0.1.0/28"}, "10.0.0.2", "10.0.1.0/28")
-		if a := take(t, s, 2); a.IsValid() {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 2, "")
 		uses, waiting := s.Uses()
 		if len(uses) != 1 || uses[0].Pod.Name != "pod1" || uses[0].ENI != "eni-1" || !uses[0].Listed || waiting != 0 {
 			t.Errorf("uses: %+v, %d wait", uses, waiting)
@@ -173,14 +170,10 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 		if _, err := s.Offer(all, prefixes("10.0.0.2")); err == nil {
 			t.Error("a failure went unnoticed")
 		}
-		if a := take(t, s, 1); a.IsValid() {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 1, "")
 		store.err = nil
 		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2")
-		if a := take(t, s, 1); a.String() != "10.0.0.1" {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 1, "10.0.0.1")
 	})
 }
 
@@ -193,16 +186,10 @@ func TestWithdrawnOverARestart(t *testing.T) {
 		offer(t, s, all, []string{"10.0.0.1"}, "10.0.0.1")
 		s = supplied(t, store)
 		time.Sleep(confirm.Timeout) //nolint:forbidigo // virtual time, in a synctest bubble
-		if a := take(t, s, 1); a.String() != "10.0.0.2" {
-			t.Errorf("got %v", a)
-		}
-		if a := take(t, s, 2); a.IsValid() {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 1, "10.0.0.2")
+		wantTaken(t, s, 2, "")
 		offer(t, s, all, nil)
-		if a := take(t, s, 2); a.String() != "10.0.0.1" {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 2, "10.0.0.1")
 	})
 }
 
@@ -223,9 +210,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 			}
 			offer(t, s, all, nil)
 			for i, want := range []string{"10.0.0.3", "10.0.0.2", "10.0.0.1"} {
-				if a := take(t, s, i); a.String() != want {
-					t.Errorf("inventory stored %v: pod %d got %v, want %s", stored, i, a, want)
-				}
+				wantTaken(t, s, i, want)
 			}
 		})
 	}
@@ -239,9 +224,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 		inv := inventoryOf("10.0.0.7", "10.0.1.0/28")
 		inv.ENIs[0].SubnetID, inv.Limits.IPv4PerENI = "subnet-1", 10
 		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: mac.Addr{2, 0, 0, 0, 0, 9}})
-		if err := (*reconcilerNode)(s).Publish(t.Context(), inv); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, (*reconcilerNode)(s).Publish(t.Context(), inv))
 		synctest.Wait()
 		lease, err := s.Acquire(t.Context(), source.Request{Key: key(0)})
 		if err != nil || lease.ENI != "eni-1" || lease.Uplink != 1 {
@@ -254,9 +237,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 			{ID: "eni-0", Primary: true, MAC: "02:00:00:00:00:09", Reason: "its device index is below first-interface-index"},
 			{ID: "eni-1", DeviceIndex: 1, MAC: "02:00:00:00:00:01", Subnet: "subnet-1", Ready: true, Capacity: 9, Used: 1, Prefixes: 1},
 		}
-		if d := cmp.Diff(want, got.ENIs); d != "" {
-			t.Errorf("(-want +got):\n%s", d)
-		}
+		check.Same(t, got.ENIs, want)
 		if g := []source.Group{{Name: "eni-0"}, {Name: "eni-1", Uplink: 1, Capacity: 9}}; !slices.Equal(snap.Groups, g) {
 			t.Errorf("groups %+v, want %+v", snap.Groups, g)
 		}
@@ -278,48 +259,64 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		"replaced":     {ipam.Policy{WarmIP: 1, MaxENI: 1}, "1", "2"},
 		"of a prefix":  {ipam.Policy{WarmIP: 16, PrefixDelegation: true, MaxENI: 1}, "16", "32"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, "t3.small", tc.policy, func(t *testing.T, n *node) {
-				n.start()
-				n.settle(time.Second)
-				n.wantLayout(tc.before)
-				var warm []netip.Addr
-				for _, a := range n.Snapshot().Addresses {
-					warm = append(warm, a.Addr)
+		t.Run(name, inBubble("t3.small", tc.policy, func(t *testing.T, n *node) {
+			n.startAndSettle(time.Second)
+			n.wantLayout(tc.before)
+			var warm []netip.Addr
+			for _, a := range n.Snapshot().Addresses {
+				warm = append(warm, a.Addr)
+			}
+			has := append(warm[:1:1], netip.MustParseAddr("192.0.2.1"))
+			if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
+				t.Errorf("withheld %v, want %s", kept, warm[0])
+			}
+			if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
+				t.Errorf("withheld %v the second time, want %s", kept, warm[0])
+			}
+			n.settle(time.Minute)
+			n.wantLayout(tc.after)
+			check.Equal(t, n.Snapshot().Count[source.Withdrawn], 1, "addresses are not handed out")
+			if uses, _ := n.Uses(); len(uses) != 1 || uses[0].Addr != warm[0] || uses[0].Cooling || !uses[0].Listed {
+				t.Errorf("the uses reported to the operator are %+v", uses)
+			}
+			for i := 0; ; i++ {
+				l, err := n.try(i, time.Minute)
+				if err != nil {
+					break
 				}
-				has := append(warm[:1:1], netip.MustParseAddr("192.0.2.1"))
-				if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
-					t.Errorf("withheld %v, want %s", kept, warm[0])
+				if l.IPv4 == warm[0] {
+					t.Fatalf("pod %d got %s, which the node has", i, l.IPv4)
 				}
-				if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
-					t.Errorf("withheld %v the second time, want %s", kept, warm[0])
-				}
-				n.settle(time.Minute)
-				n.wantLayout(tc.after)
-				if got := n.Snapshot().Count[source.Withdrawn]; got != 1 {
-					t.Errorf("%d addresses are not handed out, want 1", got)
-				}
-				if uses, _ := n.Uses(); len(uses) != 1 || uses[0].Addr != warm[0] || uses[0].Cooling || !uses[0].Listed {
-					t.Errorf("the operator is told of uses %+v", uses)
-				}
-				for i := 0; ; i++ {
-					l, err := n.try(i, time.Minute)
-					if err != nil {
-						break
-					}
-					if l.IPv4 == warm[0] {
-						t.Fatalf("pod %d got %s, which the node has", i, l.IPv4)
-					}
-				}
-				if n.links.dumps != 1 {
-					t.Errorf("the links of the node were dumped %d times, and nobody said that one changed", n.links.dumps)
-				}
-				n.Withhold(nil)
-				if l := n.add(100, time.Minute); l.IPv4 != warm[0] {
-					t.Errorf("the pod that waited got %s, want %s", l.IPv4, warm[0])
-				}
-				n.check()
-			})
-		})
+			}
+			check.Equal(t, n.links.dumps, 1, "dumps of the node's links, of which none was reported as changed")
+			n.Withhold(nil)
+			check.Equal(t, n.add(100, time.Minute).IPv4, warm[0], "the pod that waited got")
+			n.check()
+		}))
 	}
+}
+
+func TestMetricsAreRegistered(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := NewMetrics(r)
+	m.Call("AssignPrivateIpAddresses", "OK", 0)
+	m.Limited("AssignPrivateIpAddresses", 0)
+	passes := m.Reconciler()
+	passes.Acted(plan.Action{}, cloud.Throttled, errors.New("slower"), 0)
+	passes.Reconciled(0)
+	passes.Reconciled(0)
+	passes.Collected(eni.Collected{Known: true, Waiting: 1, Kept: 2, Refused: 3, Deleted: 4})
+	passes.Collected(eni.Collected{Deleted: 1, Paused: true}) // of the others nothing new is known
+	want := map[string]float64{
+		`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"}`: 1,
+		`berth_ec2_call_duration_seconds{operation="AssignPrivateIpAddresses"}`: 1,
+		`berth_ec2_limiter_wait_seconds{operation="AssignPrivateIpAddresses"}`:  1,
+		`berth_orphan_enis{state="kept"}`:                                       2,
+		`berth_orphan_enis{state="refused"}`:                                    3,
+		`berth_orphan_enis{state="waiting"}`:                                    1,
+		`berth_orphan_enis_deleted_total{}`:                                     5,
+		`berth_reconciles_total{result="success"}`:                              1,
+		`berth_reconciles_total{result="throttled"}`:                            1,
+	}
+	check.Same(t, sourcetest.Values(t, r, Reference), want)
 }

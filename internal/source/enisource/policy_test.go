@@ -3,7 +3,6 @@ package enisource
 import (
 	"context"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/deploy"
@@ -15,6 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // policySpec returns a lab whose instances are nodes of the cluster "lab" unless they say otherwise,
@@ -30,17 +30,19 @@ func policySpec(policy string) spec.Spec {
 // A node whose role has exactly the IAM policy of docs/install.md grows and shrinks without a single
 // refusal.
 func TestPolicySuffices(t *testing.T) {
-	for name, p := range map[string]ipam.Policy{"addresses": {WarmIP: 2}, "prefixes": {PrefixDelegation: true, WarmPrefix: 1}} {
+	for name, p := range map[string]ipam.Policy{
+		"addresses": {WarmIP: 2}, "whole ENIs": ipam.DefaultAWS(), "prefixes": {PrefixDelegation: true, WarmPrefix: 1},
+	} {
 		t.Run(name, func(t *testing.T) {
 			n := startLab(t, policySpec(deploy.NodePolicy("lab")), p)
-			n.pods(t, 0, 20)
+			n.owned(t, n.pods(t, 0, 20))
 			n.until(t, "it has grown", n.agree)
+			grown := len(n.Snapshot().Addresses)
 			n.release(20)
+			n.until(t, "it shrinks", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
 			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
 			for action, calls := range n.lab.Cloud.API.Stats() {
-				if calls.Errors["UnauthorizedOperation"] > 0 {
-					t.Errorf("%s was refused", action)
-				}
+				check.Equal(t, calls.Errors["UnauthorizedOperation"], 0, "refusals of %s", action)
 			}
 		})
 	}
@@ -71,10 +73,7 @@ func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey) cloud.API {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", k.ID)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", k.Secret)
-	c, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := check.Must(aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL}))(t)
 	return pace.Cloud(c, pace.Options{})
 }
 
@@ -90,9 +89,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	mine := map[string]string{eni.TagCluster: "lab", eni.TagOwner: eni.Owner, eni.TagInstanceID: node, eni.TagCreatedAt: "2026-01-01T00:00:00Z"}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 	}
 	stranger, err := lab.Cloud.Instances.Launch(spec.Instance{Name: "stranger", Type: "m5.large", Subnet: "a", Tags: map[string]string{"kubernetes.io/cluster/lab": "no"}})
 	must(err)
@@ -128,9 +125,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	}
 	denied := func(what string, err error) {
 		t.Helper()
-		if err == nil || !strings.Contains(err.Error(), "UnauthorizedOperation") {
-			t.Errorf("%s: got %v, want it denied", what, err)
-		}
+		check.ErrorSays(t, err, "UnauthorizedOperation")
 	}
 	allowed := func(what string, err error) {
 		t.Helper()

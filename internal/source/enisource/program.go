@@ -59,7 +59,7 @@ func (p *programmer) pass(ctx context.Context) bool {
 	ok := p.compared
 	for _, id := range remove {
 		if err := s.opts.Datapath.RemoveENI(ctx, id); err != nil {
-			s.log.Warn("data path of an ENI not removed", "eni", id, "error", err)
+			s.log.Warn("data path of an ENI not removed", "eni", id, "err", err)
 			ok = false
 			continue
 		}
@@ -73,7 +73,7 @@ func (p *programmer) pass(ctx context.Context) bool {
 		first := s.addresses.programmed(e, err, s.clock.Now())
 		s.mu.Unlock()
 		if err != nil {
-			s.log.Debug("data path of an ENI not ready", "eni", e.ID, "error", err)
+			s.log.Debug("data path of an ENI not ready", "eni", e.ID, "err", err)
 			ok = false
 			continue
 		}
@@ -82,7 +82,7 @@ func (p *programmer) pass(ctx context.Context) bool {
 			continue
 		}
 		if err := s.file.save(func() {}); err != nil {
-			s.log.Warn("inventory not recorded", "error", err)
+			s.log.Warn("inventory not recorded", "err", err)
 		}
 	}
 	return ok
@@ -93,7 +93,7 @@ func (p *programmer) pass(ctx context.Context) bool {
 func (p *programmer) compareLinks(ctx context.Context) bool {
 	changed, err := p.s.opts.Datapath.ChangedLinks(ctx)
 	if err != nil {
-		p.s.log.Warn("links of ENIs not compared, will try again", "error", err)
+		p.s.log.Warn("links of ENIs not compared, will try again", "err", err)
 		return false
 	}
 	p.s.mu.Lock()

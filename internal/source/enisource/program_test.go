@@ -2,14 +2,18 @@ package enisource
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 var own = netip.MustParseAddr("10.0.0.9")
@@ -51,17 +55,13 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 		held := func(when string, s *Source, path *links, yes bool) {
 			t.Helper()
 			synctest.Wait()
-			if got := path.addresses("eni-1"); slices.Contains(got, own) != yes {
-				t.Errorf("%s: the data path has %v", when, got)
-			}
+			check.Equal(t, slices.Contains(path.addresses("eni-1"), own), yes, "%s: the data path has", when)
 		}
 		offer(t, s, withOwnAddress(false), nil)
 		held("a pod has it", s, path, true)
 
 		again := stopped(t, store)
-		if err := again.Restore(source.Request{Key: key(with)}, lease); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, again.Restore(source.Request{Key: key(with)}, lease))
 		path = again.opts.Datapath.(*links)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
@@ -78,9 +78,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 
 		offer(t, again, withOwnAddress(true), nil)
 		held("it is for pods again", again, path, true)
-		if a := take(t, again, 6); a != own {
-			t.Errorf("a pod got %v", a)
-		}
+		check.Equal(t, take(t, again, 6), own, "a pod got")
 		offer(t, again, withOwnAddress(false), nil)
 		again.Cancel(key(6))
 		held("it was never used", again, path, false)
@@ -104,10 +102,7 @@ func (d *slow) SetENI(ctx context.Context, e eni.ENI) error {
 func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &slow{newLinks(), make(chan struct{}), make(chan struct{})}
-		s, err := NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, idleSupplier{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := check.Must(NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, idleSupplier{}))(t)
 		go func() { _ = s.Run(t.Context()) }()
 		set := func() { <-d.begun; d.on <- struct{}{}; synctest.Wait() }
 		offer(t, s, inventoryOf("10.0.0.1"), nil)
@@ -115,17 +110,55 @@ func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
 		offer(t, s, inventoryOf(), nil)
 		<-d.begun
 		offer(t, s, inventoryOf("10.0.0.1"), nil)
-		if a := take(t, s, 1); a.IsValid() {
-			t.Errorf("got %v, which is leaving the data path", a)
-		}
+		wantTaken(t, s, 1, "")
 		d.on <- struct{}{}
 		synctest.Wait()
-		if a := take(t, s, 1); a.IsValid() {
-			t.Errorf("got %v, which has left the data path", a)
-		}
+		wantTaken(t, s, 1, "")
 		set()
 		if a := take(t, s, 1); !a.IsValid() {
 			t.Error("nobody got what is in the data path")
 		}
 	})
+}
+
+// What the data path has to do follows from what is published, what it has, and which links are missing.
+func TestDifferences(t *testing.T) {
+	now := clock.NewFake(time.Unix(1000, 0))
+	n := newENIs(now, slog.New(slog.DiscardHandler))
+	held := map[string]bool{}
+	holds := func(id string) bool { return held[id] }
+	one, two := eni.ENI{ID: "eni-1", DeviceIndex: 1, Serves: true}, eni.ENI{ID: "eni-2", DeviceIndex: 1, Serves: true}
+	want := func(when, remove, set string) {
+		t.Helper()
+		r, s := n.differences(holds, func(e eni.ENI) eni.ENI { return e })
+		var ids []string
+		for _, e := range s {
+			ids = append(ids, e.ID)
+		}
+		if fmt.Sprint(r) != remove || fmt.Sprint(ids) != set {
+			t.Errorf("%s: remove %v, set %v; want %s, %s", when, r, ids, remove, set)
+		}
+	}
+	n.publish([]eni.ENI{one, {ID: "eni-0"}}, holds)
+	want("a new ENI, and one that serves no pods", "[]", "[eni-1]")
+	if !n.set(one, fmt.Errorf("not yet: %w", source.ErrNoLink)) || !n.linkGone("eni-1", n.has("eni-1")) || len(n.missingLinks()) > 0 {
+		t.Error("a link that is to come is missing at once")
+	}
+	if now.Advance(linkPatience); len(n.missingLinks()) != 1 {
+		t.Error("it has not come for long, and is not missing")
+	}
+	n.set(one, nil)
+	want("once the data path has it", "[]", "[]")
+	if !n.linkGone("eni-1", true) || n.linkGone("eni-1", true) || len(n.missingLinks()) != 1 {
+		t.Error("a link that went is news once, and missing at once")
+	}
+	want("its link is gone", "[]", "[eni-1]")
+	n.set(one, nil)
+	held["eni-1"] = true
+	n.publish(nil, holds)
+	want("it is detached, and a pod has an address of it", "[]", "[]")
+	n.publish([]eni.ENI{two}, holds)
+	want("another took its place", "[eni-1]", "[eni-2]")
+	n.removed("eni-1")
+	want("that is removed", "[]", "[eni-2]")
 }

@@ -31,8 +31,8 @@ import (
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 	"github.com/berthnet/berth/internal/source/confirm"
-	"github.com/berthnet/berth/internal/source/waiting"
 )
 
 // Datapath makes the node's kernel carry pods' traffic over an ENI. Calls come from one goroutine.
@@ -189,7 +189,7 @@ func (s *Source) NodeAddresses() []netip.Addr { return nil }
 func (s *Source) Annotations() []string { return nil }
 
 // CheckOptions implements source.Source.
-func (s *Source) CheckOptions(w source.PodOptions) error { return w.CheckNetworkPool() }
+func (s *Source) CheckOptions(w source.PodOptions) error { return source.CheckNetworkPool(w) }
 
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
@@ -197,10 +197,15 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 		return source.Lease{}, &source.Exhausted{Reason: "pool-unsupported", Message: fmt.Sprintf(
 			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
 	}
-	return waiting.Acquirer{
-		Lock: &s.mu, Held: s.addresses.held, Changed: s.supply.Kick,
-		Admit: func(req source.Request) *waiting.Waiter { return s.addresses.wait(req, s.clock.Now()) },
-		Why:   func(*waiting.Waiter) *source.Exhausted { return s.whyNone() },
+	return addressqueue.Acquirer{
+		With: func(do func()) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			do()
+		},
+		Held: s.addresses.held, Changed: s.supply.Kick,
+		Admit: func(req source.Request) *addressqueue.Waiter { return s.addresses.wait(req, s.clock.Now()) },
+		Why:   func(*addressqueue.Waiter) *source.Exhausted { return s.whyNone() },
 	}.Acquire(ctx, req)
 }
 
@@ -232,11 +237,9 @@ func (s *Source) Release(key attachment.Key) {
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	if a, ok := s.addresses.alloc.Release(key, now); ok {
-		delete(s.addresses.leases, key)
-		if s.addresses.ownAddressFreed(a) {
+		if s.addresses.end(key, a, now) { // without a cooling period the address is free at once
 			s.program.Set()
 		}
-		s.addresses.serve(now) // without a cooling period the address is free at once
 		s.cooled.Set()
 		s.supply.Kick()
 	}
@@ -247,11 +250,9 @@ func (s *Source) Cancel(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a, ok := s.addresses.alloc.Cancel(key); ok {
-		delete(s.addresses.leases, key)
-		if s.addresses.ownAddressFreed(a) {
+		if s.addresses.end(key, a, s.clock.Now()) {
 			s.program.Set()
 		}
-		s.addresses.serve(s.clock.Now())
 		s.supply.Kick()
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func bubble(t *testing.T, itype string, p ipam.Policy, run func(t *testing.T, n *node)) {
@@ -19,10 +20,14 @@ func bubble(t *testing.T, itype string, p ipam.Policy, run func(t *testing.T, n 
 	synctest.Test(t, func(t *testing.T) { run(t, newNode(t, itype, p)) })
 }
 
+// inBubble is bubble as a subtest.
+func inBubble(itype string, p ipam.Policy, run func(t *testing.T, n *node)) func(*testing.T) {
+	return func(t *testing.T) { bubble(t, itype, p, run) }
+}
+
 func TestWarmFromTheStart(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.wantLayout("3")
 		if err := n.Ready(); err != nil {
 			t.Errorf("not ready: %v", err)
@@ -41,26 +46,17 @@ func TestBurstIsOneCallPerENI(t *testing.T) {
 	bubble(t, "m5.4xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.Front.SetLatency("", 100*time.Millisecond)
 		n.cloud.State.SetAttachTime(3 * time.Second)
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.wantLayout("1")
 		n.cloud.Front.ResetCalls()
 		begin := time.Now()
 		n.addAll(0, 100, 45*time.Second)
-		if took := time.Since(begin); took > 5*time.Second {
-			t.Errorf("100 pods took %v", took)
-		}
+		check.AtMost(t, time.Since(begin), 5*time.Second, "100 pods took")
 		n.settle(time.Second)
 		n.wantLayout("29,29,29,14")
-		if got := n.cloud.Front.Count("AssignAddresses"); got != 1 {
-			t.Errorf("%d assign calls for the one ENI that was there", got)
-		}
-		if got := n.cloud.Front.Count(changes...); got != 1+3*3 {
-			t.Errorf("%d changes at EC2, want 1 assign and 3 for each of 3 new ENIs", got)
-		}
-		if got := len(n.cloud.Front.Calls()); got > 1+3*5 {
-			t.Errorf("%d EC2 calls for 3 new ENIs, want at most 5 each", got)
-		}
+		check.Equal(t, n.cloud.Front.Count("AssignAddresses"), 1, "assign calls for the one ENI that was there")
+		check.Equal(t, n.cloud.Front.Count(changes...), 1+3*3, "changes at EC2")
+		check.AtMost(t, len(n.cloud.Front.Calls()), 1+3*5, "EC2 calls for 3 new ENIs")
 		n.check()
 	})
 }
@@ -85,9 +81,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		}
 		n.settle(ipam.DefaultCooling)
 		for want := 10; want < 13; want++ {
-			if got := <-order; got != want {
-				t.Errorf("pod %d was served, want %d", got, want)
-			}
+			check.Equal(t, <-order, want, "the pod served")
 		}
 		n.check()
 	})
@@ -104,9 +98,7 @@ func TestGivingUpLeavesNoWaiter(t *testing.T) {
 		}
 		n.del(0)
 		_ = n.fails(9, time.Second, "cooling")
-		if got := n.Snapshot().Waiting; got != 0 {
-			t.Errorf("%d waiters left", got)
-		}
+		check.Equal(t, n.Snapshot().Waiting, 0, "waiters left")
 		n.settle(time.Minute)
 		if l, err := n.try(9, time.Millisecond); err != nil {
 			t.Errorf("after cooling: %v %v", l, err)
@@ -122,9 +114,7 @@ func TestAcquireTwiceGivesTheSameLease(t *testing.T) {
 		}
 		first := n.add(2, time.Second)
 		n.Cancel(key(2))
-		if again := n.add(3, time.Second); again != first {
-			t.Errorf("after a cancel %v, want %v", again, first)
-		}
+		check.Equal(t, n.add(3, time.Second), first, "after a cancel")
 	})
 }
 
@@ -132,8 +122,7 @@ func TestAcquireTwiceGivesTheSameLease(t *testing.T) {
 func TestAddressesWaitForTheLink(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 4}, func(t *testing.T, n *node) {
 		n.links.auto = false
-		n.start()
-		n.settle(20 * time.Second)
+		n.startAndSettle(20 * time.Second)
 		n.wantLayout("3,1")
 		for i := range 3 {
 			n.add(i, time.Millisecond)
@@ -185,9 +174,7 @@ func TestMassDeleteNeitherStarvesNorOverAllocates(t *testing.T) {
 		n.cloud.Front.ResetCalls()
 		n.delAll(0, 10)
 		n.settle(20 * time.Second)
-		if got := n.cloud.Front.Count(changes...); got != 0 {
-			t.Errorf("%d changes at EC2 after a mass delete", got)
-		}
+		check.Equal(t, n.cloud.Front.Count(changes...), 0, "changes at EC2 after a mass delete")
 		n.addAll(100, 110, 5*time.Second)
 		n.check()
 	})
@@ -204,23 +191,19 @@ func TestTroubleIsNamed(t *testing.T) {
 		{"subnet-full", cloudfake.Fault{Op: "AssignAddresses", Err: cloudfake.Err(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet")}},
 		{"refused", cloudfake.Fault{Op: "AssignAddresses", Err: cloudfake.Err(cloud.Bug, "InvalidParameterValue")}},
 	} {
-		t.Run(c.reason, func(t *testing.T) {
-			bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-				n.cloud.Front.Inject(c.fault)
-				n.start()
-				_ = n.fails(1, 45*time.Second, c.reason)
-				if n.Snapshot().LastError == "" {
-					t.Error("the snapshot shows no trouble")
-				}
-				n.cloud.Front.ClearFaults()
-				n.add(1, 2*time.Minute)
-				n.settle(2 * time.Minute)
-				if got := n.Snapshot().LastError; got != "" {
-					t.Errorf("healed, but the snapshot says %s", got)
-				}
-				n.check()
-			})
-		})
+		t.Run(c.reason, inBubble("t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+			n.cloud.Front.Inject(c.fault)
+			n.start()
+			_ = n.fails(1, 45*time.Second, c.reason)
+			if n.Snapshot().LastError == "" {
+				t.Error("the snapshot shows no trouble")
+			}
+			n.cloud.Front.ClearFaults()
+			n.add(1, 2*time.Minute)
+			n.settle(2 * time.Minute)
+			check.Equal(t, n.Snapshot().LastError, "", "healed, but the snapshot says")
+			n.check()
+		}))
 	}
 }
 
@@ -259,8 +242,7 @@ func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
 func TestColdStartIsFourCalls(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.wantLayout("3")
 		calls := n.cloud.Front.Calls()
 		if len(calls) != 5 || calls[3].Op != "AssignAddresses" || n.cloud.Front.Count("ENIs") != 2 || n.cloud.Front.Count("Instance") != 0 {
@@ -277,8 +259,7 @@ func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
 		n.cloud.State.Terminate(instance)
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		if err := n.Ready(); err == nil || n.cloud.Front.Count("Instance") == 0 || n.cloud.Front.Count(changes...) > 0 {
 			t.Errorf("ready: %v, calls %+v", err, n.cloud.Front.Calls())
 		}
@@ -294,25 +275,19 @@ func TestAnotherTypeAfterAStop(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		for _, itype := range []string{"t3.small", "m5.xlarge"} {
 			n.tune = func(c *eni.Config) { c.InstanceType = itype }
-			n.start()
-			n.settle(time.Minute)
+			n.startAndSettle(time.Minute)
 			n.kill()
 			if inv := n.store.inv; inv.InstanceType != itype || inv.Limits != limitsOf(t, n, itype) {
 				t.Errorf("%s: %s with %+v", itype, inv.InstanceType, inv.Limits)
 			}
 		}
-		if asked := n.cloud.Front.Count("Instance"); asked > 0 {
-			t.Errorf("the instance was described %d times", asked)
-		}
+		check.Equal(t, n.cloud.Front.Count("Instance"), 0, "calls for the instance")
 	})
 }
 
 func limitsOf(t *testing.T, n *node, itype string) cloud.Limits {
 	t.Helper()
-	l, err := n.cloud.Limits(t.Context(), itype)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := check.Must(n.cloud.Limits(t.Context(), itype))(t)
 	return l
 }
 
@@ -345,12 +320,8 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 		n.check()
 		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if got := n.cloud.Front.Count(changes...); got != 0 {
-			t.Errorf("%d changes at EC2 within an hour of rest", got)
-		}
-		if l := n.add(100, time.Second); l.Uplink != 0 {
-			t.Errorf("the next pod got %v", l)
-		}
+		check.Equal(t, n.cloud.Front.Count(changes...), 0, "changes at EC2 within an hour of rest")
+		check.Equal(t, n.add(100, time.Second).Uplink, 0, "the next pod got")
 	})
 }
 
@@ -361,40 +332,31 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 		"addresses": {WarmIP: 2, FirstInterfaceIndex: 1},
 		"prefixes":  {WarmIP: 2, FirstInterfaceIndex: 1, PrefixDelegation: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, "t3.small", p, func(t *testing.T, n *node) {
-				n.start()
-				n.addAll(0, 2, time.Minute)
-				n.settle(time.Minute)
-				n.kill()
-				n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
-				n.tune = func(c *eni.Config) { c.SubnetIDs, c.DrainOutdated = []string{"subnet-2"}, true }
-				n.start()
-				n.settle(5 * time.Minute)
-				n.check()
-				if name == "addresses" {
-					n.wantLayout("0,2,2")
-					if l := n.add(2, time.Second); l.Uplink != 2 {
-						t.Errorf("a new pod got %v", l)
-					}
+		t.Run(name, inBubble("t3.small", p, func(t *testing.T, n *node) {
+			n.start()
+			n.addAll(0, 2, time.Minute)
+			n.settle(time.Minute)
+			n.kill()
+			n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
+			n.tune = func(c *eni.Config) { c.SubnetIDs, c.DrainOutdated = []string{"subnet-2"}, true }
+			n.startAndSettle(5 * time.Minute)
+			n.check()
+			if name == "addresses" {
+				n.wantLayout("0,2,2")
+				check.Equal(t, n.add(2, time.Second).Uplink, 2, "a new pod got")
+			}
+			n.delAll(0, 2)
+			n.settle(20 * time.Second)
+			check.Equal(t, len(n.cloud.State.Truth()), 3, "ENIs while addresses cool")
+			n.settle(5 * time.Minute)
+			n.check()
+			for _, e := range n.cloud.State.Truth() {
+				if !primary(e) && e.SubnetID != "subnet-2" {
+					t.Errorf("%s is left in %s", e.ID, e.SubnetID)
 				}
-				n.delAll(0, 2)
-				n.settle(20 * time.Second)
-				if l := len(n.cloud.State.Truth()); l != 3 {
-					t.Errorf("%d ENIs while addresses cool", l)
-				}
-				n.settle(5 * time.Minute)
-				n.check()
-				for _, e := range n.cloud.State.Truth() {
-					if !primary(e) && e.SubnetID != "subnet-2" {
-						t.Errorf("%s is left in %s", e.ID, e.SubnetID)
-					}
-				}
-				if l := len(n.cloud.State.Truth()); l != 2 {
-					t.Errorf("%d ENIs in the end", l)
-				}
-			})
-		})
+			}
+			check.Equal(t, len(n.cloud.State.Truth()), 2, "ENIs in the end")
+		}))
 	}
 }
 
@@ -409,8 +371,7 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 			for seed := range uint64(seeds) {
 				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 2}, func(t *testing.T, n *node) {
 					n.tune = func(c *eni.Config) { c.Rand = rand.New(rand.NewPCG(seed, 0)) }
-					n.start()
-					n.settle(time.Second)
+					n.startAndSettle(time.Second)
 					if pods > 15 {
 						n.burst(0, 14, time.Second) // as many as the first ENI takes
 						n.settle(time.Minute)
@@ -426,20 +387,14 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 						failed <- f
 					}()
 					n.settle(away)
-					if got := len(n.cloud.Front.Calls()); got > 25 {
-						t.Errorf("%d calls within %v in which all fail", got, away)
-					}
+					check.AtMost(t, len(n.cloud.Front.Calls()), 25, "calls within %v in which all fail", away)
 					n.cloud.Front.ClearFaults()
-					if f := <-failed; f > 0 {
-						t.Errorf("%d pods of %d got no address", f, pods)
-					}
+					check.Equal(t, <-failed, 0, "pods of %d without an address", pods)
 					sum, worst = sum+took, max(worst, took)
 				})
 			}
 			t.Logf("after %v on average, %v at worst", sum/seeds, worst)
-			if worst > most {
-				t.Errorf("pods waited for %v after EC2 was back, want at most %v", worst, most)
-			}
+			check.AtMost(t, worst, most, "the longest wait after EC2 was back")
 		})
 	}
 }

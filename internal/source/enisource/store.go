@@ -98,7 +98,7 @@ func (f *inventoryFile) load() {
 	inv, ok, err := s.opts.Store.Load()
 	switch {
 	case err != nil:
-		s.log.Warn("stored inventory not used", "error", err)
+		s.log.Warn("stored inventory not used", "err", err)
 		return
 	case !ok:
 		return

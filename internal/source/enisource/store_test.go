@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/samples"
 )
 
@@ -30,18 +31,14 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 		Releasing: []eni.Release{{Prefix: netip.MustParsePrefix("10.0.0.5/32"), ENI: "eni-1", Since: time.Unix(8, 0).UTC()}},
 		Leaving:   []eni.Leave{{ENI: "eni-2", DeviceIndex: 1, Since: time.Unix(9, 0).UTC()}},
 	}
-	if err := f.Save(want); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, f.Save(want))
 	got, ok, err := f.Load()
 	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); d != "" || !ok || err != nil {
 		t.Errorf("stored and loaded differ (%v, %v):\n%s", ok, err, d)
 	}
 	in := f.Intents()
 	intent := eni.Intent{Index: 2, At: time.Unix(1, 0).UTC(), Request: cloud.CreateENI{ClientToken: "berth-x", Amount: cloud.Amount{Addresses: 3}}}
-	if err := in.Save(intent); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, in.Save(intent))
 	if got, ok, err := in.Load(); !ok || err != nil || cmp.Diff(intent, got, cmpopts.EquateComparable(netip.Addr{})) != "" {
 		t.Errorf("intent %+v %v %v", got, ok, err)
 	}
@@ -59,9 +56,7 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
   "deviceIndex": 2,
   "at": "1970-01-01T00:00:01Z"
 }`
-	if err := os.WriteFile(filepath.Join(f.Dir, intentName), []byte(stored), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(filepath.Join(f.Dir, intentName), []byte(stored), 0o600))
 	intent.Request = cloud.CreateENI{
 		SubnetID: "subnet-1", Groups: []string{"sg-1"}, Description: "Berth (i-1)", Tags: map[string]string{"berth.dev/instance-id": "i-1"},
 		ClientToken: "berth-y", Amount: cloud.Amount{Prefixes: 2},
@@ -70,9 +65,7 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 		t.Errorf("stored intent %+v %v %v", got, ok, err)
 	}
 	for range 2 { // clearing what is not there is no error
-		if err := in.Clear(); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, in.Clear())
 	}
 	if _, ok, err := in.Load(); ok || err != nil {
 		t.Errorf("after a clear: %v %v", ok, err)
@@ -82,13 +75,8 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 // A crash before the rename leaves the former file intact.
 func TestFilesAreReplacedWhole(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
-	if err := f.Save(eni.Inventory{InstanceID: "i-1"}); err != nil {
-		t.Fatal(err)
-	}
-	restore, err := failpoint.Set("inventory.save.before=error")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, f.Save(eni.Inventory{InstanceID: "i-1"}))
+	restore := check.Must(failpoint.Set("inventory.save.before=error"))(t)
 	defer restore()
 	if err := f.Save(eni.Inventory{InstanceID: "i-2"}); err == nil {
 		t.Error("the failure was not reported")
@@ -101,9 +89,7 @@ func TestFilesAreReplacedWhole(t *testing.T) {
 func TestDamagedFilesAreErrors(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
 	for _, name := range []string{inventoryName, intentName} {
-		if err := os.WriteFile(filepath.Join(f.Dir, name), []byte(`{"instanceID":`), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(filepath.Join(f.Dir, name), []byte(`{"instanceID":`), 0o600))
 	}
 	if _, ok, err := f.Load(); ok || err == nil {
 		t.Errorf("damaged inventory: %v %v", ok, err)

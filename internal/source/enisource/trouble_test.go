@@ -12,44 +12,41 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // A throttled call is repeated as it was: no other ENI, no other action.
 func TestThrottledCallIsRepeated(t *testing.T) {
 	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "Instance", "ENIs"} {
-		t.Run(op, func(t *testing.T) {
-			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-				if op != "Instance" && op != "ENIs" {
-					n.start()
-					n.settle(2 * time.Minute) // free counts are old: they will be asked for
+		t.Run(op, inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+			if op != "Instance" && op != "ENIs" {
+				n.start()
+				n.settle(2 * time.Minute) // free counts are old: they will be asked for
+			}
+			n.cloud.Front.ResetCalls()
+			n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 4, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
+			if n.Source == nil {
+				n.start()
+			}
+			n.addAll(0, 20, 45*time.Second)
+			n.settle(time.Minute)
+			n.wantLayout("14,7")
+			n.check()
+			var last *cloudfake.Call
+			throttled := 0
+			for _, c := range n.cloud.Front.Calls() {
+				// A listing that was throttled is begun again from its start.
+				if last != nil && c.Op != "ENIs" && last.Op != "ENIs" && (c.Op != last.Op || c.ENI != last.ENI || c.N != last.N) {
+					t.Errorf("after a throttled %s %s %d came %s %s %d", last.Op, last.ENI, last.N, c.Op, c.ENI, c.N)
 				}
-				n.cloud.Front.ResetCalls()
-				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 4, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
-				if n.Source == nil {
-					n.start()
+				last = nil
+				if cloud.ClassOf(c.Err) == cloud.Throttled {
+					throttled++
+					last = &c
 				}
-				n.addAll(0, 20, 45*time.Second)
-				n.settle(time.Minute)
-				n.wantLayout("14,7")
-				n.check()
-				var last *cloudfake.Call
-				throttled := 0
-				for _, c := range n.cloud.Front.Calls() {
-					// A listing that was throttled is begun again from its start.
-					if last != nil && c.Op != "ENIs" && last.Op != "ENIs" && (c.Op != last.Op || c.ENI != last.ENI || c.N != last.N) {
-						t.Errorf("after a throttled %s %s %d came %s %s %d", last.Op, last.ENI, last.N, c.Op, c.ENI, c.N)
-					}
-					last = nil
-					if cloud.ClassOf(c.Err) == cloud.Throttled {
-						throttled++
-						last = &c
-					}
-				}
-				if throttled != 4 {
-					t.Errorf("%d throttled calls, want the 4 injected", throttled)
-				}
-			})
-		})
+			}
+			check.Equal(t, throttled, 4, "throttled calls")
+		}))
 	}
 }
 
@@ -58,26 +55,21 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 func TestLostReplies(t *testing.T) {
 	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "UnassignAddresses", "DetachENI", "DeleteENI"} {
 		for _, lag := range []time.Duration{0, 3 * time.Second} {
-			t.Run(op+"/lag="+lag.String(), func(t *testing.T) {
-				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-					n.cloud.State.SetLag(lag)
-					n.cloud.State.SetAttachTime(time.Second)
-					n.start()
-					n.settle(10 * time.Second)
-					n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
-					n.addAll(0, 20, 45*time.Second)
-					n.settle(5 * time.Second)
-					n.wantLayout("14,7")
-					n.check()
-					n.delAll(0, 20)
-					n.settle(6 * time.Minute)
-					n.wantLayout("1")
-					n.check()
-					if got := n.cloud.Front.Count("CreateENI") - failures(n, "CreateENI"); got != 1 {
-						t.Errorf("%d ENIs were created, want 1", got)
-					}
-				})
-			})
+			t.Run(op+"/lag="+lag.String(), inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+				n.cloud.State.SetLag(lag)
+				n.cloud.State.SetAttachTime(time.Second)
+				n.startAndSettle(10 * time.Second)
+				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
+				n.addAll(0, 20, 45*time.Second)
+				n.settle(5 * time.Second)
+				n.wantLayout("14,7")
+				n.check()
+				n.delAll(0, 20)
+				n.settle(6 * time.Minute)
+				n.wantLayout("1")
+				n.check()
+				check.Equal(t, n.cloud.Front.Count("CreateENI")-failures(n, "CreateENI"), 1, "ENIs were created")
+			}))
 		}
 	}
 }
@@ -95,8 +87,7 @@ func TestListingsThatTrailBringNothingBack(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 2}, func(t *testing.T, n *node) {
 		n.cloud.State.SetLag(20 * time.Second)
 		n.tune = func(c *eni.Config) { c.ListingInterval = 2 * time.Second; c.ShrinkDelay = 5 * time.Second }
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		for round := range 8 {
 			n.burst(round*20, round*20+20, 45*time.Second)
 			n.check()
@@ -129,9 +120,7 @@ func TestEC2AwayAtStart(t *testing.T) {
 		n.check()
 		n.cloud.Front.ClearFaults()
 		n.settle(time.Minute)
-		if got := n.Snapshot().LastError; got != "" {
-			t.Errorf("EC2 is back, but: %s", got)
-		}
+		check.Equal(t, n.Snapshot().LastError, "", "EC2 is back, but")
 	})
 }
 
@@ -140,8 +129,7 @@ func TestEC2AwayAtStart(t *testing.T) {
 func TestEC2OutranksTheFile(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
-			n.start()
-			n.settle(5 * time.Minute)
+			n.startAndSettle(5 * time.Minute)
 			n.kill()
 			n.settle(5 * time.Minute)
 			first := n.Snapshot().Addresses[0]
@@ -187,8 +175,7 @@ func TestLostAddressStaysHeld(t *testing.T) {
 		n.settle(2 * time.Minute)
 		n.kill()
 		n.cloud.State.Steal(l.ENI, l.IPv4)
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		for _, a := range n.Snapshot().Addresses {
 			if a.Addr == l.IPv4 && (a.State != source.Used || a.ENI != "") {
 				t.Errorf("the lost address shows as %+v", a)
@@ -214,8 +201,7 @@ func TestOwnership(t *testing.T) {
 		mine := map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"}
 		foreign := n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary, nil)
 		n.cloud.State.AddENI(instance, 3, cloud.InterfaceOrdinary, mine) // adopted
-		n.start()
-		n.settle(5 * time.Minute)
+		n.startAndSettle(5 * time.Minute)
 		n.wantLayout("14,0,6")
 		for _, e := range n.cloud.State.Truth() {
 			switch index(e) {
@@ -237,19 +223,15 @@ func TestOwnership(t *testing.T) {
 	} {
 		bubble(t, "t3.small", ipam.Policy{MinimumIP: 9}, func(t *testing.T, n *node) {
 			n.cloud.State.AddENI(instance, 2, cloud.InterfaceOrdinary, tags)
-			n.start()
-			n.settle(5 * time.Minute)
-			if got := n.layout(); got != "3,3,0" {
-				t.Errorf("%s: addresses per ENI %s, want 3,3,0", name, got)
-			}
+			n.startAndSettle(5 * time.Minute)
+			check.Equal(t, n.layout(), "3,3,0", "%s: addresses per ENI", name)
 		})
 	}
 }
 
 func TestCreationTagsAndGroups(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 4}, func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		for _, e := range n.cloud.State.Truth() {
 			if index(e) != 1 {
 				continue
@@ -296,9 +278,7 @@ func TestFullSubnetUsesWhatIsLeftAndRecovers(t *testing.T) {
 		n.start()
 		failed := n.burst(0, 40, 20*time.Second)
 		n.wantLayout("14,10")
-		if failed != 16 {
-			t.Errorf("%d of 40 pods failed, want the 16 beyond 14 and 10", failed)
-		}
+		check.Equal(t, failed, 16, "failed pods of 40")
 		n.check()
 	})
 }
@@ -313,9 +293,7 @@ func TestPermissionToShrinkMissing(t *testing.T) {
 		n.delAll(0, 9)
 		n.settle(10 * time.Minute)
 		n.wantLayout("3,3,3")
-		if got := len(n.cloud.Front.Calls()); got > 200 {
-			t.Errorf("%d calls in ten minutes of missing permission", got)
-		}
+		check.AtMost(t, len(n.cloud.Front.Calls()), 200, "calls in ten minutes of missing permission")
 		if n.Snapshot().LastError == "" {
 			t.Error("the missing permission is not shown")
 		}
@@ -337,8 +315,7 @@ func TestOrphansOfVanishedInstances(t *testing.T) {
 		}
 		gone, alive, other := left("i-dead", "test"), left("i-alive", "test"), left("i-dead", "other")
 		n.cloud.State.Terminate("i-dead")
-		n.start()
-		n.settle(10 * time.Minute)
+		n.startAndSettle(10 * time.Minute)
 		if !exists(n, gone) {
 			t.Error("an ENI was deleted before it was old enough")
 		}
@@ -362,11 +339,7 @@ func TestIdleCost(t *testing.T) {
 		n.settle(5 * time.Minute)
 		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if got := n.cloud.Front.Count(changes...); got != 0 {
-			t.Errorf("%d changes in an idle hour", got)
-		}
-		if got := len(n.cloud.Front.Calls()); got > 140 {
-			t.Errorf("%d calls in an idle hour", got)
-		}
+		check.Equal(t, n.cloud.Front.Count(changes...), 0, "changes in an idle hour")
+		check.AtMost(t, len(n.cloud.Front.Calls()), 140, "calls in an idle hour")
 	})
 }

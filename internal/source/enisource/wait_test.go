@@ -2,17 +2,24 @@ package enisource
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 var throttled = cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")
@@ -21,29 +28,26 @@ var throttled = cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")
 // optional, and releases can wait.
 func TestGrowthWaitsForNothingElse(t *testing.T) {
 	for _, op := range []string{"ENIs", "Subnets", "UnassignAddresses", "DetachENI", "DeleteENI", "SetDeleteOnTermination"} {
-		t.Run(op, func(t *testing.T) {
-			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-				n.start()
-				n.settle(time.Second)
-				if op == "SetDeleteOnTermination" {
-					n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
-				}
-				n.burst(0, 20, time.Second)
+		t.Run(op, inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+			n.startAndSettle(time.Second)
+			if op == "SetDeleteOnTermination" {
 				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
-				n.delAll(0, 20)
-				n.settle(3 * time.Minute)
-				n.cloud.Front.ResetCalls()
-				pods := 50 // on four ENIs, with what was about to leave
-				if op == "ENIs" {
-					pods = 40 // on three: nobody can see that the fourth has gone
-				}
-				n.addAll(100, 100+pods, time.Second)
-				n.check()
-				n.cloud.Front.ClearFaults()
-				n.settle(10 * time.Minute)
-				n.finalCheck()
-			})
-		})
+			}
+			n.burst(0, 20, time.Second)
+			n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
+			n.delAll(0, 20)
+			n.settle(3 * time.Minute)
+			n.cloud.Front.ResetCalls()
+			pods := 50 // on four ENIs, with what was about to leave
+			if op == "ENIs" {
+				pods = 40 // on three: nobody can see that the fourth has gone
+			}
+			n.addAll(100, 100+pods, time.Second)
+			n.check()
+			n.cloud.Front.ClearFaults()
+			n.settle(10 * time.Minute)
+			n.finalCheck()
+		}))
 	}
 }
 
@@ -71,9 +75,7 @@ func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
 		if len(n.leases) < 15 {
 			t.Fatalf("only %d pods run: the second ENI was never used", len(n.leases))
 		}
-		if got := n.cloud.Front.Count("DetachENI") - failures(n, "DetachENI"); got > 0 {
-			t.Error("the ENI was detached under its pods")
-		}
+		check.Equal(t, n.cloud.Front.Count("DetachENI")-failures(n, "DetachENI"), 0, "detachments of the ENI under its pods")
 	})
 }
 
@@ -81,8 +83,7 @@ func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
 func TestIndexTakenSinceTheLastListing(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.ListingInterval = time.Hour }
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary, nil)
 		n.addAll(0, 20, 10*time.Second)
 		n.wantLayout("14,0,7")
@@ -97,13 +98,10 @@ func TestLeavingENIsThatAreGone(t *testing.T) {
 		for i := range 20 {
 			n.store.inv.Leaving = append(n.store.inv.Leaving, eni.Leave{ENI: fmt.Sprint("eni-gone-", i), DeviceIndex: 5, Since: time.Now()})
 		}
-		n.start()
-		n.settle(5 * time.Minute)
+		n.startAndSettle(5 * time.Minute)
 		n.wantLayout("3,3,3")
 		for _, e := range n.cloud.State.Truth() {
-			if !slices.Equal(e.Groups, []string{"sg-1"}) {
-				t.Errorf("%s at index %d has the groups %v", e.ID, index(e), e.Groups)
-			}
+			check.Equal(t, e.Groups, []string{"sg-1"}, "%s at index %d has the groups", e.ID, index(e))
 		}
 	})
 }
@@ -111,14 +109,12 @@ func TestLeavingENIsThatAreGone(t *testing.T) {
 // A file from the future does not outrank EC2 until then.
 func TestClockSetBackBetweenRuns(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 3}, func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.kill()
 		lost := n.store.inv.ENIs[0].Addresses[0]
 		n.store.inv.At = n.store.inv.At.Add(24 * time.Hour)
 		n.cloud.State.Steal(n.store.inv.ENIs[0].ID, lost)
-		n.start()
-		n.settle(3 * time.Minute)
+		n.startAndSettle(3 * time.Minute)
 		n.check()
 	})
 }
@@ -158,10 +154,7 @@ func TestPrimarySubnetFull(t *testing.T) {
 // tags show whose the detached ENI is.
 func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-		restore, err := failpoint.Set("eni.create.after=error@1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		restore := check.Must(failpoint.Set("eni.create.after=error@1"))(t)
 		defer restore()
 		n.arm()
 		n.start()
@@ -185,17 +178,14 @@ func TestOrphanThatCannotGo(t *testing.T) {
 		stuck, free := n.cloud.State.AddENI("i-dead", 1, cloud.InterfaceOrdinary, tags), n.cloud.State.AddENI("i-dead", 2, cloud.InterfaceOrdinary, tags)
 		n.cloud.State.Terminate("i-dead")
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: stuck, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
-		n.start()
-		n.settle(time.Hour)
+		n.startAndSettle(time.Hour)
 		if exists(n, free) || !exists(n, stuck) {
 			t.Errorf("the ENI that may go exists: %v, the one that may not: %v", exists(n, free), exists(n, stuck))
 		}
 		if n.Snapshot().LastError == "" {
 			t.Error("the refusal is not shown")
 		}
-		if got := n.cloud.Front.Count("DeleteENI"); got > 10 {
-			t.Errorf("%d deletions were tried in an hour", got)
-		}
+		check.AtMost(t, n.cloud.Front.Count("DeleteENI"), 10, "deletions tried in an hour")
 	})
 }
 
@@ -216,8 +206,110 @@ func TestPodsComeBeforeOrphans(t *testing.T) {
 		}
 		n.addAll(0, 20, 3*time.Second)
 		n.settle(5 * time.Minute)
-		if got := len(n.cloud.State.Truth()); got != 2 {
-			t.Errorf("%d ENIs remain, want this node's 2", got)
+		check.Equal(t, len(n.cloud.State.Truth()), 2, "ENIs remain")
+	})
+}
+
+// coldNodes are nodes that start cold at once, each with a limiter of its own, on one bucket of the
+// account, and one pod or more to serve.
+type coldNodes struct {
+	nodes, pods int
+	bucket      cloudfake.Bucket
+}
+
+// times is when the last node had its first address, and when all nodes had their warm targets.
+type times struct{ first, warm time.Duration }
+
+func (h coldNodes) run(t *testing.T, seed uint64) (out times) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cloudfake.New(cloudfake.Options{Clock: clock.Real{}, Latency: 100 * time.Millisecond, AttachTime: 2 * time.Second, Shared: &h.bucket})
+		c.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
+		begin, dice := time.Now(), rand.New(rand.NewPCG(seed, 1))
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		later := func(to *time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			*to = max(*to, time.Since(begin))
 		}
+		for i := range h.nodes {
+			id, delay, r := fmt.Sprintf("i-%d", i), time.Duration(dice.Int64N(int64(time.Second))), rand.New(rand.NewPCG(seed, uint64(i+2)))
+			c.State.AddInstance(id, "t3.small", "subnet-1")
+			all.Go(func() {
+				settle(delay)
+				src, err := New(Options{InstanceID: id, Datapath: newLinks()}, eni.Config{
+					Settings: eni.Settings{InstanceType: "t3.small", Policy: ipam.DefaultAWS()}, Cluster: "test",
+					Cloud: pace.Cloud(c, pace.Options{Peers: true}), Rand: r,
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				all.Go(func() { _ = src.Run(t.Context()) })
+				var first sync.Once
+				var pods sync.WaitGroup
+				for p := range h.pods {
+					pods.Go(func() {
+						if _, err := sourcetest.Try(t, src, sourcetest.Request(p), 20*time.Minute); err != nil {
+							t.Error(err)
+						}
+						first.Do(func() { later(&out.first) })
+					})
+				}
+				pods.Wait()
+				for len(src.Snapshot().Addresses) < h.pods+3 && time.Since(begin) < 20*time.Minute {
+					settle(100 * time.Millisecond)
+				}
+				later(&out.warm)
+			})
+		}
+		settle(20 * time.Minute)
+	})
+	return out
+}
+
+func settle(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // virtual time, in a synctest bubble
+}
+
+// When nodes start cold at once on an account's small rate, each has its first address before nodes
+// that have one fill their warm targets, though they do not know of each other, and no call is repeated
+// because another failed.
+func TestFirstAddressesGoFirst(t *testing.T) {
+	const firstCalls, allCalls = 4, 9 // of a node that is alone
+	for _, h := range []coldNodes{
+		{5, 1, cloudfake.Bucket{Rate: 0.5, Size: 10}},
+		{5, 1, cloudfake.Bucket{Rate: 0.5, Size: 5}},
+		{20, 1, cloudfake.Bucket{Rate: 5, Size: 50}},
+	} {
+		const seeds = 9
+		var first, warm []time.Duration
+		for seed := range uint64(seeds) {
+			r := h.run(t, seed)
+			first, warm = append(first, r.first), append(warm, r.warm)
+		}
+		slices.Sort(first)
+		slices.Sort(warm)
+		least := func(calls int) float64 { return (float64(calls*h.nodes) - h.bucket.Size) / h.bucket.Rate }
+		ratio := func(l []time.Duration, calls int) float64 { return l[seeds/2].Seconds() / least(calls) }
+		toFirst, toWarm := ratio(first, firstCalls), ratio(warm, allCalls)
+		t.Logf("%+v: the last first address after %.1f times the least, %v; all warm after %.1f times, %v", h, toFirst, first, toWarm, warm)
+		if toFirst > 2.5 || toWarm > 1.6 {
+			t.Errorf("%+v: the last first address after %.1f times what the rate forces, want 2.5; all warm after %.1f times, want 1.6", h, toFirst, toWarm)
+		}
+	}
+}
+
+// After a refusal, calls for a warm target wait for other nodes, until a pod of the node needs them.
+func TestPodNeedsWhatYielded(t *testing.T) {
+	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+		n.tune = func(c *eni.Config) { c.Cloud = pace.Cloud(n.cloud, pace.Options{Peers: true}) }
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, Err: throttled})
+		n.start()
+		n.add(0, 5*time.Second)
+		n.settle(3 * time.Second)
+		check.Equal(t, n.cloud.Front.Count("CreateENI"), 1, "creations within 3 s")
+		n.addAll(1, 6, 3*time.Second)
+		n.check()
 	})
 }

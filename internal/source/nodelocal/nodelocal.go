@@ -36,7 +36,7 @@ var networks = [ipfamily.Number]netip.Prefix{ipfamily.IPv4: Network4, ipfamily.I
 // flags are berthd's flags for the families.
 var flags = [ipfamily.Number]string{ipfamily.IPv4: "--enable-v4-egress", ipfamily.IPv6: "--enable-v6-egress"}
 
-// Contains tells whether an address is node-local.
+// Contains reports whether an address is node-local.
 func Contains(a netip.Addr) bool { return Network4.Contains(a) || Network6.Contains(a) }
 
 // ReasonFull is the reason of an ADD for which no node-local address is free.

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const period = 30 * time.Second
@@ -65,7 +66,7 @@ func (dual) Acquire(context.Context, source.Request) (source.Lease, error) {
 }
 
 // Only a lease of one family has a node-local address of the other, where that is asked for.
-func TestWhoGetsANodeLocalAddress(t *testing.T) {
+func TestNodeLocalAddressIsOfTheOtherFamily(t *testing.T) {
 	for name, tt := range map[string]struct {
 		addr       netip.Addr
 		ipv4, ipv6 bool
@@ -88,10 +89,7 @@ func TestWhoGetsANodeLocalAddress(t *testing.T) {
 				of = dual{fake}
 			}
 			s := New(of, tt.ipv4, tt.ipv6, clk)
-			first, err := s.Acquire(t.Context(), request("a"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			first := check.Must(s.Acquire(t.Context(), request("a")))(t)
 			if got := first.NodeLocal; got.IsValid() != tt.of.IsValid() || got.IsValid() && !tt.of.Contains(got) {
 				t.Errorf("node-local address %s, want one of %s", got, tt.of)
 			}
@@ -109,15 +107,11 @@ func TestNodeLocalAddressesCool(t *testing.T) {
 	released, kept, cancelled := b.acquire("released"), b.acquire("kept"), b.acquire("cancelled")
 	b.Release(key("released"))
 	b.Cancel(key("cancelled"))
-	if next := b.acquire("next"); next.NodeLocal != cancelled.NodeLocal {
-		t.Errorf("an address that no pod had is not handed out again at once, but %s", next.NodeLocal)
-	}
+	check.Equal(t, b.acquire("next").NodeLocal, cancelled.NodeLocal, "the address that is handed out again after a cancel")
 
 	after := newBed(t, many(1200)...)
 	for name, l := range map[string]source.Lease{"kept": kept, "next": cancelled} {
-		if err := after.Restore(request(name), l); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, after.Restore(request(name), l))
 	}
 	after.RestoreCooling(released.NodeLocal, after.clock.Now().Add(-period/2))
 	if err := after.Restore(request("other"), source.Lease{IPv6: many(5)[4], NodeLocal: kept.NodeLocal}); err == nil {
@@ -140,22 +134,16 @@ func TestNodeLocalAddressesCool(t *testing.T) {
 	if _, err := after.Acquire(t.Context(), request("late")); !errors.As(err, &full) || full.Reason != ReasonFull {
 		t.Errorf("with no node-local address left: %v", err)
 	}
-	if after.of.Cancels() != cancels+1 {
-		t.Error("a refused ADD keeps its address")
-	}
+	check.Equal(t, after.of.Cancels(), cancels+1, "cancelled ADDs")
 	after.clock.Advance(period/2 + time.Second)
-	if l := after.acquire("late"); l.NodeLocal != released.NodeLocal {
-		t.Errorf("got %s, want %s, which has cooled", l.NodeLocal, released.NodeLocal)
-	}
+	check.Equal(t, after.acquire("late").NodeLocal, released.NodeLocal, "the address of the late pod")
 }
 
 // Of a damaged record only addresses are known.
 func TestRestoreOfADamagedRecord(t *testing.T) {
 	b := newBed(t, six)
 	local := Network4.Addr()
-	if err := b.Restore(request("damaged"), source.Lease{IPv4: local, IPv6: six}); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, b.Restore(request("damaged"), source.Lease{IPv4: local, IPv6: six}))
 	if err := b.Restore(request("rest"), source.Lease{IPv4: local.Next()}); err != nil {
 		t.Errorf("of which nothing but the node-local address is left: %v", err)
 	}
@@ -179,13 +167,9 @@ func TestNodeLocalMetrics(t *testing.T) {
 			continue
 		}
 		var d dto.Metric
-		if err := m.Write(&d); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, m.Write(&d))
 		got[d.GetLabel()[0].GetValue()+" "+d.GetLabel()[1].GetValue()] = d.GetGauge().GetValue()
 	}
 	want := map[string]float64{"ipv4 used": 1, "ipv4 cooling": 1, "ipv6 used": 0, "ipv6 cooling": 0}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("metrics %v, want %v", got, want)
-	}
+	check.Equal(t, fmt.Sprint(got), fmt.Sprint(want), "metrics %v", got)
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,19 +12,14 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source/enisource"
-	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/crashsource"
+	"github.com/berthnet/berth/test/harness/sourcenode"
 )
 
-type childConfig struct{ Kubeconfig, Dir string }
-
-func (c childConfig) leases() crashsource.Leases {
-	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
-}
-
 // child returns the source of a daemon that a failpoint may kill.
-func child(c childConfig) error {
+func child(c sourcenode.Child) error {
 	s, err := New(Config{
 		NodeName: nodeName, Kubeconfig: c.Kubeconfig, InstanceID: instance, Datapath: links{},
 		Cooling: time.Millisecond, Store: enisource.Files{Dir: c.Dir}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
@@ -34,7 +28,7 @@ func child(c childConfig) error {
 	if err != nil {
 		return err
 	}
-	return c.leases().Serve(s, request, 300*time.Millisecond, os.Stdin, os.Stdout)
+	return c.Leases().Serve(s, request, 300*time.Millisecond, os.Stdin, os.Stdout)
 }
 
 // crashNode is a machine whose daemon is a process that is started again when it dies.
@@ -45,10 +39,9 @@ type crashNode struct {
 }
 
 func newCrashNode(t *testing.T) *crashNode {
-	m := newMachine(t)
-	c := childConfig{Kubeconfig: filepath.Join(m.Dir, "kubeconfig"), Dir: m.Dir}
-	harness.OK(t, kube.WriteKubeconfig(c.Kubeconfig, m.Config))
-	return &crashNode{m, crashsource.New(t, c, m.Log), c.leases()}
+	m := &crashNode{machine: newMachine(t)}
+	m.Process, m.leases = m.NewChild()
+	return m
 }
 
 // await waits for a state of the object that a daemon brings about, whether or not it dies.
@@ -78,7 +71,7 @@ func (m *crashNode) checkLeases(want int, not ...string) {
 		}
 		seen[a] = i
 		if slices.Contains(not, a) {
-			m.T.Errorf("pod %d has %s, which the operator was told to take", i, a)
+			m.T.Errorf("pod %d has %s, which the operator may take", i, a)
 		}
 	}
 }
@@ -153,8 +146,6 @@ func killedAt(t *testing.T, failpoints string) {
 	m.await("11 stays after all", confirms())
 	m.until("the last pod has an address", func() bool { return m.Do("add 8") })
 	m.checkLeases(5, "10.0.0.13", "10.0.0.15")
-	m.await("all is told", used(5))
-	if m.Deaths != 1 {
-		t.Errorf("the daemon died %d times", m.Deaths)
-	}
+	m.await("all pods are reported", used(5))
+	check.Equal(t, m.Deaths, 1, "deaths of the daemon")
 }

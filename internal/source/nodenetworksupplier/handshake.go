@@ -56,7 +56,7 @@ func (h *handshake) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time
 	slices.SortFunc(withhold, netip.Prefix.Compare)
 	withhold = slices.Compact(withhold)
 	if err := h.offer(r, withhold); err != nil {
-		h.cfg.Logger.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
+		h.cfg.Logger.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "err", err)
 		h.retry.Fail(h.cfg.Clock.Now(), time.Second, 10*time.Second)
 		// What was confirmed before stays confirmed: the file still has it.
 		if at := h.reports.send(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(h.retry.Until) {
@@ -74,7 +74,7 @@ func (h *handshake) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time
 	return h.reports.send(ctx, o, confirmed, func() {
 		h.withheld = r.Releasing
 		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
-			h.cfg.Logger.Warn("before addresses are restored", "error", err)
+			h.cfg.Logger.Warn("before addresses are restored", "err", err)
 		}
 		h.observed.changed.Set() // to offer what is restored
 	})

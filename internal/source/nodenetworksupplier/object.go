@@ -71,7 +71,7 @@ func (s *creator) ensure(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 	if err == nil {
 		return time.Time{}
 	}
-	s.cfg.Logger.Warn("the object could not be created, will try again", "because", what, "error", err)
+	s.cfg.Logger.Warn("the object could not be created, will try again", "because", what, "err", err)
 	return b.Until
 }
 

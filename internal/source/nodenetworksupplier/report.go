@@ -99,7 +99,7 @@ func (s *reports) send(ctx context.Context, o *v1alpha1.NodeNetwork, released []
 		return time.Time{}
 	}
 	if err := failpoint.Hit("nodenetwork.report.before"); err != nil {
-		s.cfg.Logger.Warn("not reported", "error", err)
+		s.cfg.Logger.Warn("not reported", "err", err)
 		p.retry.Fail(now, retry.First, retry.Most)
 		return p.retry.Until
 	}
@@ -113,7 +113,7 @@ func (s *reports) send(ctx context.Context, o *v1alpha1.NodeNetwork, released []
 	s.observed.update(func(o *observed) { o.reportedAt = p.last })
 	s.observed.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !nodenetwork.Newer(have, got) })
 	if err := failpoint.Hit("nodenetwork.report.after"); err != nil {
-		s.cfg.Logger.Warn("after a report", "error", err)
+		s.cfg.Logger.Warn("after a report", "err", err)
 	}
 	if then != nil {
 		then()
@@ -135,7 +135,7 @@ func (s *reports) failed(ctx context.Context, err error) time.Time {
 		}
 		p.retry.Fail(s.cfg.Clock.Now(), gather, time.Second)
 	default:
-		s.cfg.Logger.Warn("not reported, will try again", "error", err)
+		s.cfg.Logger.Warn("not reported, will try again", "err", err)
 		p.last = s.cfg.Clock.Now()
 		p.retry.Fail(p.last, retry.First, retry.Most)
 		s.observed.heard(err)
@@ -157,14 +157,10 @@ func (s *reports) patchStatus(ctx context.Context, o *v1alpha1.NodeNetwork, ipam
 }
 
 func result(err error) string {
-	switch {
-	case err == nil:
-		return "success"
-	case apierrors.IsConflict(err):
+	if apierrors.IsConflict(err) {
 		return "conflict"
-	default:
-		return "error"
 	}
+	return metric.Result(err)
 }
 
 // status returns the daemon's part of the object as it should be now.

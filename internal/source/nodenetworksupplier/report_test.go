@@ -2,20 +2,24 @@ package nodenetworksupplier
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/enisource"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // While there are enough addresses, changes are collected. Below half of the watermark, or while pods
@@ -28,11 +32,11 @@ func TestWhenAReportIsDue(t *testing.T) {
 		low    time.Duration // after t0, when the change was noted
 		high   time.Duration
 	}{
-		"enough":         {pending{}, false, coalesce / 2, coalesce * 3 / 2},
-		"too few":        {pending{}, true, gather, gather},
-		"told just now":  {pending{last: t0}, true, spacing, spacing},
-		"told long ago":  {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
-		"the API is ill": {pending{retry: retry.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
+		"enough":            {pending{}, false, coalesce / 2, coalesce * 3 / 2},
+		"too few":           {pending{}, true, gather, gather},
+		"reported just now": {pending{last: t0}, true, spacing, spacing},
+		"reported long ago": {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
+		"the API is ill":    {pending{retry: retry.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
 	} {
 		for range 100 {
 			p := tt.p
@@ -105,9 +109,7 @@ func TestUsedCountIsOfPods(t *testing.T) {
 		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-1"), use(six.Next(), "eni-1")}, 2},
 		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-2")}, 2},
 	} {
-		if got := podsOf(tt.uses); got != tt.want {
-			t.Errorf("%v: %d, want %d", tt.uses, got, tt.want)
-		}
+		check.Equal(t, podsOf(tt.uses), tt.want, "%v", tt.uses)
 	}
 }
 
@@ -128,15 +130,13 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	if at = s.send(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
 		t.Errorf("another look at %v", at)
 	}
-	// A link that is gone is told at once.
+	// A link that is gone is reported at once.
 	s.allocator = stock{uses: pods.uses, missing: []string{eth1}}
 	s.pending.note(clk.Now())
 	if at = s.send(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
-		t.Errorf("the missing link is told after %v, want %v", at.Sub(clk.Now()), gather)
+		t.Errorf("the missing link is reported after %v, want %v", at.Sub(clk.Now()), gather)
 	}
-	if got := s.status(nil).MissingLinks; !slices.Equal(got, []string{eth1}) {
-		t.Errorf("missing links %v", got)
-	}
+	check.Equal(t, s.status(nil).MissingLinks, []string{eth1}, "missing links")
 }
 
 // A waiting pod is reported, and so is that it gave up.
@@ -189,15 +189,104 @@ func TestServesFromTheObject(t *testing.T) {
 	if l.ENI != eth1 || l.Uplink != 1 || l.IPv4 != address(10) {
 		t.Errorf("the pod got %+v", l)
 	}
-	if err := m.Ready(); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, m.Ready())
 	o := m.reports(1)
 	want := v1alpha1.IPAMStatus{
 		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
 		UsedCount: 1, InstanceID: instance,
 	}
-	if diff := cmp.Diff(want, o.Status.IPAM); diff != "" {
-		t.Error(diff)
+	check.Same(t, o.Status.IPAM, want)
+}
+
+// Waiting pods report the trouble nearest to the node.
+func TestWhyPodsWait(t *testing.T) {
+	condition := func(kind, reason, message string) func(*observed) {
+		return func(s *observed) {
+			s.object.Status.Conditions = append(s.object.Status.Conditions, metav1.Condition{Type: kind, Status: "True", Reason: reason, Message: message})
+		}
 	}
+	for name, tt := range map[string]struct {
+		change       func(*observed)
+		reason, says string
+	}{
+		"all well":        {func(*observed) {}, "growing", "is berth-operator running?"},
+		"reported before": {func(s *observed) { s.reportedAt = s.cfg.Clock.Now() }, "growing", "the operator was told 0s ago"},
+		"no API":          {func(s *observed) { s.heard(errors.New("connection refused")) }, "unreachable", "connection refused"},
+		"no right": {func(s *observed) {
+			s.heard(apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil))
+		}, "permission", "apply deploy/chart"},
+		"no kind": {func(s *observed) {
+			s.heard(apierrors.NewGenericServerResponse(404, "get", v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "", "", 0, true))
+		}, "unreachable", "lacks kinds of Berth's: the server could not find the requested resource"},
+		"first second":    {func(s *observed) { s.object = nil; s.mirror.Sync.SetListed(false, resource) }, "starting", "waiting for the API server"},
+		"not made":        {func(s *observed) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
+		"being made":      {func(s *observed) { s.object = nil }, "no-object", "is being created"},
+		"nobody makes it": {func(s *observed) { s.object, s.cfg.Spec = nil, nil }, "no-object", "--auto-create-node-network"},
+		"another's":       {func(s *observed) { s.object.Spec.InstanceID = "i-0ddd" }, "other-instance", "is of instance i-0ddd"},
+		"not reported on": {func(s *observed) { s.object.Status.ENI.ENIs, s.object.Spec.IPAM.Available = nil, nil }, "no-operator", "has not reported"},
+		"EC2 fails":       {condition(v1alpha1.ConditionDegraded, "SubnetFull", "subnet-1 is full; next try at 12:00"), "subnet-full", "subnet-1 is full"},
+		"EC2 fails first": {func(s *observed) {
+			s.object.Status.ENI.ENIs, s.object.Spec.IPAM.Available = nil, nil
+			condition(v1alpha1.ConditionDegraded, "Permission", "ec2:DescribeInstances is denied")(s)
+		}, "permission", "denied"},
+		"no more fit": {condition(v1alpha1.ConditionAtCapacity, "ENILimit", "m5.large has 3 ENIs"), "eni-limit", "m5.large has 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newObserved(&Config{
+				NodeName: "node-1", InstanceID: instance, Spec: &v1alpha1.NodeNetworkSpec{},
+				Clock: clock.NewFake(time.Now()), Logger: slog.New(slog.DiscardHandler),
+			}, nil)
+			s.object = small()
+			s.mirror.Sync.SetListed(true, resource)
+			tt.change(s)
+			why := s.why()
+			if why.Reason != tt.reason || !strings.Contains(why.Message, tt.says) {
+				t.Errorf("%s: %s; want %s: ...%s...", why.Reason, why.Message, tt.reason, tt.says)
+			}
+			check.Equal(t, tt.reason == "growing" || tt.reason == "eni-limit", s.lastError() == "", "last error: %q", s.lastError())
+		})
+	}
+}
+
+// The API server dies: pods start and end from memory, a restarted daemon serves from its file and
+// withholds what it had confirmed, and the changes are reported afterwards.
+func TestAPIServerOutage(t *testing.T) {
+	m := startMachine(t)
+	m.operator(give(10, 15))
+	kept := map[int]source.Lease{1: m.add(1)}
+	m.operator(releasing("10.0.0.15"))
+	m.released("10.0.0.15")
+
+	back := harness.WithoutAPIServer(t)
+	kept[2] = m.add(2)
+	kept[3] = m.add(3)
+	m.Release(key(1))
+	delete(kept, 1)
+	m.until("the daemon sees the outage", func() bool { return m.Snapshot().LastError != "" })
+
+	m.stop()
+	m.start()
+	for i, l := range kept {
+		check.OK(t, m.Restore(request(i), l))
+	}
+	for i := 4; i <= 6; i++ { // from the file: nobody else can tell
+		kept[i] = m.add(i)
+	}
+	m.until("a pod too many reports why it has to wait", func() bool {
+		l, err := m.try(7, 200*time.Millisecond)
+		ex, ok := err.(*source.Exhausted) //nolint:errorlint // the contract is this very type
+		if !ok {
+			t.Fatalf("a pod too many got %v, %v", l.IPv4, err)
+		}
+		return ex.Reason == "unreachable"
+	})
+
+	back()
+	o := m.reports(5)
+	for i, l := range kept {
+		check.Equal(t, o.Status.IPAM.Used[l.IPv4.String()].UID, request(i).Pod.UID, "%v is reported as", l.IPv4)
+	}
+	check.Equal(t, o.Status.IPAM.Released, []string{"10.0.0.15"}, "released")
+	m.operator(releasing())
+	m.gets(7, 15)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -60,7 +61,7 @@ func (r *requester) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		todo, next := r.pass()
 		var due <-chan time.Time
-		if next = earlier(next, r.start(ctx, todo)); !next.IsZero() {
+		if next = retry.Earliest(time.Time{}, next, r.start(ctx, todo)); !next.IsZero() {
 			due = r.state.clock.After(next.Sub(r.state.clock.Now()))
 		}
 		select {
@@ -85,7 +86,7 @@ func (r *requester) pass() (todo []action, next time.Time) {
 		todo, next = n.plan(r.nodeName, now)
 		n.serveAll(now)
 		n.forget()
-		next = earlier(next, n.pools.nextExpiry())
+		next = retry.Earliest(time.Time{}, next, n.pools.nextExpiry())
 		if n.blocks.uncommitted() {
 			r.state.commit.Set()
 		}
@@ -112,7 +113,7 @@ func (r *requester) start(ctx context.Context, todo []action) (next time.Time) {
 		}
 		started, at := r.actions.Start(a.key(), now)
 		if started == nil {
-			next = earlier(next, at)
+			next = retry.Earliest(time.Time{}, next, at)
 			continue
 		}
 		if limited {
@@ -130,7 +131,7 @@ func (r *requester) end(o outcome) {
 	case o.err == nil:
 		w.Backoff = retry.Backoff{Until: now.Add(kubeapi.WatchDelay)}
 	case !kubeapi.Cancelled(o.err):
-		r.log.Warn("request to the API server failed, will try again", "what", o.kind, "name", o.name, "pool", o.pool, "error", o.err)
+		r.log.Warn("request to the API server failed, will try again", "what", o.kind, "name", o.name, "pool", o.pool, "err", o.err)
 		w.Fail(now, retry.First, retry.Most)
 	}
 	if o.kind == createRequest && !kubeapi.Cancelled(o.err) {
@@ -155,11 +156,7 @@ func (r *requester) act(ctx context.Context, a action) error {
 	case lookForBlock:
 		err = r.lookForBlock(ctx, a)
 	}
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	r.observer.Asked(a.kind, result, r.state.clock.Now().Sub(started))
+	r.observer.Asked(a.kind, metric.Result(err), r.state.clock.Now().Sub(started))
 	return err
 }
 

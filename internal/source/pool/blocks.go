@@ -77,7 +77,7 @@ func (b blockFacts) prefixes() []netip.Prefix {
 	return []netip.Prefix{b.first}
 }
 
-// same tells whether both are the same object with the same addresses.
+// same reports whether both are the same object with the same addresses.
 func (b blockFacts) same(o blockFacts) bool {
 	return b.name == o.name && b.uid == o.uid && b.pool == o.pool && b.first == o.first && b.second == o.second
 }
@@ -121,9 +121,11 @@ const (
 	cleared                 // in addition, the file and the data path do not have it
 )
 
-// heldBlock is a block of this node with its state.
+// heldBlock is a block of this node with its state. Its own methods and findConflict alone write the state.
 type heldBlock struct {
 	blockFacts
+	changed func(*heldBlock) // called after each transition by which serves may change
+
 	listed     bool        // the API server has it; false: only the file or pods do
 	lost       bool        // the API server no longer has it; it is kept for pods that have addresses of it
 	programmed bool        // the file and the data path have it
@@ -135,14 +137,67 @@ type heldBlock struct {
 	unroutable bool        // the data path has other blocks, but not this one
 }
 
-// serves tells whether addresses of the block may be handed out.
+// serves reports whether addresses of the block may be handed out.
 func (h *heldBlock) serves() bool { return h.programmed && !h.ends() && h.conflict == "" }
 
-// ends tells whether the block is being returned, deleted or was lost: nothing more is handed out from it.
+// ends reports whether the block is being returned, deleted or was lost: nothing more is handed out from it.
 func (h *heldBlock) ends() bool { return h.deleted() || h.returning || h.lost }
 
-// deleted tells whether the block is at some step of its deletion.
+// deleted reports whether the block is at some step of its deletion.
 func (h *heldBlock) deleted() bool { return h.draining || h.release != notReleased }
+
+// found takes what the API server (listed) or the file says of the block, which is the same as before.
+func (h *heldBlock) found(f blockFacts, listed bool) {
+	h.blockFacts, h.listed, h.lost = f, listed, false
+	h.changed(h)
+}
+
+// lose notes that the API server no longer has the block.
+func (h *heldBlock) lose() {
+	h.listed, h.lost, h.finalizers = false, true, nil
+	h.changed(h)
+}
+
+// program notes that the file and the data path have the block.
+func (h *heldBlock) program() {
+	h.programmed, h.down, h.unroutable = true, "", false
+	h.changed(h)
+}
+
+// failed notes why the file or the data path does not have the block. Alone says that the data path has others.
+func (h *heldBlock) failed(why string, alone bool) {
+	h.down, h.unroutable = why, h.unroutable || alone
+	h.changed(h)
+}
+
+// setReturning notes whether the block is to be returned.
+func (h *heldBlock) setReturning(returning bool) {
+	if h.returning != returning {
+		h.returning = returning
+		h.changed(h)
+	}
+}
+
+// setBusy notes whether any address of the block is used or cools. One that is deleted is withdrawn when none is.
+func (h *heldBlock) setBusy(busy bool, now time.Time) {
+	switch {
+	case busy:
+		h.emptySince = time.Time{}
+		return
+	case h.emptySince.IsZero():
+		h.emptySince = now
+	}
+	if h.draining && h.listed && h.release == notReleased {
+		h.release = withdrawn
+		h.changed(h)
+	}
+}
+
+// clear notes that neither the file nor the data path has the block, which is withdrawn.
+func (h *heldBlock) clear() {
+	h.release = cleared
+	h.changed(h)
+}
 
 // blocks is the node's blocks, by name.
 type blocks struct{ byName map[string]*heldBlock }
@@ -159,7 +214,18 @@ func (b *blocks) holding(a netip.Addr) (*heldBlock, netip.Addr) {
 	return nil, netip.Addr{}
 }
 
-// uncommitted tells whether the file or the data path differs from desired.
+// findConflict notes which other block has addresses of this one, if any has.
+func (b *blocks) findConflict(h *heldBlock) {
+	h.conflict = ""
+	for _, name := range b.names() {
+		if o := b.byName[name]; o != h && o.conflict == "" && o.overlaps(h.blockFacts) {
+			h.conflict = name
+			return
+		}
+	}
+}
+
+// uncommitted reports whether the file or the data path differs from desired.
 func (b *blocks) uncommitted() bool {
 	for _, h := range b.byName {
 		if h.release == withdrawn || h.release == notReleased && h.conflict == "" && !h.programmed {
@@ -208,7 +274,7 @@ func (b *blocks) given(r *request) *heldBlock {
 	return nil
 }
 
-// answered tells whether nothing more will come of a request.
+// answered reports whether nothing more will come of a request.
 func (b *blocks) answered(r *request) bool { return r.spent || b.given(r) != nil }
 
 // supplyOf sums up what this node has of a pool, and which blocks are idle. Blocks that are being returned count until

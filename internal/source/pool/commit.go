@@ -41,7 +41,7 @@ func (c *committer) run(ctx context.Context) {
 			case err == nil:
 				backoff = retry.Backoff{}
 			case !kubeapi.Cancelled(err):
-				c.log.Warn("blocks not put in place, will try again", "error", err)
+				c.log.Warn("blocks not put in place, will try again", "err", err)
 				backoff.Fail(c.state.clock.Now(), retry.First, retry.Most)
 				again = c.state.clock.After(backoff.Until.Sub(c.state.clock.Now()))
 			}
@@ -66,7 +66,7 @@ func (c *committer) desired() (want, withdrawn []blockFacts, trusted bool) {
 	return want, withdrawn, trusted
 }
 
-// lacks tells whether a block is not marked as programmed, such as one that is back after it was gone.
+// lacks reports whether a block is not marked as programmed, such as one that is back after it was gone.
 func (c *committer) lacks(want []blockFacts) (lacks bool) {
 	c.state.with(func(n *holdings, _ time.Time) {
 		n.each(want, func(h *heldBlock) { lacks = lacks || !h.programmed })
@@ -117,18 +117,18 @@ func (c *committer) committed(want, withdrawn []blockFacts, err error) {
 	}
 	c.state.change(func(n *holdings, _ time.Time) {
 		if !ok {
-			n.each(want, func(h *heldBlock) { h.down = err.Error() })
+			n.each(want, func(h *heldBlock) { h.failed(err.Error(), false) })
 			return
 		}
 		n.each(want, func(h *heldBlock) {
 			if no := partly.Failed[h.name]; no != nil {
-				h.down, h.unroutable = no.Error(), true
+				h.failed(no.Error(), true)
 				return
 			}
-			h.programmed, h.down, h.unroutable = true, "", false
+			h.program()
 		})
 		if partly.Left == nil {
-			n.each(withdrawn, func(h *heldBlock) { h.release = max(h.release, cleared) })
+			n.each(withdrawn, (*heldBlock).clear)
 		}
 	})
 }
@@ -149,7 +149,7 @@ func (c *committer) load() {
 	node, blocks, ok, err := (file{c.dir}).load()
 	switch {
 	case err != nil:
-		c.log.Warn("stored blocks not used", "error", err)
+		c.log.Warn("stored blocks not used", "err", err)
 		return
 	case !ok:
 		return

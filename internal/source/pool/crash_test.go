@@ -17,21 +17,15 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/crashsource"
+	"github.com/berthnet/berth/test/harness/sourcenode"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// childConfig makes a test's own program a daemon's address source that a failpoint
-// may kill.
-type childConfig struct{ Kubeconfig, Dir string }
-
-func (c childConfig) leases() crashsource.Leases {
-	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
-}
-
-func child(c childConfig) error {
+// child is a daemon's address source that a failpoint may kill.
+func child(c sourcenode.Child) error {
 	s, err := New(Config{
 		NodeName: nodeID, Kubeconfig: c.Kubeconfig, Datapath: kernel(filepath.Join(c.Dir, "routes")), StateDir: c.Dir,
 		Cooling: time.Millisecond, Watermark: 25, ReleaseDelay: 50 * time.Millisecond,
@@ -40,7 +34,7 @@ func child(c childConfig) error {
 	if err != nil {
 		return err
 	}
-	return c.leases().Serve(s, podRequest, 500*time.Millisecond, os.Stdin, os.Stdout)
+	return c.Leases().Serve(s, podRequest, 500*time.Millisecond, os.Stdin, os.Stdout)
 }
 
 // kernel is a data path that outlives the daemon: a file of names of blocks.
@@ -62,12 +56,8 @@ type crashingNode struct {
 }
 
 func newCrashingNode(t *testing.T, failpoints string) *crashingNode {
-	m := newMachine(t)
-	c := childConfig{Kubeconfig: filepath.Join(m.Dir, "kubeconfig"), Dir: m.Dir}
-	if err := kube.WriteKubeconfig(c.Kubeconfig, m.Config); err != nil {
-		t.Fatal(err)
-	}
-	n := &crashingNode{m, crashsource.New(t, c, m.Log), c.leases()}
+	n := &crashingNode{machine: newMachine(t)}
+	n.Process, n.leases = n.NewChild()
 	n.Launch(failpoints)
 	return n
 }
@@ -227,10 +217,6 @@ func killedAt(t *testing.T, failpoints string) {
 	m.Do("del 6")
 	m.see("all is given back", func() bool { return len(m.blocks()) == 0 && len(m.requests()) == 0 })
 	stop()
-	if err := m.inspect(); err != nil {
-		t.Error(err)
-	}
-	if m.Deaths != 1 {
-		t.Errorf("the daemon died %d times", m.Deaths)
-	}
+	check.NoError(t, m.inspect())
+	check.Equal(t, m.Deaths, 1, "deaths of the daemon")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -41,16 +42,12 @@ func TestDocumentOfPools(t *testing.T) {
 	b.blocks.byName["default-7"].draining = true
 	b.restoreCooling(netip.MustParseAddr("10.9.0.2"), b.now, b.now)
 	gone := source.Lease{IPv4: netip.MustParseAddr("10.9.0.1"), Origin: introspect.Origin{Pool: "gone", Block: "gone-1"}}
-	if err := b.restore(podRequest(3), gone, b.now); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, b.restore(podRequest(3), gone, b.now))
 	b.requests.set(&request{name: requestName("web", nodeID, 0), pool: "web", uid: "r", created: b.now, failed: v1alpha1.ReasonPoolExhausted})
 
 	snap := (&Source{state: newGuarded(b.holdings, clock.NewFake(b.now))}).Snapshot()
 	count := map[source.State]int{source.Used: 3, source.Warm: 4095, source.Cooling: 2, source.NotReady: 0, source.Withdrawn: 2}
-	if d := cmp.Diff(count, snap.Count); d != "" {
-		t.Errorf("addresses by state (-want +got):\n%s", d)
-	}
+	check.Same(t, snap.Count, count)
 	var got introspect.Document
 	snap.Detail.Describe(&got)
 	want := introspect.Document{
@@ -63,9 +60,7 @@ func TestDocumentOfPools(t *testing.T) {
 			{Name: "web-0", Pool: "web", Prefixes: large.prefixes(), Ready: true, Capacity: 4096, Used: 1, Free: 4095},
 		},
 	}
-	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Prefix{})); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
+	check.Same(t, got, want, cmpopts.EquateComparable(netip.Prefix{}))
 	for _, a := range snap.Addresses {
 		origin := map[string]introspect.Origin{
 			"10.2.0.1": {Pool: "default", Block: "default-7"}, "10.9.0.1": gone.Origin, "10.9.0.2": {},
@@ -96,15 +91,11 @@ func TestAddressesOfPoolsAreCounted(t *testing.T) {
 		of("10.9.0.1", "", source.Used),          // of no block that the node has
 		of("10.9.0.2", "gone-1", source.Cooling),
 	}
-	if diff := cmp.Diff(want, d.count()); diff != "" {
-		t.Error(diff)
-	}
+	check.Same(t, d.count(), want)
 	got := map[string]float64{}
 	for _, m := range d.Metrics() {
 		var out dto.Metric
-		if err := m.Write(&out); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, m.Write(&out))
 		for _, l := range out.Label {
 			got[l.GetValue()] += out.Gauge.GetValue()
 		}
@@ -126,11 +117,13 @@ func TestBlockThatIsNotRoutedIsACondition(t *testing.T) {
 		reason  string
 		message string
 	}{{"", true, "Routed", ""}, {"file exists", false, "NotRouted", "block default-0: file exists"}, {"", true, "Routed", ""}} {
-		b.blocks.byName["default-0"].unroutable, b.blocks.byName["default-0"].down = tc.down != "", tc.down
-		want := []source.Condition{{Type: "BlocksRouted", Healthy: tc.healthy, Reason: tc.reason, Message: tc.message}}
-		if d := cmp.Diff(want, b.blocks.conditions()); d != "" {
-			t.Errorf("(-want +got):\n%s", d)
+		if h := b.blocks.byName["default-0"]; tc.down != "" {
+			h.failed(tc.down, true)
+		} else {
+			h.program()
 		}
+		want := []source.Condition{{Type: "BlocksRouted", Healthy: tc.healthy, Reason: tc.reason, Message: tc.message}}
+		check.Same(t, b.blocks.conditions(), want)
 	}
 }
 
@@ -144,7 +137,5 @@ func TestMetricsAreRegistered(t *testing.T) {
 		`berth_kubernetes_call_duration_seconds{call="create-request"}`:        1,
 		`berth_block_request_duration_seconds{pool="default"}`:                 1,
 	}
-	if d := cmp.Diff(want, sourcetest.Values(t, r, Reference)); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
+	check.Same(t, sourcetest.Values(t, r, Reference), want)
 }

@@ -21,8 +21,7 @@
 //	renew.go     claiming blocks while the Node is missing
 //	commit.go    the file, then the data path, and only then the pods
 //	store.go     the file
-//	snapshot.go  introspection, and what only this source has in it
-//	metrics.go   the metrics
+//	snapshot.go  introspection and metrics, and what only this source has in them
 //
 // No ADD or DEL waits for a request that was not made for its pool, and none is made under the lock.
 package pool

@@ -21,7 +21,7 @@ const (
 	namespacesResource = "namespaces"
 )
 
-// mirror keeps the holdings up to date with the API server.
+// mirror keeps the holdings up to date with the API server. The functions of its stores are called by Update.
 func (s *Source) mirror() *kubeapi.Mirror {
 	n, node := s.state.holdings, s.cfg.NodeName
 	m := &kubeapi.Mirror{API: s.api, Sync: n.sync, Log: s.log, Update: func(change func()) {
@@ -79,25 +79,29 @@ func namesOf[T any](byName map[string]T) (all []types.NamespacedName) {
 	return all
 }
 
-// putBlock stores a block. An invalid one is logged and ignored.
+// putBlock stores a block. An invalid one is logged and ignored. It has the lock, and logs when that is free.
 func (s *Source) putBlock(n *holdings, o *v1alpha1.AddressBlock) {
 	f, err := readBlock(o)
 	if err != nil {
-		s.log.Warn("invalid block ignored", "block", o.Name, "error", err)
+		s.state.then(func() { s.log.Warn("invalid block ignored", "block", o.Name, "err", err) })
 		return
 	}
 	before, had := n.blocks.byName[f.name]
 	drained := had && before.draining
 	n.setBlock(f, true, s.cfg.Clock.Now())
 	s.tellConflicts(n, f.name)
-	switch h := n.blocks.byName[f.name]; {
-	case h.conflict != "":
-		s.log.Error("block has addresses of another block of this node and is not used", "block", f.name, "prefixes", f.prefixes(), "other", h.conflict)
-	case !had:
-		s.log.Info("block added", "block", f.name, "pool", f.pool, "prefixes", f.prefixes(), "draining", f.draining)
-	case f.draining && !drained:
-		s.log.Info("block is draining", "block", f.name, "pool", f.pool, "pods", n.pools.usedIn(h))
-	}
+	h := n.blocks.byName[f.name]
+	conflict, pods := h.conflict, n.pools.usedIn(h)
+	s.state.then(func() {
+		switch {
+		case conflict != "":
+			s.log.Error("block has addresses of another block of this node and is not used", "block", f.name, "prefixes", f.prefixes(), "other", conflict)
+		case !had:
+			s.log.Info("block added", "block", f.name, "pool", f.pool, "prefixes", f.prefixes(), "draining", f.draining)
+		case f.draining && !drained:
+			s.log.Info("block is draining", "block", f.name, "pool", f.pool, "pods", pods)
+		}
+	})
 }
 
 // tellConflicts tells the pods whose address something else has too.
@@ -106,7 +110,14 @@ func (s *Source) tellConflicts(n *holdings, block string) {
 	if !ok || h.conflict != "" {
 		return
 	}
-	for _, c := range n.leases.conflicts(h, n.policy.selfOwner(), n.nodeHas) {
+	if conflicts := n.leases.conflicts(h, n.policy.selfOwner(), n.nodeHas); len(conflicts) > 0 {
+		s.state.then(func() { s.reportConflicts(conflicts, block) })
+	}
+}
+
+// reportConflicts logs conflicts, and calls Config.Conflict for each.
+func (s *Source) reportConflicts(conflicts []conflict, block string) {
+	for _, c := range conflicts {
 		s.log.Warn("a pod has an address that something else has too; it keeps it, and packets for either may reach the other",
 			"address", c.addr, "owner", c.owner, "block", block, "namespace", c.pod.Namespace, "pod", c.pod.Name)
 		if s.cfg.Conflict != nil {
@@ -120,11 +131,14 @@ func (s *Source) dropBlock(n *holdings, name string, uid types.UID) {
 	if h, ok := n.blocks.byName[name]; !ok || uid != "" && h.uid != uid || h.lost {
 		return
 	}
-	if pods := n.loseBlock(name, s.cfg.Clock.Now()); pods > 0 {
-		s.log.Warn("block was taken from this node while pods have addresses of it; they keep them, and may be cut off", "block", name, "pods", pods)
-		return
-	}
-	s.log.Info("block gone", "block", name)
+	pods := n.loseBlock(name, s.cfg.Clock.Now())
+	s.state.then(func() {
+		if pods > 0 {
+			s.log.Warn("block was taken from this node while pods have addresses of it; they keep them, and may be cut off", "block", name, "pods", pods)
+			return
+		}
+		s.log.Info("block gone", "block", name)
+	})
 }
 
 // readPool takes what matters of an AddressPool.

@@ -1,13 +1,17 @@
 package pool
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,10 +25,14 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/sourcenode"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -103,13 +111,13 @@ type machine struct {
 	*Source
 	tune   func(*Config)
 	routes *routes
-	wishes map[string]string // pools that pods name, by pod
+	poolOf map[string]string // pools that pods name, by pod
 	stop   func()
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{Node: sourcenode.New(t), routes: &routes{}, wishes: map[string]string{}, tune: func(*Config) {}}
+	m := &machine{Node: sourcenode.New(t), routes: &routes{}, poolOf: map[string]string{}, tune: func(*Config) {}}
 	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
 	m.namespace(namespace, "")
 	return m
@@ -208,7 +216,7 @@ func (m *machine) podNamed(namespace, name, pool string) *corev1.Pod {
 	}
 	if pool != "" {
 		p.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
-		m.wishes[name] = pool
+		m.poolOf[name] = pool
 	}
 	m.Create(p)
 	return p
@@ -247,8 +255,8 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 
 // Acquire tells of the pod's annotation, as the runtime does.
 func (m *machine) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
-	if pool, ok := m.wishes[r.Pod.Name]; ok {
-		r.Options = wishFor(pool)
+	if pool, ok := m.poolOf[r.Pod.Name]; ok {
+		r.Options = annotated(pool)
 	}
 	return m.Source.Acquire(ctx, r)
 }
@@ -278,10 +286,9 @@ func (m *machine) until(what string, ok func() bool) {
 // sees waits until the daemon knows something.
 func (m *machine) sees(what string, ok func(l *holdings) bool) {
 	m.T.Helper()
-	m.until("the daemon sees "+what, func() bool {
-		m.state.mu.Lock()
-		defer m.state.mu.Unlock()
-		return ok(m.state.holdings)
+	m.until("the daemon sees "+what, func() (seen bool) {
+		m.state.with(func(n *holdings, _ time.Time) { seen = ok(n) })
+		return seen
 	})
 }
 
@@ -336,7 +343,151 @@ func (m *machine) untilAllInUse(blocks int) {
 	})
 }
 
-// empty tells whether nothing is left of blocks.
+// empty reports whether nothing is left of blocks.
 func (m *machine) empty() bool {
 	return len(m.blocks()) == 0 && len(m.requests()) == 0 && len(m.routes.names()) == 0
+}
+
+// operator is berth-operator's controllers, with the rights that they have in a
+// cluster, and what stops them from making blocks.
+type operator struct {
+	m      *machine
+	served atomic.Int64  // requests that have got a block
+	blocks chan struct{} // of limited: has one for each block that may be made
+	stop   func()
+}
+
+// startOperator answers requests until the test ends, or stop is called.
+func (m *machine) startOperator() *operator {
+	m.T.Helper()
+	o := &operator{m: m}
+	o.start()
+	return o
+}
+
+// startLimitedOperator makes so many blocks, and then none.
+func (m *machine) startLimitedOperator(blocks int) *operator {
+	m.T.Helper()
+	o := &operator{m: m, blocks: make(chan struct{}, blocks)}
+	for range blocks {
+		o.blocks <- struct{}{}
+	}
+	o.start()
+	return o
+}
+
+func (o *operator) start() {
+	t := o.m.T
+	t.Helper()
+	cfg := harness.OperatorConfig(t, deploy.PoolMode)
+	if o.blocks != nil {
+		cfg.Wrap(harness.Through(o.hold))
+	}
+	mgr, err := controllers.Manager(cfg, addresspool.Watches())
+	harness.OK(t, err)
+	_, err = addresspool.Setup(t.Context(), mgr, addresspool.Options{
+		Logger: sourcetest.Logger(t.Output()), MaxPods: 1024, RequestServed: func(time.Duration) { o.served.Add(1) },
+	})
+	harness.OK(t, err)
+	o.stop = controllers.Run(t, mgr)
+}
+
+// hold keeps back requests for blocks that are not to be made.
+func (o *operator) hold(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+	if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/addressblocks") {
+		select {
+		case <-o.blocks:
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	return next.RoundTrip(r)
+}
+
+// faults are on the way to the API server, where requests are held and replies lost.
+type faults struct {
+	hold func(method, path, body string) bool
+	lose func(method string) bool
+
+	held   chan struct{} // gets one for a request that is held
+	passed chan struct{} // closed: none is any more
+
+	lost sync.Map // requests whose reply was lost once
+}
+
+// faults puts itself between the daemon and the API server.
+func (m *machine) faults() *faults {
+	w := &faults{held: make(chan struct{}, 100), passed: make(chan struct{})}
+	m.Config.Wrap(harness.Through(w.pass))
+	return w
+}
+
+// pass is one request on its way.
+func (w *faults) pass(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+	var body []byte
+	if r.Body != nil {
+		var err error
+		if body, err = io.ReadAll(r.Body); err != nil {
+			return nil, err
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+	}
+	if w.hold != nil && w.hold(r.Method, r.URL.Path, string(body)) {
+		w.held <- struct{}{}
+		select {
+		case <-w.passed:
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	resp, err := next.RoundTrip(r)
+	if err != nil || w.lose == nil || !w.lose(r.Method) {
+		return resp, err
+	}
+	if _, before := w.lost.LoadOrStore(r.Method+r.URL.Path+string(body), true); before {
+		return resp, nil
+	}
+	resp.Body.Close()
+	return nil, errors.New("the reply was lost")
+}
+
+func (w *faults) release() { close(w.passed) }
+
+// unhurried is the machine's clock, by which the API server's first word always
+// comes in time.
+type unhurried struct{ clock.Real }
+
+// After implements clock.Clock.
+func (c unhurried) After(d time.Duration) <-chan time.Time {
+	if d == confirm.Timeout {
+		return nil
+	}
+	return c.Real.After(d)
+}
+
+// ticks is a clock that a test moves. It starts at the machine's time, as
+// certificates and tokens are judged by that.
+type ticks struct{ *clock.Fake }
+
+func newTicks() ticks { return ticks{clock.NewFake(time.Now())} }
+
+// flow lets time pass as it does for everybody, until stop is called: a request
+// that failed is made again.
+func (c ticks) flow() (stop func()) {
+	const step = 50 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(step): // the machine's time
+				c.Advance(step)
+			}
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
 }

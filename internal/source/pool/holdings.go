@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // policy is the settings that decide about blocks and addresses.
@@ -52,13 +52,13 @@ func newHoldings(p policy) *holdings {
 	}
 }
 
-// nodeMissing tells whether there is no Node.
+// nodeMissing reports whether there is no Node.
 func (n *holdings) nodeMissing() bool { return n.sync.Listed(nodesResource) && n.node == "" }
 
-// mayChoose tells whether all that determines the pool of a pod was listed.
+// mayChoose reports whether all that determines the pool of a pod was listed.
 func mayChoose(s *kubeapi.Sync) bool { return s.Listed(poolsResource, namespacesResource) }
 
-// mayPlan tells whether the blocks, the requests and the Node are known. Nothing is requested before.
+// mayPlan reports whether the blocks, the requests and the Node are known. Nothing is requested before.
 func mayPlan(s *kubeapi.Sync) bool { return s.Listed(blocksResource, requestsResource, nodesResource) }
 
 // forget drops deleted pools that are no longer used here.
@@ -150,14 +150,14 @@ func (n *holdings) restoreCooling(a netip.Addr, since, now time.Time) {
 
 // admit queues a request, and serves it at once if an address is free and nobody waits before it. It fails at once if the
 // pod can have no pool.
-func (n *holdings) admit(req source.Request, now time.Time) *waiting.Waiter {
+func (n *holdings) admit(req source.Request, now time.Time) *addressqueue.Waiter {
 	w := n.pools.undecided.Push(req)
 	n.decide(w, now)
 	return w
 }
 
 // decide moves a waiter to the queue of its pool, if the pool is known.
-func (n *holdings) decide(w *waiting.Waiter, now time.Time) {
+func (n *holdings) decide(w *addressqueue.Waiter, now time.Time) {
 	name, final, why := n.pools.choose(w.Request.Pod, n.policy.assumed(w.Request.Options))
 	if before := n.pools.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
 		name = before // chosen when the API server answered, which it does not now
@@ -248,28 +248,22 @@ func (n *holdings) setBlock(f blockFacts, listed bool, now time.Time) {
 		ok = false
 	}
 	if !ok {
-		h = &heldBlock{}
+		h = &heldBlock{blockFacts: f, listed: listed, changed: n.refresh}
 		n.blocks.byName[f.name] = h
-	}
-	sameWithheld := ok && slices.Equal(h.withheld, f.withheld)
-	h.blockFacts, h.listed, h.lost = f, listed, false
-	switch {
-	case !ok:
 		n.addToAllocator(h, now)
-	case !sameWithheld:
+		return
+	}
+	sameWithheld := slices.Equal(h.withheld, f.withheld)
+	if h.found(f, listed); !sameWithheld {
 		n.withhold(h)
 	}
-	n.refresh(h)
 }
 
-// addToAllocator adds a block's addresses to its pool's allocator, first those that are already used or cool.
+// addToAllocator adds a block's addresses to its pool's allocator, first those that are already used or cool. Nothing is
+// added of a block that has addresses of another.
 func (n *holdings) addToAllocator(h *heldBlock, now time.Time) {
-	h.conflict = ""
-	for _, name := range n.blocks.names() {
-		if o := n.blocks.byName[name]; o != h && o.conflict == "" && o.overlaps(h.blockFacts) {
-			h.conflict = name
-			return
-		}
+	if n.blocks.findConflict(h); h.conflict != "" {
+		return
 	}
 	s := n.pools.get(h.pool)
 	for key, lease := range n.leases.byKey {
@@ -290,9 +284,10 @@ func (n *holdings) addToAllocator(h *heldBlock, now time.Time) {
 	}
 	s.alloc.SetGroup(ipam.Group{ID: h.name, Prefixes: []netip.Prefix{h.first}})
 	n.withhold(h)
+	n.refresh(h)
 }
 
-// refresh tells the allocator whether a block's addresses may be handed out.
+// refresh tells the allocator whether a block's addresses may be handed out. It follows each transition of the block.
 func (n *holdings) refresh(h *heldBlock) {
 	if h.conflict != "" {
 		return
@@ -309,8 +304,7 @@ func (n *holdings) loseBlock(name string, now time.Time) (pods int) {
 		return 0
 	}
 	if pods = n.pools.usedIn(h); pods > 0 {
-		h.listed, h.lost, h.finalizers = false, true, nil
-		n.refresh(h)
+		h.lose()
 		return pods
 	}
 	n.removeBlock(name, now)
@@ -328,7 +322,6 @@ func (n *holdings) removeBlock(name string, now time.Time) {
 	for _, other := range n.blocks.names() {
 		if o := n.blocks.byName[other]; o.conflict == name {
 			n.addToAllocator(o, now)
-			n.refresh(o)
 		}
 	}
 }
@@ -367,19 +360,11 @@ func (n *holdings) review(now time.Time) {
 			c := n.pools.counts(h)
 			busy = c.Used + c.Cooling
 		}
-		switch {
-		case busy > 0:
-			h.emptySince = time.Time{}
-		case h.lost:
+		if busy == 0 && h.lost {
 			n.removeBlock(name, now)
 			continue
-		case h.emptySince.IsZero():
-			h.emptySince = now
 		}
-		if busy == 0 && h.draining && h.listed && h.release == notReleased {
-			h.release = withdrawn
-			n.refresh(h)
-		}
+		h.setBusy(busy > 0, now)
 	}
 }
 
@@ -388,7 +373,6 @@ func (n *holdings) each(list []blockFacts, do func(*heldBlock)) {
 	for _, b := range list {
 		if h, ok := n.blocks.byName[b.name]; ok && h.same(b) {
 			do(h)
-			n.refresh(h)
 		}
 	}
 }
@@ -406,12 +390,4 @@ func (n *holdings) withhold(h *heldBlock) []netip.Addr {
 		}
 	}
 	return n.pools.get(h.pool).alloc.Withhold(h.name, places)
-}
-
-// earlier returns the earlier of two times; zero stands for none.
-func earlier(x, y time.Time) time.Time {
-	if x.IsZero() || !y.IsZero() && y.Before(x) {
-		return y
-	}
-	return x
 }

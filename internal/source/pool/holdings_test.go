@@ -12,7 +12,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const (
@@ -50,8 +51,8 @@ func (b *testNode) give(f blockFacts) {
 // commit is the file and the data path.
 func (b *testNode) commit() {
 	want, gone := b.blocks.desired(), b.blocks.withdrawn()
-	b.each(want, func(h *heldBlock) { h.programmed = true })
-	b.each(gone, func(h *heldBlock) { h.release = cleared })
+	b.each(want, (*heldBlock).program)
+	b.each(gone, (*heldBlock).clear)
 	b.serveAll(b.now)
 }
 
@@ -79,13 +80,13 @@ func (b *testNode) expect(what string, want ...string) {
 	}
 }
 
-func (b *testNode) add(i int) (*waiting.Waiter, string) {
+func (b *testNode) add(i int) (*addressqueue.Waiter, string) {
 	b.t.Helper()
 	w := b.admit(podRequest(i), b.now)
 	return w, b.answer(w)
 }
 
-func (b *testNode) answer(w *waiting.Waiter) string {
+func (b *testNode) answer(w *addressqueue.Waiter) string {
 	select {
 	case a := <-w.Answered():
 		if a.Err != nil {
@@ -147,12 +148,10 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "public", bits: 0})
 	b.pools.namespaces["ns"] = "public"
 	b.expect("nobody uses the pool")
-	var ws []*waiting.Waiter
+	var ws []*addressqueue.Waiter
 	for i := range 10 {
 		w, got := b.add(i)
-		if got != "waits" {
-			t.Errorf("pod %d: %s", i, got)
-		}
+		check.Equal(t, got, "waits", "pod %d", i)
 		ws = append(ws, w)
 	}
 	var want []string
@@ -166,9 +165,7 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 		f := blockOf(fmt.Sprint("public-", i), fmt.Sprintf("10.0.0.%d/32", i), "")
 		f.request = uidOf(requestName("public", nodeID, i))
 		b.give(f)
-		if got := b.answer(ws[i]); got != fmt.Sprint("10.0.0.", i) {
-			t.Errorf("pod %d: %s", i, got)
-		}
+		check.Equal(t, b.answer(ws[i]), fmt.Sprint("10.0.0.", i), "pod %d", i)
 		delete(b.requests.byName, requestName("public", nodeID, i))
 	}
 	b.expect("seven wait, five are asked for", "create-request public-0", "create-request public-1")
@@ -208,22 +205,16 @@ func TestLifeOfABlock(t *testing.T) {
 	w, _ := b.add(0)
 	b.setBlock(blockOf("public-0", "10.0.0.0/31", "fd00::/127"), true, b.now)
 	b.serveAll(b.now)
-	if got := b.answer(w); got != "waits" {
-		t.Errorf("handed out %s without a route", got)
-	}
+	check.Equal(t, b.answer(w), "waits", "pod 0 without a route")
 	b.commit()
-	if got := b.answer(w); got != "10.0.0.0 fd00::" {
-		t.Errorf("pod 0: %s", got)
-	}
+	check.Equal(t, b.answer(w), "10.0.0.0 fd00::", "pod 0")
 	b.adds(0+1, "10.0.0.1 fd00::1")
 	b.release(key(0), b.now)
 	b.release(key(0), b.now) // a second DEL
 	b.cancel(key(1), b.now)
 	b.now = b.now.Add(cools)
 	_, next := b.pass()
-	if next != delay {
-		t.Errorf("the block goes back in %v", next)
-	}
+	check.Equal(t, next, delay, "the block goes back in")
 	b.now = b.now.Add(delay - 1)
 	b.adds(2, "10.0.0.1 fd00::1") // longer free than 10.0.0.0
 	b.expect("it is used again")
@@ -235,9 +226,7 @@ func TestLifeOfABlock(t *testing.T) {
 	b.expect("it goes back", "return-block public-0")
 	b.adds(3, "waits")
 	b.expect("it is needed after all")
-	if h := b.leases.byKey[key(3)]; h.IPv4 != netip.MustParseAddr("10.0.0.1") {
-		t.Errorf("pod 3: %v", h)
-	}
+	check.Equal(t, b.leases.byKey[key(3)].IPv4, netip.MustParseAddr("10.0.0.1"), "pod 3")
 
 	f := b.blocks.byName["public-0"].blockFacts
 	f.draining, f.finalizers, f.version = true, []string{v1alpha1.FinalizerBlock}, "7"
@@ -248,9 +237,7 @@ func TestLifeOfABlock(t *testing.T) {
 	b.expect("its last address cools", "create-request public-0")
 	b.now = b.now.Add(cools)
 	b.expect("withdrawn in memory", "create-request public-0")
-	if got := b.blocks.desired(); len(got) != 0 {
-		t.Errorf("the file keeps %v", got)
-	}
+	check.Equal(t, len(b.blocks.desired()), 0, "blocks in the file")
 	b.commit()
 	b.expect("the finalizer goes last", "create-request public-0", "free-block public-0")
 	f.version = "8"
@@ -327,9 +314,7 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 				}
 				b.now = b.now.Add(1)
 				b.pass()
-				if h := b.leases.byKey[key(2)]; h.IPv6 != netip.MustParseAddr("fd00::") {
-					t.Errorf("pod 2: %v", h)
-				}
+				check.Equal(t, b.leases.byKey[key(2)].IPv6, netip.MustParseAddr("fd00::"), "pod 2")
 			})
 		}
 	}
@@ -343,9 +328,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 		b.restoreCooling(netip.MustParseAddr(a), b.now.Add(-2*cools), b.now)
 	}
 	b.restoreCooling(netip.MustParseAddr("10.9.9.9"), b.now.Add(-2*cools), b.now) // of a block that went back
-	if len(b.leases.cooling) != 0 {
-		t.Errorf("cooling %v", b.leases.cooling)
-	}
+	check.Equal(t, len(b.leases.cooling), 0, "cooling %v", b.leases.cooling)
 	for i, want := range []string{"10.0.0.1 fd00::1", "10.0.0.3 fd00::3", "10.0.0.2 fd00::2", "10.0.0.0 fd00::"} {
 		b.adds(i, want)
 	}
@@ -363,9 +346,7 @@ func TestRestore(t *testing.T) {
 				if known {
 					b.give(f)
 				}
-				if err := b.restore(podRequest(0), lease, b.now); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, b.restore(podRequest(0), lease, b.now))
 				if err := b.restore(podRequest(1), lease, b.now); err == nil {
 					t.Error("two pods have one address")
 				}
@@ -389,13 +370,9 @@ func TestBlockLostUnderPods(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 1}, poolFacts{name: "other", bits: 1})
 	b.give(blockOf("default-0", "10.0.0.0/31", ""))
 	b.adds(0, "10.0.0.0")
-	if pods := b.loseBlock("default-0", b.now); pods != 1 {
-		t.Errorf("%d pods", pods)
-	}
+	check.Equal(t, b.loseBlock("default-0", b.now), 1, "pods")
 	b.adds(1, "waits")
-	if got := b.blocks.desired(); len(got) != 1 {
-		t.Errorf("routes %v", got)
-	}
+	check.Equal(t, len(b.blocks.desired()), 1, "routes")
 	b.give(blockOf("other-0", "10.0.0.0/31", ""))
 	b.pools.namespaces["ns"] = "other"
 	b.adds(2, "waits")
@@ -412,9 +389,7 @@ func TestBlockLostUnderPods(t *testing.T) {
 	b.now = b.now.Add(1)
 	b.pass()
 	b.commit()
-	if h := b.leases.byKey[key(2)]; h.Block != "other-0" {
-		t.Errorf("pod 2: %v", h)
-	}
+	check.Equal(t, b.leases.byKey[key(2)].Block, "other-0", "pod 2")
 	if got := b.blocks.desired(); len(got) != 1 || got[0].name != "other-0" {
 		t.Errorf("routes %v", got)
 	}
@@ -435,9 +410,7 @@ func TestBlockComesBackAsAnother(t *testing.T) {
 	b.adds(4, "waits")
 	b.now = b.now.Add(cools)
 	b.pass()
-	if h := b.leases.byKey[key(4)]; h.IPv4 != netip.MustParseAddr("10.0.0.1") {
-		t.Errorf("pod 4: %v", h)
-	}
+	check.Equal(t, b.leases.byKey[key(4)].IPv4, netip.MustParseAddr("10.0.0.1"), "pod 4")
 }
 
 func TestReady(t *testing.T) {
@@ -461,4 +434,53 @@ func TestReady(t *testing.T) {
 	expect("")
 	b.loseBlock("default-0", b.now)
 	expect("") // exhaustion does not count
+}
+
+// What one ADD and DEL cost in the holdings, and what the pass after them does,
+// with so many pods on the node, each in a block of its own at worst.
+func BenchmarkAddDel(b *testing.B) {
+	for _, bits := range []int{0, 5} {
+		for _, pods := range []int{10, 500} {
+			b.Run(fmt.Sprintf("bits=%d/pods=%d", bits, pods), func(b *testing.B) {
+				n := crowded(b, bits, pods)
+				for b.Loop() {
+					n.admit(podRequest(pods), n.now)
+					n.cancel(key(pods), n.now)
+				}
+			})
+			b.Run(fmt.Sprintf("pass/bits=%d/pods=%d", bits, pods), func(b *testing.B) {
+				n := crowded(b, bits, pods)
+				for b.Loop() {
+					n.expire(n.now)
+					n.review(n.now)
+					n.plan(nodeID, n.now)
+					n.serveAll(n.now)
+					n.forget()
+				}
+			})
+		}
+	}
+}
+
+// crowded is a node with pods, and one free block.
+func crowded(tb testing.TB, bits, pods int) *testNode {
+	b := &testNode{now: t0, holdings: newHoldings(policy{cooling: cools, watermark: 25, releaseDelay: time.Hour})}
+	b.sync.SetListed(true, allResources...)
+	b.node = "n"
+	b.pools.set(poolFacts{name: "default", bits: bits})
+	b.pools.namespaces["ns"] = ""
+	size := 1 << bits
+	for i := 0; i*size <= pods+size; i++ {
+		at := i * size
+		b.give(blockOf(fmt.Sprint("default-", i), fmt.Sprintf("10.0.%d.%d/%d", at/256, at%256, 32-bits), ""))
+	}
+	for i := range pods + 1 {
+		if i < pods {
+			b.admit(podRequest(i), b.now)
+		}
+	}
+	if len(b.leases.byKey) != pods {
+		tb.Fatalf("%d pods have addresses", len(b.leases.byKey))
+	}
+	return b
 }

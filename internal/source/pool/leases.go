@@ -21,7 +21,7 @@ type hold struct {
 	source.Lease
 	pod           attachment.Pod
 	allocatedIn   string // the pool whose allocator has it; empty while its block is not known
-	notifiedOwner string // the owner of its address that the pod was told about
+	notifiedOwner string // the owner of its address that the pod was notified of
 }
 
 // add adds a lease, whose addresses nobody else has.

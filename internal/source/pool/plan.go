@@ -8,10 +8,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/retry"
 )
 
-// Requests to the API server. A reply changes nothing in the holdings: an action is wanted until the watch shows its
-// outcome, so that there is one order of events, and lost or late replies do no harm.
+// Requests to the API server. No reply puts a block or a request into the holdings, or takes one out: an action is wanted
+// until the watch shows its outcome, so that there is one order of events, and lost or late replies do no harm. Only what
+// the watch does not show is noted: why a request could not be created (poolState.refused), that another node has its
+// name (requests.avoid), and that its block no longer exists (request.spent).
 const (
 	createRequest = "create-request" // BlockRequest name, for pool
 	deleteRequest = "delete-request" // the BlockRequest with uid
@@ -62,7 +65,7 @@ func (n *holdings) plan(nodeName string, now time.Time) (todo []action, next tim
 }
 
 // again has the next plan made at a moment at the latest.
-func (p *planning) again(at time.Time) { p.next = earlier(p.next, at) }
+func (p *planning) again(at time.Time) { p.next = retry.Earliest(time.Time{}, p.next, at) }
 
 // pool plans for one pool.
 func (p *planning) pool(s *poolState) {
@@ -70,9 +73,8 @@ func (p *planning) pool(s *poolState) {
 	names, next := toReturn(have, p.n.policy.watermark, empty, p.n.policy.releaseDelay, p.now)
 	p.again(next)
 	for _, h := range p.n.blocks.byName {
-		if returning := slices.Contains(names, h.name); h.pool == s.name && h.returning != returning {
-			h.returning = returning
-			p.n.refresh(h)
+		if h.pool == s.name {
+			h.setReturning(slices.Contains(names, h.name))
 		}
 	}
 	for _, name := range names {

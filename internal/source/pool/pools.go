@@ -10,8 +10,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // pools is the pools that this node uses, or could, and what determines which of them a pod uses.
@@ -20,7 +21,7 @@ type pools struct {
 	namespaces map[string]string // annotation by namespace; empty without
 	cooling    time.Duration
 
-	undecided waiting.Queue // pods whose pool is not known yet
+	undecided addressqueue.Queue // pods whose pool is not known yet
 	// chosen is the pools of pods that had an address of one: after a start without the API server nothing else is
 	// known.
 	chosen map[podInterface]string
@@ -38,7 +39,7 @@ func interfaceOf(key attachment.Key, pod attachment.Pod) podInterface {
 type poolState struct {
 	name  string
 	alloc *ipam.Allocator[attachment.Key] // of the first family of its blocks
-	queue waiting.Queue
+	queue addressqueue.Queue
 
 	known         bool     // the AddressPool exists
 	deleting      bool     // it is being deleted
@@ -83,7 +84,7 @@ func (p *pools) drop(name string) {
 func (p *pools) nextExpiry() (at time.Time) {
 	for _, s := range p.byName {
 		if t, ok := s.alloc.NextExpiry(); ok {
-			at = earlier(at, t)
+			at = retry.Earliest(time.Time{}, at, t)
 		}
 	}
 	return at
@@ -101,7 +102,7 @@ func (p *pools) usedIn(h *heldBlock) int {
 }
 
 // waiter is the waiter of an attachment, or nil.
-func (p *pools) waiter(key attachment.Key) *waiting.Waiter {
+func (p *pools) waiter(key attachment.Key) *addressqueue.Waiter {
 	for _, s := range p.byName {
 		if w := s.queue.Find(key); w != nil {
 			return w
@@ -118,7 +119,7 @@ func (p *pools) waiter(key attachment.Key) *waiting.Waiter {
 // The pod's annotation comes with the ADD, because the runtime can impersonate the pods of its node anyway. Reading it
 // from the API server would require permission to read every pod of the cluster.
 
-// assumed returns a wish with what is assumed of annotations that the runtime does not pass.
+// assumed returns options with what is assumed of annotations that the runtime does not pass.
 func (p policy) assumed(w source.PodOptions) source.PodOptions {
 	w.AnnotationsKnown = w.AnnotationsKnown || p.ignoreUntold
 	return w
@@ -126,7 +127,7 @@ func (p policy) assumed(w source.PodOptions) source.PodOptions {
 
 // choose returns the name of a pod's pool. It is empty while the pool is not known; err then says why, in case nothing
 // changes in time. final: nothing that the API server may still send changes the result.
-func (p *pools) choose(pod attachment.Pod, wish source.PodOptions) (name string, final bool, err *source.Exhausted) {
+func (p *pools) choose(pod attachment.Pod, options source.PodOptions) (name string, final bool, err *source.Exhausted) {
 	if pod.Name == "" || pod.Namespace == "" {
 		return "", true, exhausted("pod-unnamed", "the runtime does not pass the pod's name (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS), which determines its pool")
 	}
@@ -135,10 +136,10 @@ func (p *pools) choose(pod attachment.Pod, wish source.PodOptions) (name string,
 		return "", false, exhausted("namespace-unknown", "the API server has not listed namespace %s yet, which determines the pool of its pods", pod.Namespace)
 	}
 	given := cmp.Or(annotation, v1alpha1.DefaultPool)
-	asked, by, change := wish.Annotations[v1alpha1.AnnotationPool], "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
-	if wish.NetworkPool != "" {
-		asked, by, change = wish.NetworkPool, "pool of the network's configuration", "it there"
-	} else if !wish.AnnotationsKnown {
+	asked, by, change := options.Annotations[v1alpha1.AnnotationPool], "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
+	if options.NetworkPool != "" {
+		asked, by, change = options.NetworkPool, "pool of the network's configuration", "it there"
+	} else if !options.AnnotationsKnown {
 		return p.chooseWithoutAnnotations(pod.Namespace, given)
 	}
 	if asked == "" || asked == given {

@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // simulation drives holdings through random events, with an API server, a file and a
@@ -22,7 +22,7 @@ type simulation struct {
 	*testNode
 	blocks    map[string]blockFacts // at the API server
 	committed map[string]bool       // blocks that the file and the data path have
-	waiters   map[int]*waiting.Waiter
+	waiters   map[int]*addressqueue.Waiter
 	released  map[netip.Addr]time.Time
 	held      map[int][]netip.Addr
 	next      int // index of the next block
@@ -34,7 +34,7 @@ var dual = []string{"10.0.%d.%d/%d", "fd00::%x/%d"}
 func newSimulation(t *rapid.T) *simulation {
 	l := &simulation{
 		testNode: &testNode{now: t0, holdings: newHoldings(policy{cooling: cools, watermark: 25, releaseDelay: delay})},
-		blocks:   map[string]blockFacts{}, committed: map[string]bool{}, waiters: map[int]*waiting.Waiter{},
+		blocks:   map[string]blockFacts{}, committed: map[string]bool{}, waiters: map[int]*addressqueue.Waiter{},
 		released: map[netip.Addr]time.Time{}, held: map[int][]netip.Addr{},
 	}
 	l.sync.SetListed(true, allResources...)
@@ -133,8 +133,8 @@ func (l *simulation) putInPlace() (want, gone []blockFacts) {
 
 func (l *simulation) commit() {
 	want, gone := l.putInPlace()
-	l.each(want, func(h *heldBlock) { h.programmed = true })
-	l.each(gone, func(h *heldBlock) { h.release = cleared })
+	l.each(want, (*heldBlock).program)
+	l.each(gone, (*heldBlock).clear)
 	l.serveAll(l.now)
 }
 
@@ -162,7 +162,7 @@ func (l *simulation) answerOne() {
 // hear takes the answers of those who waited, and checks them.
 func (l *simulation) hear(t *rapid.T) {
 	for i, w := range l.waiters {
-		var a waiting.Answer
+		var a addressqueue.Answer
 		select {
 		case a = <-w.Answered():
 		default:

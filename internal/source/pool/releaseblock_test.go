@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // A pool of single addresses: a second DEL of a pod does not touch what another
@@ -179,27 +180,6 @@ func TestBlockGoesBackAfterTheDelay(t *testing.T) {
 	})
 }
 
-// A deleted pool lets its blocks drain where they are.
-func TestPoolDeletedUnderPods(t *testing.T) {
-	m := newMachine(t)
-	a := m.begin("default", 2, 3, "10.0.0.0/24")
-	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
-	harness.OK(t, m.API.Delete(t.Context(), p))
-	// Who hears of the block first asks for another one.
-	m.sees("the pool's end", func(l *holdings) bool { return l.pools.byName["default"].deleting })
-	m.drain(a.Block)
-	m.sees("the block's end", func(l *holdings) bool { return l.blocks.byName[a.Block].draining })
-	m.fails(1, "pool-deleted")
-	if got := m.requests(); len(got) != 0 {
-		t.Errorf("requests %v", got)
-	}
-	if m.block(a.Block) == nil {
-		t.Error("the block went under a pod")
-	}
-	m.Release(key(0))
-	m.until("the block is gone", func() bool { return len(m.blocks()) == 0 })
-}
-
 // Somebody writes to a block between the daemon's look and its letting go: it
 // looks again, and meanwhile gives no address of the block to anybody.
 func TestBlockChangedWhileItIsLetGo(t *testing.T) {
@@ -230,21 +210,15 @@ func TestOneBlockThatCannotBeRouted(t *testing.T) {
 	m.startOperator()
 	m.start()
 	for i := range 2 {
-		if l := m.add(i); l.Block != "default-1" {
-			t.Errorf("pod %d has %v", i, l)
-		}
+		check.Equal(t, m.add(i).Block, "default-1", "pod %d has", i)
 	}
-	m.until("it is told", func() bool {
+	m.until("it is reported", func() bool {
 		return strings.Contains(m.Snapshot().LastError, "block default-0 is not used: no route to default-0")
 	})
-	if err := m.Ready(); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, m.Ready())
 	m.routes.breakBlock("")
 	for i := 2; i < 4; i++ {
-		if l := m.add(i); l.Block != "default-0" {
-			t.Errorf("pod %d has %v", i, l)
-		}
+		check.Equal(t, m.add(i).Block, "default-0", "pod %d has", i)
 	}
-	m.until("nothing is told", func() bool { return m.Snapshot().LastError == "" })
+	m.until("nothing is reported any more", func() bool { return m.Snapshot().LastError == "" })
 }

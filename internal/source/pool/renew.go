@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/metric"
 )
 
 // claimInterval is the default of Config.ClaimInterval. The operator releases blocks of missing Nodes that were not renewed
@@ -64,12 +65,10 @@ func (c *claimer) renew(ctx context.Context, blocks []blockFacts) {
 		if kubeapi.Cancelled(err) {
 			return
 		}
-		result := "success"
 		if err != nil {
-			result = "error"
-			c.log.Warn("block not claimed", "block", b.name, "error", err)
+			c.log.Warn("block not claimed", "block", b.name, "err", err)
 		}
-		c.observer.Asked("renew-block", result, c.state.clock.Now().Sub(started))
+		c.observer.Asked("renew-block", metric.Result(err), c.state.clock.Now().Sub(started))
 	}
 }
 

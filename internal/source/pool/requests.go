@@ -84,7 +84,7 @@ type request struct {
 	measured  bool      // its latency was observed
 }
 
-// complete tells whether the operator is done with it.
+// complete reports whether the operator is done with it.
 func (r *request) complete() bool { return r.block != "" }
 
 // readRequest keeps what matters of a BlockRequest.

@@ -4,11 +4,13 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
@@ -16,17 +18,19 @@ import (
 
 // Snapshot implements source.Source. The address of the first family stands for a dual-stack pair, and of a block of more
 // than 256 addresses only those are listed that were ever used; the detail's pools count all.
-func (s *Source) Snapshot() source.Snapshot {
-	s.state.mu.Lock()
-	defer s.state.mu.Unlock()
-	n := s.state.holdings
-	v := n.at(s.state.clock.Now())
-	out := source.Snapshot{Waiting: n.pools.undecided.Len(), LastError: v.lastError(), Conditions: n.blocks.conditions()}
-	var d detail
+func (s *Source) Snapshot() (out source.Snapshot) {
+	s.state.with(func(n *holdings, now time.Time) { out = n.at(now).snapshot() })
+	return out
+}
+
+func (d view) snapshot() source.Snapshot {
+	n := d.n
+	out := source.Snapshot{Waiting: n.pools.undecided.Len(), LastError: d.lastError(), Conditions: n.blocks.conditions()}
+	var all detail
 	for _, name := range slices.Sorted(maps.Keys(n.pools.byName)) {
 		p := n.pools.byName[name]
 		out.Waiting += p.queue.Len()
-		d.pools = append(d.pools, v.poolInfo(p))
+		all.pools = append(all.pools, d.poolInfo(p))
 		for a := range p.alloc.Addresses() {
 			out.Addresses = append(out.Addresses, n.blocks.addressInfo(a))
 		}
@@ -36,11 +40,11 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, name := range n.blocks.names() {
 		b := describeBlock(n.blocks.byName[name])
 		b.Withheld = n.pools.counts(n.blocks.byName[name]).Withdrawn
-		d.blocks = append(d.blocks, b)
+		all.blocks = append(all.blocks, b)
 		out.Groups = append(out.Groups, source.Group{Name: b.Name, Capacity: b.Capacity})
 	}
-	d.addresses = out.Addresses
-	out.Count, out.Detail = d.count(), d
+	all.addresses = out.Addresses
+	out.Count, out.Detail = all.count(), all
 	return out
 }
 
@@ -209,4 +213,47 @@ func (b *blocks) conditions() []source.Condition {
 		return []source.Condition{{Type: conditionRouted, Reason: "NotRouted", Message: strings.Join(failed, "; ")}}
 	}
 	return []source.Condition{{Type: conditionRouted, Healthy: true, Reason: "Routed"}}
+}
+
+var (
+	famPoolBlocks    = metric.New("berth_pool_blocks", "gauge", "Blocks of address pools that this node has, by pool and state: held, or draining (deleted, and kept for the pods that have addresses of it).", "pool", "state")
+	famPoolAddresses = metric.New("berth_pool_addresses", "gauge", "Addresses of these blocks, a pair of a dual-stack pool counted once, by pool and state as in berth_addresses.", "pool", "state")
+	famPoolWaiting   = metric.New("berth_pool_waiting_adds", "gauge", "ADDs that wait for an address of a pool.", "pool")
+	famPoolExhausted = metric.New("berth_pool_exhausted", "gauge", "1 while this node requests a block of the pool and none is free, else 0.", "pool")
+	famBlockTime     = metric.New("berth_block_request_duration_seconds", "histogram", "Time from requesting a block of a pool until this node had it.", "pool")
+	famAPICalls      = metric.New("berth_kubernetes_calls_total", "counter", "Requests to the Kubernetes API about blocks, by call (create-request, delete-request, look-for-block, return-block, free-block or renew-block) and result: success or error.", "call", "result")
+	famAPITime       = metric.New("berth_kubernetes_call_duration_seconds", "histogram", "Time that these requests took.", "call")
+)
+
+const conditionRouted = "BlocksRouted"
+
+// Reference is what this source adds to the page of metrics.
+var Reference = source.Reference{
+	Families:   []metric.Family{famPoolBlocks, famPoolAddresses, famPoolWaiting, famPoolExhausted, famBlockTime, famAPICalls, famAPITime},
+	Conditions: [][2]string{{conditionRouted, "with address pools: every block of the node could be routed"}},
+}
+
+// Metrics implements Observer.
+type Metrics struct {
+	requests *prometheus.HistogramVec
+	calls    *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+}
+
+// NewMetrics makes and registers them.
+func NewMetrics(to prometheus.Registerer) Metrics {
+	m := Metrics{famBlockTime.Histogram(metric.CallBuckets), famAPICalls.Counter(), famAPITime.Histogram(metric.CallBuckets)}
+	to.MustRegister(m.requests, m.calls, m.duration)
+	return m
+}
+
+// Asked counts one request to the API server.
+func (m Metrics) Asked(what, result string, took time.Duration) {
+	m.calls.WithLabelValues(what, result).Inc()
+	m.duration.WithLabelValues(what).Observe(took.Seconds())
+}
+
+// Supplied counts one block that was requested and arrived.
+func (m Metrics) Supplied(pool string, took time.Duration) {
+	m.requests.WithLabelValues(pool).Observe(took.Seconds())
 }

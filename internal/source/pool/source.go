@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 	"github.com/berthnet/berth/internal/source/confirm"
-	"github.com/berthnet/berth/internal/source/waiting"
 )
 
 var _ = failpoint.Register(
@@ -51,7 +51,8 @@ type Config struct {
 	// IgnoreUntold: pods whose annotations the runtime does not pass have none.
 	IgnoreUntold bool
 
-	// Conflict is called for a pod whose address something else has too. It must not block; nil: nothing is called.
+	// Conflict is called for a pod whose address something else has too. It must not block, and may call the source;
+	// nil: nothing is called.
 	Conflict func(pod attachment.Pod, ifName, message string)
 
 	Clock    clock.Clock  // nil: the machine's
@@ -88,8 +89,9 @@ type guarded struct {
 	wake   retry.Signal // wakes the requester: something changed
 	commit retry.Signal // wakes the committer: what the file and the data path are to have may have changed
 
-	mu       sync.Mutex // guards the holdings; memory only, no call is made under it
-	holdings *holdings
+	mu       sync.Mutex // guards all below, and is taken by with alone; memory only: what calls others is an effect
+	holdings *holdings  // never replaced: what has kept the pointer is called by with or change
+	effects  []func()   // of the present change; called when the lock is free
 }
 
 func newGuarded(n *holdings, clk clock.Clock) *guarded {
@@ -98,20 +100,31 @@ func newGuarded(n *holdings, clk clock.Clock) *guarded {
 
 // change changes the holdings, hands out addresses that become free by that, and wakes the requester.
 func (g *guarded) change(do func(n *holdings, now time.Time)) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := g.clock.Now()
-	do(g.holdings, now)
-	g.holdings.serveAll(now)
-	g.wake.Set()
+	g.with(func(n *holdings, now time.Time) {
+		do(n, now)
+		n.serveAll(now)
+		g.wake.Set()
+	})
 }
 
-// with calls do with the lock held.
+// with calls do with the lock held, and then its effects without.
 func (g *guarded) with(do func(n *holdings, now time.Time)) {
+	for _, effect := range g.locked(do) {
+		effect()
+	}
+}
+
+// locked calls do with the lock held, and returns its effects.
+func (g *guarded) locked(do func(n *holdings, now time.Time)) (effects []func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	do(g.holdings, g.clock.Now())
+	effects, g.effects = g.effects, nil
+	return effects
 }
+
+// then has an effect follow when the lock is free. It is called with the lock held, by what with and change call.
+func (g *guarded) then(effect func()) { g.effects = append(g.effects, effect) }
 
 var _ source.Source = (*Source)(nil)
 
@@ -191,7 +204,7 @@ func (s *Source) CheckOptions(w source.PodOptions) error {
 	if err := source.CheckPoolName("the pod's annotation "+v1alpha1.AnnotationPool, w.Annotations[v1alpha1.AnnotationPool]); err != nil {
 		return err
 	}
-	return w.CheckNetworkPool()
+	return source.CheckNetworkPool(w)
 }
 
 // Kick implements source.Source.
@@ -255,11 +268,11 @@ func (s *Source) NodeAddresses() (out []netip.Addr) {
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	n, now := s.state.holdings, s.cfg.Clock.Now
-	return waiting.Acquirer{
-		Lock:    &s.state.mu,
+	return addressqueue.Acquirer{
+		With:    func(do func()) { s.state.with(func(*holdings, time.Time) { do() }) },
 		Held:    func(key attachment.Key) (source.Lease, bool) { h, ok := n.leases.byKey[key]; return h.Lease, ok },
-		Admit:   func(req source.Request) *waiting.Waiter { return n.admit(req, now()) },
-		Why:     func(w *waiting.Waiter) *source.Exhausted { return n.at(now()).waits(w) },
+		Admit:   func(req source.Request) *addressqueue.Waiter { return n.admit(req, now()) },
+		Why:     func(w *addressqueue.Waiter) *source.Exhausted { return n.at(now()).waits(w) },
 		Changed: s.state.wake.Set,
 	}.Acquire(ctx, req)
 }

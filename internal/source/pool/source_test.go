@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -42,16 +43,10 @@ func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	if p := m.pools()[0]; p.Blocks != 6 || p.Used != 12 || p.Failed != v1alpha1.ReasonPoolExhausted {
 		t.Errorf("pool: %+v", p)
 	}
-	if got := m.routes.names(); len(got) != 6 {
-		t.Errorf("routes %v", got)
-	}
+	check.Equal(t, len(m.routes.names()), 6, "routes")
 	m.Release(key(3))
-	if l := m.add(12); l.IPv4 != leases[3].IPv4 {
-		t.Errorf("pod 12: %+v", l)
-	}
-	if made := o.served.Load(); made != 6 {
-		t.Errorf("%d blocks were made", made)
-	}
+	check.Equal(t, m.add(12).IPv4, leases[3].IPv4, "pod 12")
+	check.Equal(t, o.served.Load(), 6, "blocks were made")
 }
 
 // A hundred pods at once on a node without anything, and the operator restarts
@@ -72,9 +67,7 @@ func TestHundredAddsAtOnce(t *testing.T) {
 			second := m.startOperator()
 			wg.Wait()
 			m.untilAllInUse(want)
-			if made := int(first.served.Load() + second.served.Load()); made != want {
-				t.Errorf("%d requests were answered, want %d", made, want)
-			}
+			check.Equal(t, int(first.served.Load()+second.served.Load()), want, "requests were answered")
 		})
 	}
 }
@@ -108,10 +101,7 @@ func TestFailedAddsLeakNothing(t *testing.T) {
 // A daemon whose role was not applied says so.
 func TestRefusedByTheAPIServer(t *testing.T) {
 	m := newMachine(t)
-	cfg, err := harness.ControlPlane.ConfigFor("nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := check.Must(harness.ControlPlane.ConfigFor("nobody"))(t)
 	m.Config = cfg
 	m.start()
 	m.pods(0, 0)
@@ -125,7 +115,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 }
 
 // Pods of one pool do not wait for requests of another.
-func TestNobodyWaitsForAnothersRequest(t *testing.T) {
+func TestPodsDoNotWaitForRequestsOfOtherPools(t *testing.T) {
 	m := newMachine(t)
 	m.pool("default", 0, nil, "10.0.0.0/24")
 	m.pool("slow", 0, nil, "10.1.0.0/24")
@@ -155,9 +145,7 @@ func TestNobodyWaitsForAnothersRequest(t *testing.T) {
 	default:
 	}
 	s.release()
-	if err := <-slow; err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, <-slow)
 }
 
 // Replies that are lost after the API server did what it was asked cost neither
@@ -177,15 +165,11 @@ func TestLostReplies(t *testing.T) {
 	// answer taken already.
 	m.sees("what it has asked for", func(l *holdings) bool { return len(l.requests.byName) == 5 })
 	m.quiet(2 * retry.First)
-	if got := m.requests(); len(got) != 5 {
-		t.Errorf("requests %v, want 5", got)
-	}
+	check.Equal(t, len(m.requests()), 5, "requests")
 	o := m.startOperator()
 	wg.Wait()
 	m.untilAllInUse(5)
-	if made := o.served.Load(); made != 5 {
-		t.Errorf("%d requests were answered, want 5", made)
-	}
+	check.Equal(t, o.served.Load(), 5, "requests were answered")
 	for i := range 10 {
 		m.Release(key(i))
 	}

@@ -37,7 +37,7 @@ type fileRange struct {
 	Owner string       `json:"owner"`
 }
 
-// sameOnFile tells whether two blocks are the same as far as the file goes.
+// sameOnFile reports whether two blocks are the same as far as the file goes.
 func sameOnFile(x, y blockFacts) bool {
 	return x.same(y) && x.draining == y.draining && slices.Equal(x.withheld, y.withheld)
 }

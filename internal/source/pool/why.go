@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // view reads the holdings at a moment: what they are, and why pods have no address.
@@ -36,7 +36,7 @@ func (d view) unreachable() *source.Exhausted {
 }
 
 // waits tells why a waiter got nothing.
-func (d view) waits(w *waiting.Waiter) *source.Exhausted {
+func (d view) waits(w *addressqueue.Waiter) *source.Exhausted {
 	for _, s := range d.n.pools.byName {
 		if w.Queue() == &s.queue {
 			return d.empty(s)

@@ -2,13 +2,19 @@ package pool
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func TestWithheldPlaces(t *testing.T) {
@@ -26,9 +32,7 @@ func TestWithheldPlaces(t *testing.T) {
 	} {
 		b := blockOf("p-0", tc.first, tc.second)
 		b.withheld = readWithheld(withholding(tc.withheld))
-		if got := strings.Trim(fmt.Sprint(b.withheldPlaces()), "[]"); got != tc.want {
-			t.Errorf("%s %s without %s: %s, want %s", tc.first, tc.second, tc.withheld, got, tc.want)
-		}
+		check.Equal(t, strings.Trim(fmt.Sprint(b.withheldPlaces()), "[]"), tc.want, "%s %s without %s", tc.first, tc.second, tc.withheld)
 	}
 }
 
@@ -40,7 +44,7 @@ func withholding(cidrs string) (out []v1alpha1.WithheldAddresses) {
 }
 
 // What a node has is handed out to nobody, also when it comes later; a pod that has it
-// keeps it and is told once, and it is handed out again only when it is nobody's.
+// keeps it and is notified once, and it is handed out again only when it is nobody's.
 func TestWithheldAddresses(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	block := blockOf("default-0", "10.0.0.0/30", "fd00::/126")
@@ -48,22 +52,20 @@ func TestWithheldAddresses(t *testing.T) {
 		block.withheld = readWithheld(withholding(cidrs))
 		b.give(block)
 	}
-	told := func(want string) {
+	conflicts := func(want string) {
 		t.Helper()
 		var got []string
 		for _, c := range b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas) {
 			got = append(got, fmt.Sprintf("%s has %s of %s", c.pod.Name, c.addr, c.owner))
 		}
-		if strings.Join(got, ", ") != want {
-			t.Errorf("told: %v, want %s", got, want)
-		}
+		check.Equal(t, strings.Join(got, ", "), want, "conflicts")
 	}
 	withhold("10.0.0.1/32")
 	b.adds(0, "10.0.0.0 fd00::")
 	b.adds(1, "10.0.0.2 fd00::2")
 	withhold("10.0.0.1/32 fd00::/128 10.0.0.3/32")
-	told(podRequest(0).Pod.Name + " has fd00:: of Node node-2")
-	told("")
+	conflicts(podRequest(0).Pod.Name + " has fd00:: of Node node-2")
+	conflicts("")
 	if c := b.pools.counts(b.blocks.byName["default-0"]); c.Used != 2 || c.Free != 0 || c.Withdrawn != 2 {
 		t.Errorf("counts %+v", c)
 	}
@@ -75,19 +77,13 @@ func TestWithheldAddresses(t *testing.T) {
 	b.now = b.now.Add(cools + time.Second)
 	b.expire(b.now)
 	w, got := b.add(2)
-	if got != "waits" {
-		t.Errorf("pod 2 got %s", got)
-	}
+	check.Equal(t, got, "waits", "pod 2 got")
 	withhold("10.0.0.1/32 10.0.0.3/32")
-	if got := b.answer(w); got != "10.0.0.0 fd00::" {
-		t.Errorf("pod 2 got %s", got)
-	}
+	check.Equal(t, b.answer(w), "10.0.0.0 fd00::", "pod 2 got")
 
 	// It stays so for a daemon that starts from the file, and a pod of before it.
 	f := file{t.TempDir()}
-	if err := f.save(nodeID, b.blocks.desired()); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, f.save(nodeID, b.blocks.desired()))
 	_, blocks, _, err := f.load()
 	if err != nil || len(blocks) != 1 {
 		t.Fatalf("%v, %v", blocks, err)
@@ -96,12 +92,8 @@ func TestWithheldAddresses(t *testing.T) {
 	next.give(blocks[0])
 	lease := b.leases.byKey[key(1)].Lease
 	lease.IPv4, lease.IPv6 = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
-	if err := next.restore(podRequest(9), lease, next.now); err != nil {
-		t.Fatal(err)
-	}
-	if got := next.leases.conflicts(next.blocks.byName["default-0"], next.policy.selfOwner(), next.nodeHas); len(got) != 1 {
-		t.Errorf("told: %v", got)
-	}
+	check.OK(t, next.restore(podRequest(9), lease, next.now))
+	check.Equal(t, len(next.leases.conflicts(next.blocks.byName["default-0"], next.policy.selfOwner(), next.nodeHas)), 1, "conflicts")
 	next.adds(3, "10.0.0.0 fd00::")
 	next.adds(4, "10.0.0.2 fd00::2")
 	next.adds(5, "waits")
@@ -117,9 +109,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		for _, a := range addrs {
 			list = append(list, netip.MustParseAddr(a))
 		}
-		if got := strings.Trim(fmt.Sprint(s.Withhold(list)), "[]"); got != want {
-			t.Errorf("withheld %q, want %q", got, want)
-		}
+		check.Equal(t, strings.Trim(fmt.Sprint(s.Withhold(list)), "[]"), want, "withheld")
 	}
 	withhold("", "10.0.0.1", "fd00::2", "192.0.2.1")
 	block := blockOf("default-0", "10.0.0.0/30", "fd00::/126")
@@ -127,14 +117,10 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 	b.give(block)
 	b.adds(0, "10.0.0.0 fd00::")
 	w, got := b.add(1)
-	if got != "waits" {
-		t.Errorf("pod 1 got %s", got)
-	}
+	check.Equal(t, got, "waits", "pod 1 got")
 	withhold("10.0.0.1 fd00::2", "10.0.0.1", "fd00::2", "10.0.0.0") // pod 0 has the last
 	withhold("10.0.0.1", "10.0.0.1")
-	if got := b.answer(w); got != "10.0.0.2 fd00::2" {
-		t.Errorf("pod 1 got %s", got)
-	}
+	check.Equal(t, b.answer(w), "10.0.0.2 fd00::2", "pod 1 got")
 	b.adds(2, "waits")
 
 	// Of a pod with an address of its own Node the daemon tells, if the kernel has the address too.
@@ -146,11 +132,40 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		withhold(strings.ReplaceAll(kernelHas, "10.0.0.0", ""), kernelHas)
 		block.withheld = readWithheld(withholding("10.0.0.0/32"))
 		b.give(block)
-		if got := b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas); len(got) != want {
-			t.Errorf("the node has %s: told %v, want %d", kernelHas, got, want)
-		}
-		if got := fmt.Sprint(s.NodeAddresses()); got != "[10.0.0.0]" {
-			t.Errorf("addresses of the Node: %s", got)
-		}
+		check.Equal(t, len(b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas)), want, "the node has %s: conflicts", kernelHas)
+		check.Equal(t, fmt.Sprint(s.NodeAddresses()), "[10.0.0.0]", "addresses of the Node")
 	}
+}
+
+// Who is told of a conflict may ask the source, in the same goroutine: no lock is held.
+func TestConflictIsToldWithoutTheLock(t *testing.T) {
+	b := newTestNode(t, poolFacts{name: "default", bits: 2})
+	var told []string
+	s := &Source{log: slog.New(slog.DiscardHandler), state: newGuarded(b.holdings, clock.Real{})}
+	s.cfg = Config{NodeName: nodeID, Clock: clock.Real{}, Conflict: func(pod attachment.Pod, _, message string) {
+		told = append(told, fmt.Sprintf("%s of %d: %s", pod.Name, len(s.Snapshot().Addresses), message))
+		s.Kick()
+		s.Release(key(0))
+	}}
+	b.give(blockOf("default-0", "10.0.0.0/30", ""))
+	b.adds(0, "10.0.0.0")
+	done := make(chan struct{})
+	go func() {
+		s.mirror().Update(func() {
+			s.putBlock(b.holdings, &v1alpha1.AddressBlock{
+				ObjectMeta: metav1.ObjectMeta{Name: "default-0", UID: uidOf("default-0")},
+				NodeName:   nodeID, PoolName: "default", IPv4: "10.0.0.0/30", Withheld: withholding("10.0.0.0/32"),
+			})
+		})
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("the callback waits for the lock of its caller")
+	}
+	if len(told) != 1 || !strings.HasPrefix(told[0], podRequest(0).Pod.Name+" of 4: address 10.0.0.0 of this pod is also one of Node node-2") {
+		t.Errorf("told %q", told)
+	}
+	check.Equal(t, s.Snapshot().Count[source.Used], 0, "addresses in use after the pod was released")
 }

@@ -57,7 +57,7 @@ func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, er
 		var one struct {
 			Network *wireVPC `json:"network"`
 		}
-		if err := p.call(ctx, request{method: http.MethodGet, path: "vpcs/" + idOrName}, &one); err != nil && !notThere(err) {
+		if err := p.call(ctx, rest.Request{API: api, Method: http.MethodGet, Path: "vpcs/" + idOrName}, &one); err != nil && !notThere(err) {
 			return nil, err
 		}
 		if w := one.Network; w != nil && w.ID != idOrName {
@@ -71,7 +71,7 @@ func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, er
 		VPCs     []wireVPC `json:"vpcs"`
 		Networks []wireVPC `json:"networks"`
 	}
-	if err := p.call(ctx, request{method: http.MethodGet, path: "vpcs", query: url.Values{"name": {idOrName}}}, &reply); err != nil {
+	if err := p.call(ctx, rest.Request{API: api, Method: http.MethodGet, Path: "vpcs", Query: url.Values{"name": {idOrName}}}, &reply); err != nil {
 		return nil, err
 	}
 	for _, w := range append(reply.VPCs, reply.Networks...) {
@@ -95,7 +95,7 @@ func (p *Provider) sees(w wireVPC) bool {
 
 // subnets are the subnets of a VPC, in the order of their IDs.
 func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subnet, error) {
-	r := request{method: http.MethodGet, path: "subnets", query: url.Values{"network_id": {network}}}
+	r := rest.Request{API: api, Method: http.MethodGet, Path: "subnets", Query: url.Values{"network_id": {network}}}
 	var reply struct {
 		Subnets *[]rest.Subnet `json:"subnets"`
 	}
@@ -103,14 +103,14 @@ func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subne
 		return nil, err
 	}
 	if reply.Subnets == nil {
-		return nil, rest.BadReply(r.op(), "a listing without subnets")
+		return nil, rest.BadReply(r.Op(), "a listing without subnets")
 	}
 	var out []vpcport.Subnet
 	for _, w := range *reply.Subnets {
 		if w.Network != network {
 			continue // old releases list all subnets of the project
 		}
-		s, err := w.Read(r.op())
+		s, err := w.Read(r.Op())
 		if err != nil {
 			return nil, err
 		}

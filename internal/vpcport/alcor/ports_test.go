@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
@@ -131,7 +132,7 @@ func TestUnknownHosts(t *testing.T) {
 }
 
 // A concurrent change of another client is detected, because the port is read again.
-func TestAnothersChange(t *testing.T) {
+func TestConcurrentChanges(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: vpcporttest.Swap("berth:blue:u-2", "berth:blue:u-3")})
@@ -181,5 +182,47 @@ func TestNameAndTime(t *testing.T) {
 	p := b.make(t, func(n *vpcport.NewPort) { n.Name = strings.Repeat("é", 200) })
 	if !p.CreatedAt.Equal(clock.Now().Truncate(time.Second)) || len(p.Name) > 255 || p.Revision != 0 {
 		t.Errorf("made at %v, named by %d bytes, revision %d", p.CreatedAt, len(p.Name), p.Revision)
+	}
+}
+
+// Ports of another project and paths for IDs are refused.
+func TestPortsAreChecked(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		lie  func(b *bed) func([]byte) []byte
+	}{
+		{"another project", func(*bed) func([]byte) []byte { return vpcporttest.Swap(project, vpcporttest.Absent) }},
+		{"a path for an ID", func(*bed) func([]byte) []byte { return vpcporttest.Swap(`"port":{"id":"`, `"port":{"id":"../vpcs/`) }},
+	} {
+		b := newBed(t, alcorfake.Options{})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
+		n := b.newPort("u-1")
+		n.Host, n.Groups = "node-a", []string{b.group}
+		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
+		vpcporttest.WantError(t, tc.name, err, vpcport.Bug, "")
+	}
+	b := newBed(t, alcorfake.Options{})
+	p := b.make(t)
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Falsify: vpcporttest.Swap(b.network.ID, "a/b")})
+	_, err := b.provider.Get(t.Context(), p.ID)
+	vpcporttest.WantError(t, "a path for the ID of a network", err, vpcport.Bug, "")
+}
+
+// Invalid ports of other clients do not break listings.
+func TestInvalidPortsOfOthersAreIgnored(t *testing.T) {
+	b := newBed(t, alcorfake.Options{})
+	p := b.make(t)
+	other := b.make(t, func(n *vpcport.NewPort) {
+		n.Device, n.MAC = vpcport.Device("blue", "u-2"), vpcport.DerivedMAC("blue", "u-2", 0)
+	})
+	for name, lie := range map[string]func([]byte) []byte{
+		"its address": vpcporttest.Swap(other.Addresses[0].IP.String(), "none"), "its MAC address": vpcporttest.Swap(other.MAC.String(), "none"),
+	} {
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
+		got, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID, MACs: []mac.Addr{p.MAC}})
+		if err != nil || len(got) != 1 || got[0].ID != p.ID {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		b.cloud.HTTP.ClearFaults()
 	}
 }

@@ -39,6 +39,9 @@ import (
 // NICs and VPCs in Arktos, "Alcor CNI Plugin").
 const DefaultNetnsPrefix = "vpc-ns"
 
+// api is Alcor's name in errors.
+const api = "Alcor"
+
 // maxReply is the maximum size of a reply in bytes. There are no pages: a listing has all ports of a
 // project, of about a kilobyte each.
 const maxReply = 64 << 20

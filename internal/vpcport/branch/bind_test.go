@@ -1,6 +1,7 @@
 package branch_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,8 +42,7 @@ func wantUnbindable(t *testing.T, p vpcport.Port, err error, host, why string) {
 	}
 }
 
-// A port keeps its address from host to host, also when another process moves it, and a
-// given one too.
+// A port keeps its address from host to host, also when another process moves it.
 func TestMove(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
@@ -60,7 +60,7 @@ func TestMove(t *testing.T) {
 }
 
 // If an instance cannot take a branch, the binding has the reason, and there is no error.
-func TestHostsThatCannot(t *testing.T) {
+func TestHostsThatCannotTakeABranch(t *testing.T) {
 	b := newBed(t)
 	other := b.make(b.provider, newPort("u-1", "i-b"))
 	host := "i-a"
@@ -88,7 +88,7 @@ func TestHostsThatCannot(t *testing.T) {
 	failsWith(t, "a port in any subnet of an instance without a trunk", err, vpcport.Conflict)
 }
 
-// The trunk of an instance that gets another one is looked for again.
+// The new trunk of an instance is found.
 func TestTrunkThatIsReplaced(t *testing.T) {
 	b := newBed(t)
 	b.wantBound("before", b.make(b.provider, newPort("u-1", "i-a")), "i-a")
@@ -103,8 +103,8 @@ func TestTrunkThatIsReplaced(t *testing.T) {
 	b.wantBound("after", p, host)
 }
 
-// A VLAN that another branch has is not tried for ever, and the tags say which it became.
-func TestVLANThatIsTaken(t *testing.T) {
+// If another branch has the VLAN, the next ones are tried, and the tags name the one in use.
+func TestTakenVLANs(t *testing.T) {
 	b := newBed(t)
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 2, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
 	p := b.make(b.provider, newPort("u-1", "i-a"))
@@ -119,65 +119,51 @@ func TestVLANThatIsTaken(t *testing.T) {
 	failsWith(t, "where all are taken", err, vpcport.Conflict)
 }
 
-// A VLAN cools after its branch is deleted or taken off, also for the same NIC.
-func TestVLANsCool(t *testing.T) {
-	b := newBed(t)
-	vlan := func(p vpcport.Port) int { return p.Binding.Plug.VLAN }
-	first := b.make(b.provider, newPort("u-1", "i-a"))
-	harness.OK(t, b.provider.Delete(t.Context(), first.ID))
-	second := b.make(b.provider, newPort("u-1", "i-a"))
-	b.wantBound("again", second, "i-a")
-	if vlan(first) == vlan(second) {
-		t.Errorf("VLAN %d is used again at once", vlan(first))
-	}
-	harness.OK(t, b.provider.Delete(t.Context(), second.ID))
-	b.clock.Advance(branch.Cooling)
-	if third := b.make(b.provider, newPort("u-1", "i-a")); vlan(third) != vlan(first) {
-		t.Errorf("VLANs %d, %d and, once they cooled, %d", vlan(first), vlan(second), vlan(third))
-	}
-}
-
-// How long they cool is a setting.
-func TestCoolingIsASetting(t *testing.T) {
-	if got := branch.Open(branch.Settings{}).Traits().Cooling; got != branch.Cooling {
-		t.Errorf("branches cool %v by default, want %v", got, branch.Cooling)
-	}
-	b := newBed(t, func(s *branch.Settings) { s.Cooling = time.Hour })
-	if got := b.provider.Traits().Cooling; got != time.Hour {
-		t.Errorf("branches cool %v, want an hour", got)
-	}
-	first := b.make(b.provider, newPort("u-1", "i-a"))
-	harness.OK(t, b.provider.Delete(t.Context(), first.ID))
-	b.clock.Advance(branch.Cooling)
-	if again := b.make(b.provider, newPort("u-1", "i-a")); again.Binding.Plug.VLAN == first.Binding.Plug.VLAN {
-		t.Errorf("VLAN %d is used again before its time", first.Binding.Plug.VLAN)
-	}
-}
-
-// It cools from when it is given back, however long it was in use.
-func TestVLANsCoolFromTheirEnd(t *testing.T) {
-	b := newBed(t)
-	first := b.make(b.provider, newPort("u-1", "i-a"))
-	vlan, host, none := first.Binding.Plug.VLAN, "i-a", ""
-	b.clock.Advance(time.Hour)
-	_, err := b.provider.Update(t.Context(), first.ID, 0, vpcport.Change{Host: &none})
-	harness.OK(t, err)
-	again, err := b.provider.Update(t.Context(), first.ID, 0, vpcport.Change{Host: &host})
-	harness.OK(t, err)
-	if b.wantBound("again", again, host); again.Binding.Plug.VLAN == vlan {
-		t.Errorf("VLAN %d is used again at once after the port was let go", vlan)
-	}
-	b.clock.Advance(time.Hour)
-	one := b.make(b.provider, newPort("u-2", host))
-	b.clock.Advance(time.Hour)
-	harness.OK(t, b.provider.Delete(t.Context(), one.ID))
-	if two := b.make(b.provider, newPort("u-2", host)); two.Binding.Plug.VLAN == one.Binding.Plug.VLAN {
-		t.Errorf("VLAN %d is used again at once after the port was deleted", one.Binding.Plug.VLAN)
+// A released VLAN cools down from its release, also for the same NIC, and however long it was in use.
+func TestReleasedVLANsCoolDown(t *testing.T) {
+	host, none := "i-a", ""
+	for name, tc := range map[string]struct {
+		cooling time.Duration // 0: the default
+		used    time.Duration
+		wait    time.Duration
+		moved   bool // released by Update, not by Delete
+		again   bool // the VLAN is used again
+	}{
+		"deleted":                   {},
+		"deleted after long use":    {used: time.Hour},
+		"moved after long use":      {used: time.Hour, moved: true},
+		"cooled down":               {wait: branch.Cooling, again: true},
+		"with a longer setting":     {cooling: time.Hour, wait: branch.Cooling},
+		"cooled down for as long":   {cooling: time.Hour, wait: time.Hour, again: true},
+		"with a setting, long used": {cooling: time.Hour, used: 2 * time.Hour},
+	} {
+		b := newBed(t, func(s *branch.Settings) { s.Cooling = tc.cooling })
+		if got, want := b.provider.Traits().Cooling, cmp.Or(tc.cooling, branch.Cooling); got != want {
+			t.Errorf("%s: VLANs cool down for %v, want %v", name, got, want)
+		}
+		p := b.make(b.provider, newPort("u-1", host))
+		vlan := p.Binding.Plug.VLAN
+		b.clock.Advance(tc.used)
+		update := func(to *string) {
+			var err error
+			p, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: to})
+			harness.OK(t, err)
+		}
+		if tc.moved {
+			update(&none)
+			update(&host)
+		} else {
+			harness.OK(t, b.provider.Delete(t.Context(), p.ID))
+			b.clock.Advance(tc.wait)
+			p = b.make(b.provider, newPort("u-1", host))
+		}
+		if b.wantBound(name, p, host); (p.Binding.Plug.VLAN == vlan) != tc.again {
+			t.Errorf("%s: VLAN %d, then %d", name, vlan, p.Binding.Plug.VLAN)
+		}
 	}
 }
 
-// A trunk that is being attached takes no branch yet; of two the first by ID has them, as
-// whoever keeps trunks keeps that.
+// A trunk that is being attached gets no branch yet. Of two trunks, the first by ID gets them.
 func TestWhichTrunk(t *testing.T) {
 	b := newBed(t)
 	tags := map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}
@@ -207,7 +193,7 @@ func TestWhichTrunk(t *testing.T) {
 	}
 }
 
-// The result of an association whose reply was lost is found, and it is not requested again.
+// An association whose reply was lost is found, and not requested again.
 func TestLostAssociation(t *testing.T) {
 	b := newBed(t)
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
@@ -228,10 +214,9 @@ func TestLostAssociation(t *testing.T) {
 	}
 }
 
-// An operator that is killed before it wrote down an association leaves a port that another one
-// can move all the same, and each move makes an association of its own, also where the VLAN is
-// one that the port had before.
-func TestAssociationThatWasNotWrittenDown(t *testing.T) {
+// If an operator is killed before it tags a branch with its association, another operator can move
+// the port. Each move makes a new association, also with a VLAN that the port had before.
+func TestAssociationsMissingInTags(t *testing.T) {
 	b := newBed(t)
 	writing := &untagged{Cloud: b.cloud}
 	unable := func(s *branch.Settings) { s.Cloud = writing }
@@ -272,7 +257,7 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 }
 
 // A provider that is no longer used writes missing tags at once.
-func TestAssociationIsWrittenDownAtTheEnd(t *testing.T) {
+func TestMissingTagsAreWrittenAtTheEnd(t *testing.T) {
 	b, ended := newBed(t), make(chan struct{})
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
 	p := b.make(b.open(func(s *branch.Settings) { s.Ended = ended }), newPort("u-1", "i-a"))
@@ -307,13 +292,13 @@ func (u *untagged) Tag(ctx context.Context, id string, tags map[string]string) e
 	return u.Cloud.Tag(ctx, id, tags)
 }
 
-// A port that is off its trunk already, as the reply was lost, is moved on once EC2 says so.
+// A port whose disassociation got no reply is moved once EC2 shows it without a trunk.
 func TestLostDisassociation(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	host := "i-a2"
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "DisassociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
-	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Conflict} { // and then what was told before does not hold
+	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Conflict} { // then the memory is wrong
 		_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 		failsWith(t, "without a reply", err, class)
 	}
@@ -322,9 +307,8 @@ func TestLostDisassociation(t *testing.T) {
 	b.wantBound("moved", moved, host)
 }
 
-// Tags that somebody wrote give a pod no other pod's VLAN as long as the process knows better,
-// and tags without sense bind nothing.
-func TestTagsThatLie(t *testing.T) {
+// What the process knows takes precedence over forged tags, and invalid tags bind nothing.
+func TestForgedTags(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	harness.OK(t, b.cloud.Tag(t.Context(), p.ID, map[string]string{branch.TagVLAN: "7", branch.TagTrunk: b.trunk("i-b", map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner})}))
@@ -386,7 +370,7 @@ func TestAttachedENI(t *testing.T) {
 	wantUnbindable(t, p, err, host, "is attached to i-a as an ENI of its own")
 }
 
-// Trunks are listed together: however many instances ask, and lack one.
+// One listing has the trunks of all instances, also of those without one.
 func TestTrunksAreListedTogether(t *testing.T) {
 	b := newBed(t)
 	b.clock.Advance(time.Minute)
@@ -419,7 +403,7 @@ func (s *slow) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error)
 	return s.Cloud.ENIs(ctx, f)
 }
 
-// A call that waits for a listing of trunks by another one ends with its context.
+// A call that waits for another's listing of trunks ends with its context.
 func TestWaitForAListing(t *testing.T) {
 	b := newBed(t)
 	s := &slow{b.cloud, make(chan struct{}), make(chan struct{})}

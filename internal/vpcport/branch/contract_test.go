@@ -21,8 +21,8 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t).contract() })
 }
 
-// The same with listings that lag: replies take precedence.
-func TestContractWithListingsThatTrail(t *testing.T) {
+// Listings may lag: replies take precedence.
+func TestContractWithLaggingListings(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t)
 		out := b.contract()

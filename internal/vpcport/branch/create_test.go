@@ -22,8 +22,7 @@ func (b *bed) of(p *branch.Provider, uid string) []vpcport.Port {
 	return list
 }
 
-// A port whose reply was lost is the same when it is asked for again, by this process or
-// another one.
+// A repeated request returns the port whose reply was lost, also to another process.
 func TestLostCreation(t *testing.T) {
 	b := newBed(t)
 	for _, uid := range []string{"u-1", "u-2"} {
@@ -42,8 +41,8 @@ func TestLostCreation(t *testing.T) {
 	}
 }
 
-// A port that another client deleted is made again, although its request is the same.
-func TestPortThatSomebodyDeleted(t *testing.T) {
+// A port that another client deleted is made again by the same request.
+func TestPortsDeletedByOthers(t *testing.T) {
 	b := newBed(t)
 	for round := range 3 {
 		p := b.make(b.provider, newPort("u-1", "i-a"))
@@ -63,8 +62,8 @@ func TestPortThatSomebodyDeleted(t *testing.T) {
 	}
 }
 
-// The subnet of a port is the one asked for; else of those configured one in the zone of its
-// instance, which has room; else that of the trunk.
+// A port is in the requested subnet, or else in a configured one with room in its instance's zone, or
+// else in that of the trunk.
 func TestSubnets(t *testing.T) {
 	b := newBed(t)
 	at := func(list ...vpcport.NewAddress) func(*vpcport.NewPort) {
@@ -105,7 +104,7 @@ func TestSubnets(t *testing.T) {
 	}
 }
 
-// Groups are those asked for, else those of the trunk.
+// A port has the requested security groups, or else those of the trunk.
 func TestGroups(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a", func(n *vpcport.NewPort) { n.Groups = []string{"sg-web"} }))
@@ -130,8 +129,8 @@ func (l *lying) CreateENI(ctx context.Context, r cloud.CreateENI) (cloud.ENI, er
 	return e, err
 }
 
-// An answer that cannot be true is none.
-func TestAnswersThatCannotBeTrue(t *testing.T) {
+// Impossible replies are errors.
+func TestImpossibleReplies(t *testing.T) {
 	for _, tt := range []struct {
 		name string // of what the error names
 		lie  func(*cloud.ENI)

@@ -48,8 +48,7 @@ func families(p vpcport.Port) (list []ipfamily.Family) {
 	return list
 }
 
-// A port has an address of each family of its VPC's: certain ones where they are asked for. It is the same for
-// whoever looks, and keeps them when it is bound elsewhere.
+// A port has an address of each family, given ones if requested, and keeps them when it is bound elsewhere.
 func TestFamilies(t *testing.T) {
 	const four, six = "10.0.0.77", "2001:db8:0:a::77"
 	for _, f := range []ipfamily.Set{"", ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual} {
@@ -87,7 +86,7 @@ func TestFamilies(t *testing.T) {
 }
 
 // Impossible combinations of addresses are refused before anything is made.
-func TestFamiliesThatCannotBe(t *testing.T) {
+func TestImpossibleFamilies(t *testing.T) {
 	const six, four = "2001:db8:0:a::77", "10.0.0.77"
 	elsewhere := func(n *vpcport.NewPort) {
 		n.Addresses = []vpcport.NewAddress{{SubnetID: "subnet-a"}, {SubnetID: "subnet-small"}}
@@ -124,8 +123,8 @@ func TestFamiliesThatCannotBe(t *testing.T) {
 	failsWith(t, "an IPv6 address that another has", err, vpcport.AddressTaken)
 }
 
-// A certain address of IPv4 in a subnet without IPv6 is all that a port gets, as one that is made again had no
-// more. Without IPv4 it can have none there.
+// A request for a given IPv4 address in a subnet without IPv6 succeeds, as a port that is made again had no
+// other. Without IPv4 there is no address for it there.
 func TestCertainAddressWithoutIPv6(t *testing.T) {
 	b := newBed6(t, ipfamily.Dual)
 	at := vpcport.NewAddress{SubnetID: "subnet-b", IP: netip.MustParseAddr("10.0.16.77")}
@@ -135,7 +134,7 @@ func TestCertainAddressWithoutIPv6(t *testing.T) {
 	}
 }
 
-// A subnet that gets a block of IPv6 is good for ports at once.
+// A subnet with a new IPv6 block is usable at once.
 func TestSubnetThatGetsIPv6(t *testing.T) {
 	b := newBed6(t, ipfamily.Dual)
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-1", "i-b")})
@@ -146,7 +145,7 @@ func TestSubnetThatGetsIPv6(t *testing.T) {
 	}
 }
 
-// Of several subnets one counts that has IPv6, if ports do.
+// If ports need IPv6, a subnet with IPv6 is chosen.
 func TestSubnetsWithIPv6(t *testing.T) {
 	b := newBed(t)
 	b.cloud.State.AddSubnet("subnet-old", "zone-a", "10.0.48.0/20", nil) // larger, and without IPv6
@@ -157,7 +156,7 @@ func TestSubnetsWithIPv6(t *testing.T) {
 	}
 }
 
-// A network has the blocks of the families of ports.
+// A network shows the blocks of the families of its ports.
 func TestNetworkOfFamilies(t *testing.T) {
 	subnet := func(id, name, cidr, gateway string, six ...string) vpcport.Subnet {
 		s := vpcport.Subnet{ID: id, Name: name, CIDR: netip.MustParsePrefix(cidr), Gateway: netip.MustParseAddr(gateway)}
@@ -187,8 +186,8 @@ func TestNetworkOfFamilies(t *testing.T) {
 	}
 }
 
-// An answer without an address of each family, or with another than was asked for, is none.
-func TestAnswersWithoutAFamily(t *testing.T) {
+// A reply without an address of each family, or with another than requested, is an error.
+func TestRepliesWithoutAFamily(t *testing.T) {
 	for name, lie := range map[string]func(*cloud.ENI){
 		"no IPv6":      func(e *cloud.ENI) { e.IPv6 = nil },
 		"another IPv6": func(e *cloud.ENI) { e.IPv6 = []netip.Addr{netip.MustParseAddr("2001:db8:0:a::99")} },
@@ -202,8 +201,8 @@ func TestAnswersWithoutAFamily(t *testing.T) {
 	}
 }
 
-// A VPC that gets IPv6 leaves ports as they are that it had, and so do addresses that somebody gives
-// an ENI of a VPC without IPv6.
+// Ports of a VPC that gets IPv6 later stay as they are. So do ports whose ENI gets IPv6 addresses from
+// another client.
 func TestFamiliesThatChange(t *testing.T) {
 	b := newBed6(t, ipfamily.OnlyIPv4)
 	old := b.make(b.provider, newPort("u-1", "i-a"))
@@ -220,9 +219,8 @@ func TestFamiliesThatChange(t *testing.T) {
 	}
 }
 
-// A port of IPv6 alone is in a subnet of that before others, as none of IPv4 is taken there, and has no other
-// address; ports with IPv4 are never there.
-func TestSubnetsOfIPv6Alone(t *testing.T) {
+// An IPv6-only port prefers an IPv6-only subnet, where it uses no IPv4 address. Ports with IPv4 are never there.
+func TestIPv6OnlySubnets(t *testing.T) {
 	in6 := func(n *vpcport.NewPort) { n.Addresses = []vpcport.NewAddress{{SubnetID: "subnet-6"}} }
 	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual} {
 		b := newBed(t, ofFamilies(f), func(s *branch.Settings) { s.Subnets = []string{"subnet-a", "subnet-6"} })

@@ -3,7 +3,6 @@ package branch
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
@@ -11,8 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Ports implements vpcport.Provider. EC2 filters by IDs, devices, VPC and Berth's owner; matches
-// applies the rest of the filter.
+// Ports implements vpcport.Provider. EC2 filters by IDs, devices, VPC and Berth's owner; the
+// rest of the filter is applied here.
 func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
 	if f.Empty() {
 		return nil, failure(vpcport.Bug, opENIs, "an empty filter would list all ENIs")
@@ -28,16 +27,10 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	if err != nil {
 		return nil, classified(opENIs, fmt.Errorf("list ports: %w", err))
 	}
-	list = p.memory.over(list, func(e cloud.ENI) bool { return p.s.mayBePort(e) && p.matches(f, e) })
+	list = p.memory.over(list, func(e cloud.ENI) bool {
+		return p.s.mayBePort(e) && f.Has(vpcport.Port{ID: e.ID, Device: e.Tags[eni.TagNIC], NetworkID: e.VPCID, Owner: p.s.owner(e), MAC: mac.Addr(e.MAC)})
+	})
 	return p.ports(ctx, list)
-}
-
-// matches reports whether a filter lets an ENI through.
-func (p *Provider) matches(f vpcport.Filter, e cloud.ENI) bool {
-	among := func(list []string, v string) bool { return len(list) == 0 || slices.Contains(list, v) }
-	return among(f.IDs, e.ID) && among(f.Devices, e.Tags[eni.TagNIC]) && (f.NetworkID == "" || f.NetworkID == e.VPCID) &&
-		(f.Owner == "" || f.Owner == p.s.owner(e)) &&
-		(len(f.MACs) == 0 || slices.ContainsFunc(f.MACs, func(m mac.Addr) bool { return m.String() == e.MAC.String() }))
 }
 
 // ports converts ENIs to ports.

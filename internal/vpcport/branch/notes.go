@@ -95,7 +95,7 @@ func (n *notes) note(ctx context.Context, a cloud.Association) {
 			if err == nil || ended || ctx.Err() != nil || cloud.ClassOf(err) == cloud.Gone {
 				return
 			}
-			n.s.Logger.Warn("a branch could not be tagged with its association, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "error", err)
+			n.s.Logger.Warn("a branch could not be tagged with its association, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "err", err)
 		}
 	}()
 }

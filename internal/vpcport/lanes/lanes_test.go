@@ -2,7 +2,6 @@ package lanes_test
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -20,20 +19,9 @@ const call = 400 * time.Millisecond
 // A provider whose calls go through lanes keeps the contract.
 func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed {
-		plug := vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true}
-		p := portfake.New(portfake.Options{})
-		web, small := netip.MustParsePrefix("192.168.0.0/24"), netip.MustParsePrefix("192.168.1.0/29")
-		gateway := netip.MustParseAddr("192.168.0.1")
-		p.AddNetwork(vpcport.Network{ID: "n-1", Name: "blue", MTU: 1442, Subnets: []vpcport.Subnet{
-			{ID: "s-1", Name: "web", CIDR: web, Gateway: gateway}, {ID: "s-2", Name: "small", CIDR: small, Gateway: netip.MustParseAddr("192.168.1.1")},
-		}})
-		p.AddGroup("g-1")
-		p.AddHost("node-a", plug)
-		return vpcporttest.Bed{
-			Provider: lanes.New(lanes.Options{}).Provider(p, nil), Network: "n-1", Name: "blue", Subnet: "s-1", CIDR: web, Gateway: gateway,
-			Free: netip.MustParseAddr("192.168.0.200"), Small: "s-2", Room: 5, Group: "g-1", Host: "node-a", NoHost: "node-z", Plug: plug, Absent: "absent",
-			SetQuota: func(_ *testing.T, more int) { p.SetQuota(len(p.All()) + more) },
-		}
+		p, bed := vpcporttest.InMemory(portfake.Options{})
+		bed.Provider = lanes.New(lanes.Options{}).Provider(p, nil)
+		return bed
 	})
 }
 
@@ -78,7 +66,7 @@ func virtual(t *testing.T, test func(t *testing.T, sleep func(time.Duration))) {
 	})
 }
 
-// Eight calls at once, and no time in which there are fewer while some wait.
+// Eight calls are in flight as long as calls wait.
 func TestBound(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
@@ -114,8 +102,8 @@ func TestThrottled(t *testing.T) {
 	})
 }
 
-// Without a time to wait the lanes choose one, which grows as long as all is refused; one
-// call is always let through in the end.
+// Without Retry-After the limiter chooses a pause, which grows while all calls are throttled. One call is
+// always let through in the end.
 func TestThrottledWithoutATime(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{Calls: 4})
@@ -139,7 +127,7 @@ func TestThrottledWithoutATime(t *testing.T) {
 	})
 }
 
-// A refusal with a longer time, of a call that began before the pause, makes it longer.
+// A longer Retry-After of a call that began before the pause extends it.
 func TestLongerPause(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 2})
@@ -155,7 +143,7 @@ func TestLongerPause(t *testing.T) {
 	})
 }
 
-// A provider that is away has not said that calls are too many.
+// Transient errors do not lower the limit.
 func TestTransientChangesNothing(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{})
@@ -166,8 +154,7 @@ func TestTransientChangesNothing(t *testing.T) {
 	})
 }
 
-// Deletions and bindings come before looks, those before new ports; but one that waits is
-// not overtaken for ever.
+// Deletions and bindings go before reads, and reads before new ports, but no call waits forever.
 func TestOrder(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
@@ -200,8 +187,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// Who gives up while it waits is not sent, and its place is another's; also during a
-// pause.
+// A waiting call whose context ends is not sent, and frees its place.
 func TestGivesUp(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
@@ -220,7 +206,7 @@ func TestGivesUp(t *testing.T) {
 	})
 }
 
-// A call that panics gives its place back.
+// A call that panics frees its place.
 func TestPanic(t *testing.T) {
 	l := lanes.New(lanes.Options{Calls: 1})
 	p := l.Provider(nil, nil)
@@ -241,21 +227,21 @@ func TestObserver(t *testing.T) {
 		tr.provider = tr.lanes.Provider(tr.fake, seen)
 		tr.ask(t.Context(), 2)
 		tr.group.Wait()
-		want := []told{{lanes.OpGet, vpcport.PortGone, 0, call}, {lanes.OpGet, vpcport.PortGone, call, call}}
+		want := []called{{lanes.OpGet, vpcport.PortGone, 0, call}, {lanes.OpGet, vpcport.PortGone, call, call}}
 		if !slices.Equal(seen.all, want) {
 			t.Errorf("%+v, want %+v", seen.all, want)
 		}
 	})
 }
 
-type told struct {
+type called struct {
 	op           string
 	class        vpcport.Class
 	waited, took time.Duration
 }
 
-type observed struct{ all []told }
+type observed struct{ all []called }
 
 func (o *observed) Called(op string, err error, waited, took time.Duration) {
-	o.all = append(o.all, told{op, vpcport.ClassOf(err), waited, took})
+	o.all = append(o.all, called{op, vpcport.ClassOf(err), waited, took})
 }

@@ -32,7 +32,7 @@ func (p *Provider) connect(ctx context.Context) (*gophercloud.ServiceClient, err
 	case p.connecting <- struct{}{}:
 		defer func() { <-p.connecting }()
 	case <-ctx.Done():
-		return nil, failure(opToken, ctx.Err(), scope{})
+		return nil, failure(opToken, ctx.Err(), rest.Request{})
 	}
 	if c := p.client.Load(); c != nil { // another goroutine got it
 		return c, nil
@@ -74,7 +74,7 @@ func (p *Provider) authenticate(ctx context.Context) (*gophercloud.ServiceClient
 		return service(client, p.endpoint), nil
 	}
 	if err := openstack.AuthenticateV3(ctx, client, p.settings.options(p.endpoint), gophercloud.EndpointOpts{}); err != nil {
-		return nil, p.conceal(failure(opToken, err, scope{keystone: true}), nil)
+		return nil, p.conceal(failure(opToken, err, rest.Request{}), nil)
 	}
 	result, ok := client.GetAuthResult().(tokens.CreateResult)
 	if !ok {

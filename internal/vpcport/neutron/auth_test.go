@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,8 +30,8 @@ func atOnce(n int, call func(int) error) []error {
 	return errs
 }
 
-// Many calls share a token, and when it has ended they share one other; what was refused
-// for the old one is asked for again, once.
+// Many calls share a token, and the next one when it has expired. A request that was refused for the
+// old token is repeated once.
 func TestTokensAreShared(t *testing.T) {
 	clock := start()
 	b := withKeystone(t, neutronfake.Options{Clock: clock}, neutronfake.User{})
@@ -56,7 +55,7 @@ func TestTokensAreShared(t *testing.T) {
 	}
 }
 
-// A token that Neutron refuses although it is new is no reason to ask on and on.
+// If Neutron refuses a new token, no further one is requested.
 func TestNewTokenRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{TokensWithoutAccess: true})
 	_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
@@ -235,25 +234,5 @@ func TestTLS(t *testing.T) {
 		if tc.want == vpcport.Transient && !strings.Contains(err.Error(), "certificate") {
 			t.Errorf("%s: %v does not tell what is wrong", tc.name, err)
 		}
-	}
-}
-
-// A redirect is an error and is not followed: it would leak the token.
-func TestRedirectsAreNotFollowed(t *testing.T) {
-	var strangers atomic.Int32
-	stranger := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { strangers.Add(1) }))
-	defer stranger.Close()
-	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
-	for _, status := range []int{301, 302, 307, 308} {
-		b.cloud.HTTP.ClearFaults()
-		b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
-		_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
-		e := vpcporttest.WantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
-		if !strings.Contains(e.Message, stranger.URL) {
-			t.Errorf("%d: %v does not tell where to", status, &e)
-		}
-	}
-	if n := strangers.Load(); n != 0 {
-		t.Errorf("%d requests went elsewhere", n)
 	}
 }

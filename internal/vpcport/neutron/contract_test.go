@@ -2,9 +2,7 @@ package neutron_test
 
 import (
 	"net/netip"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
@@ -25,7 +23,7 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, neutronfake.Options{}).contract(ovn) })
 }
 
-// The same behind Keystone, with Neutron's own small pages and the agent of Open vSwitch.
+// The contract holds behind Keystone, with small pages and the agent of Open vSwitch.
 func TestContractBehindKeystone(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := withKeystone(t, neutronfake.Options{MaxPage: 2}, neutronfake.User{Reader: true})
@@ -34,7 +32,7 @@ func TestContractBehindKeystone(t *testing.T) {
 	})
 }
 
-// The same with MAC addresses that Neutron chooses.
+// Neutron may choose the MAC addresses.
 func TestContractWithNeutronsMACs(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t, neutronfake.Options{})
@@ -43,30 +41,8 @@ func TestContractWithNeutronsMACs(t *testing.T) {
 	})
 }
 
-func TestHTTP(t *testing.T) {
-	vpcporttest.RunHTTP(t, func(t *testing.T) vpcporttest.Service {
-		b := newBed(t, neutronfake.Options{Clock: start()})
-		return vpcporttest.Service{
-			Name: "Neutron", Networks: "networks", Bed: b.contract(ovn),
-			Inject: func(f vpcporttest.Fault) {
-				kind := ""
-				if f.Message != "" {
-					kind = strings.Repeat("T", 1000)
-				}
-				b.cloud.HTTP.Inject(neutronfake.Fault{
-					Method: f.Method, Times: f.Times, Delay: f.Delay, After: f.After, HangUp: f.HangUp, Status: f.Status, Type: kind, Message: f.Message, Falsify: f.Falsify,
-				})
-			},
-			Impatient: func() vpcport.Provider {
-				return b.open(t, func(s *neutron.Settings) { s.Project, s.Timeout = project, 20*time.Millisecond })
-			},
-		}
-	})
-}
-
-// Every request that the provider makes, with every answer that there is, goes as it
-// should with the lab's Neutron. TestLabAnswersAsNeutron of test/e2e/neutron compares the
-// answers with those of a real one.
+// The lab's Neutron replies to every request of the provider. TestProviderWithNeutron of
+// test/e2e/neutron compares the replies with those of a real Neutron.
 func TestScenes(t *testing.T) {
 	url, s := neutronscenes.OfLab(t, neutronfake.Host{})
 	if n := len(neutronscenes.Play(t, url, s)); n < 40 {

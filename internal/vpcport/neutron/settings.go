@@ -28,6 +28,9 @@ import (
 // HTTP.
 type TLS = rest.TLS
 
+// api is Neutron's name in errors.
+const api = "Neutron"
+
 // maxReply is the maximum size of a reply in bytes. A port takes about a kilobyte, and a page has
 // pageSize of them.
 const maxReply = 8 << 20

@@ -2,7 +2,6 @@ package portfake_test
 
 import (
 	"context"
-	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,46 +11,28 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 )
 
-var (
-	ovn = vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true}
-	web = vpcport.Subnet{ID: "s-1", Name: "web", CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")}
-	// A /29 has six hosts, of which one is the gateway.
-	small = vpcport.Subnet{ID: "s-2", CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")}
-)
-
-// filled is a provider with a network, a group and a host.
+// filled returns a provider with a network, a group and a host.
 func filled(o portfake.Options) *portfake.Provider {
-	p := portfake.New(o)
-	p.AddNetwork(vpcport.Network{ID: "n-1", Name: "blue", MTU: 1442, Subnets: []vpcport.Subnet{web, small}})
-	p.AddGroup("g-1")
-	p.AddHost("node-a", ovn)
+	p, _ := vpcporttest.InMemory(o)
 	return p
 }
 
-func bed(p *portfake.Provider) vpcporttest.Bed {
-	return vpcporttest.Bed{
-		Provider: p, Network: "n-1", Name: "blue", Subnet: web.ID, CIDR: web.CIDR, Gateway: web.Gateway, Free: netip.MustParseAddr("192.168.0.77"),
-		Small: small.ID, Room: 5, Group: "g-1", Host: "node-a", NoHost: "node-z", Plug: ovn, Absent: "00000000-0000-4000-8000-000000000000",
-		SetQuota: func(_ *testing.T, more int) { p.SetQuota(len(p.All()) + more) },
-	}
-}
-
 func TestContract(t *testing.T) {
-	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed { return bed(filled(portfake.Options{})) })
+	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed { _, bed := vpcporttest.InMemory(portfake.Options{}); return bed })
 }
 
-// The same for a provider that can do little, such as one without revisions.
-func TestContractOfLittle(t *testing.T) {
+// The contract holds without revisions, batches and chosen MAC addresses.
+func TestContractWithFewTraits(t *testing.T) {
 	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed {
-		return bed(filled(portfake.Options{Traits: vpcport.Traits{MaxBatch: 1, MaxFilter: 8}}))
+		_, bed := vpcporttest.InMemory(portfake.Options{Traits: vpcport.Traits{MaxBatch: 1, MaxFilter: 8}})
+		return bed
 	})
 }
 
-// A port becomes active where it is plugged after it was bound, and by no other order,
-// as with OVN.
+// A port becomes active only if it is plugged after it was bound, as with OVN.
 func TestBindBeforePlug(t *testing.T) {
 	p := filled(portfake.Options{})
-	p.AddHost("node-b", ovn)
+	p.AddHost("node-b", vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true})
 	node, other := "node-a", "node-b"
 	status := func(id string) vpcport.Status { o, _ := p.Get(t.Context(), id); return o.Status }
 	made, err := p.Create(t.Context(), []vpcport.NewPort{{NetworkID: "n-1", Device: "a"}, {NetworkID: "n-1", Device: "b"}})
@@ -79,7 +60,7 @@ func TestBindBeforePlug(t *testing.T) {
 	}
 }
 
-// A lost reply is one of a call that took effect; a fault is spent.
+// A call whose reply is lost took effect. A fault ends after its number of calls.
 func TestFaults(t *testing.T) {
 	p := filled(portfake.Options{})
 	p.Front.Inject(portfake.Fault{Op: "Create", Skip: 1, Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
@@ -96,8 +77,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Calls take their time, a few at once; a cancelled call frees its place.
-func TestLatencyAndTurns(t *testing.T) {
+// Calls have a latency and a limit of concurrency; a cancelled call frees its place.
+func TestLatencyAndConcurrency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := filled(portfake.Options{Latency: 400 * time.Millisecond, AtOnce: 8})
 		began := time.Now()
@@ -122,7 +103,7 @@ func TestLatencyAndTurns(t *testing.T) {
 	})
 }
 
-// A listing may be older than a look.
+// A listing may be older than the reply of Get.
 func TestLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := filled(portfake.Options{Lag: 5 * time.Second})

@@ -65,18 +65,9 @@ func list(t *testing.T, b Bed) {
 			t.Errorf("%s (-want +got):\n%s", tc.name, d)
 		}
 	}
-	if got := b.ids(t, vpcport.Filter{Owner: vpcport.Owner, NetworkID: b.Network}); !containsAll(got, all) {
+	if got := b.ids(t, vpcport.Filter{Owner: vpcport.Owner, NetworkID: b.Network}); slices.ContainsFunc(all, func(id string) bool { return !slices.Contains(got, id) }) {
 		t.Errorf("by owner: got %v, want %v among them", got, all)
 	}
-}
-
-func containsAll(list, of []string) bool {
-	for _, v := range of {
-		if !slices.Contains(list, v) {
-			return false
-		}
-	}
-	return true
 }
 
 // An empty filter is refused.

@@ -163,7 +163,7 @@ var attacks = map[string]attack{
 	}),
 }
 
-// also is an attack on servers with TLS too, of which each costs a test some CPU time.
+// also makes an attack one on servers with TLS too, which costs CPU time.
 func also(a attack) attack {
 	a.both = true
 	return a
@@ -206,7 +206,7 @@ func flood(ctx context.Context, c net.Conn, s Server) error {
 	})
 }
 
-// every calls f, which is told how often it was called before, until it fails or ctx ends.
+// every calls f with the number of calls before, until f fails or ctx ends.
 func every(ctx context.Context, pause time.Duration, f func(uint32) error) error {
 	for i := uint32(0); ; i++ {
 		if err := f(i); err != nil {
@@ -260,8 +260,8 @@ const (
 	again    = time.Second            // an attacker comes whose connection was closed
 )
 
-// Try makes each attack on a server, which fresh makes anew, from more addresses than there are
-// places and from a few. Who is honest is answered in time.
+// Try makes each attack on a new server, from a few addresses and from more than it has places for.
+// Honest clients are answered in time.
 func Try(t *testing.T, fresh func(t *testing.T) Server) {
 	t.Helper()
 	for _, p := range peers {
@@ -278,7 +278,7 @@ func Try(t *testing.T, fresh func(t *testing.T) Server) {
 	}
 }
 
-// bear fails the test if who is honest is not answered while others attack.
+// bear fails the test if an honest client gets no answer during an attack.
 func (s Server) bear(t *testing.T, a attack, addresses, connections int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	l := Listen(s.At)

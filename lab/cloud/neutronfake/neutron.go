@@ -1,7 +1,7 @@
 // Package neutronfake is an OpenStack Networking service (Neutron, ML2) and the identity service in front
 // of it (Keystone v3) over HTTP, with their state in memory. It is as strict as the real services in what
 // it supports, with their exact errors. It is for tests, the lab and benchmarks. It follows the API
-// references and the exceptions of Neutron 21.0 (Zed); TestLabAnswersAsNeutron of test/e2e/neutron
+// references and the exceptions of Neutron 21.0 (Zed); TestProviderWithNeutron of test/e2e/neutron
 // compares it with a real one. It shares no code with what it tests.
 //
 // Ports, networks and subnets can be read; ports can be made (one or many), changed and deleted.

@@ -23,14 +23,14 @@ const Root = "/sys/fs/cgroup"
 // Group is a path below the root of every hierarchy.
 type Group string
 
-// Unified reports whether the machine has version 2 and no other.
+// Unified reports whether the machine has only version 2.
 func Unified() bool {
 	var st unix.Statfs_t
 	return unix.Statfs(Root, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// Hierarchies lists the roots of all hierarchies, also of those without controllers:
-// systemd's, and version 2 beside version 1. An error says that nothing is mounted.
+// Hierarchies lists the roots of all hierarchies, also of those without controllers: systemd's, and version 2 beside
+// version 1.
 func Hierarchies() ([]string, error) {
 	if Unified() {
 		return []string{Root}, nil
@@ -97,9 +97,8 @@ func inheritCPUs(dir string) error {
 	return nil
 }
 
-// delegate gives the controllers of a group of version 2 to its children, as far as the
-// kernel does: with real-time processes, for one, it keeps "cpu". Who needs what is
-// missing says so. But for the root, such a group takes no process itself.
+// delegate enables the controllers of a version 2 group for its children, as far as the kernel permits. Except for the
+// root, such a group takes no process itself.
 func delegate(dir string) error {
 	controllers, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -111,8 +110,8 @@ func delegate(dir string) error {
 	return nil
 }
 
-// Directories are the group's in all hierarchies, where processes join it. A group
-// without a name has none: they would be those of the whole machine.
+// Directories are the group's in all hierarchies. A group without a name has none: they would be those of the whole
+// machine.
 func (g Group) Directories() ([]string, error) {
 	if g == "" {
 		return nil, nil
@@ -124,8 +123,7 @@ func (g Group) Directories() ([]string, error) {
 	return roots, err
 }
 
-// Populated reports whether any process is there or below, also one of another process
-// namespace, which version 1 leaves out of what Processes reads.
+// Populated reports whether a process is in the group or below, also one of another PID namespace.
 func (g Group) Populated() (bool, error) {
 	dirs, err := g.Directories()
 	if err != nil {
@@ -159,8 +157,7 @@ func populated(dir string) (some, ok bool) {
 	return strings.Contains(string(events), "populated 1"), err == nil
 }
 
-// Processes lists all that are there or below, by any hierarchy, without
-// duplicates. Those of other process namespaces have the number 0 in version 2, and
+// Processes lists the processes in the group and below. Those of other PID namespaces have number 0 in version 2, and
 // are missing in version 1.
 func (g Group) Processes() ([]int, error) {
 	dirs, err := g.Directories()
@@ -252,8 +249,7 @@ func removeAll(dir string) error {
 	return errors.Join(errs...)
 }
 
-// Sweep ends what runs in the groups whose names begin with prefix, and removes
-// them. It returns their names.
+// Sweep kills the processes of groups whose names begin with prefix, and removes the groups. It returns their names.
 func Sweep(prefix string, within time.Duration) ([]string, error) {
 	roots, err := Hierarchies()
 	if err != nil {
@@ -277,9 +273,8 @@ func Sweep(prefix string, within time.Duration) ([]string, error) {
 	return names, errors.Join(errs...)
 }
 
-// Mount mounts the machine's cgroups at Root, for who is in a mount namespace of its
-// own without them, such as hack/sandbox.sh: one hierarchy a set of controllers
-// (version 1), or the one of version 2. It takes the machine's root.
+// Mount mounts the machine's cgroups at Root in a mount namespace without them, such as hack/sandbox.sh has. It needs
+// the machine's root.
 func Mount() error {
 	data, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

@@ -28,8 +28,7 @@ type Containerd struct {
 	major   int
 }
 
-// FindContainerd looks at the programs of a folder; of the one in which this machine
-// has containerd, such as Debian's package, when dir is empty.
+// FindContainerd looks at the programs in a folder, or in the folder of this machine's containerd if dir is empty.
 func FindContainerd(ctx context.Context, dir string) (Containerd, error) {
 	if dir == "" {
 		path, err := exec.LookPath("containerd")
@@ -139,14 +138,12 @@ func (h *Host) startContainerd(ctx context.Context) error {
 	return h.importImages(ctx)
 }
 
-// WaitContainerd returns once the runtime answers kubelets, which is a moment after it
-// answers ctr. A kubelet that asks before ends by itself.
+// WaitContainerd waits until the runtime answers CRI calls, a moment after it answers ctr. Until then a kubelet exits.
 func (h *Host) WaitContainerd(ctx context.Context) error {
 	return h.Containerd.Wait(ctx, func() error { return h.askCRI(ctx) })
 }
 
-// CRI is a connection to the runtime's socket, by which its kubelet speaks to it too.
-// It is the caller's to close.
+// CRI connects to the runtime's socket, which its kubelet uses too. The caller closes the connection.
 func (h *Host) CRI() (*grpc.ClientConn, error) {
 	socket := fmt.Sprintf("/proc/%d/root/run/containerd/containerd.sock", h.Containerd.PID())
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -165,8 +162,7 @@ func (h *Host) askCRI(ctx context.Context) error {
 	return err
 }
 
-// RestartContainerd ends the runtime at once, as a crash does, and starts it again. Its
-// containers go on.
+// RestartContainerd kills the runtime and starts it again. Containers keep running.
 func (h *Host) RestartContainerd(ctx context.Context) error {
 	return errors.Join(h.Containerd.Kill(), h.Containerd.Start(), h.WaitContainerd(ctx))
 }
@@ -175,8 +171,7 @@ func (h *Host) ctr(ctx context.Context, stdin io.Reader, args ...string) (string
 	return h.run(ctx, stdin, "ctr", append([]string{"--namespace=k8s.io"}, args...)...)
 }
 
-// importImages imports the images that are new to the disk, one after the other: what
-// they cost is reading and writing.
+// importImages imports new images, one after the other: they cost I/O.
 func (h *Host) importImages(ctx context.Context) error {
 	for _, archive := range h.Images {
 		done := h.disk().setting("imported-" + filepath.Base(archive))

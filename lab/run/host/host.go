@@ -95,8 +95,8 @@ func (h *Host) MountsPath() string {
 // On reports whether the machine is on.
 func (h *Host) On() bool { return h.MountsPath() != "" }
 
-// Boot turns the machine on and returns when its runtime answers and has its images.
-// A machine that had joined a cluster before starts its kubelet and kube-proxy too.
+// Boot turns the machine on, and waits until its runtime answers and has its images. A machine that has joined a
+// cluster also starts its kubelet and kube-proxy.
 func (h *Host) Boot(ctx context.Context) error {
 	h.turning.Lock()
 	defer h.turning.Unlock()
@@ -142,10 +142,8 @@ func (h *Host) boot(ctx context.Context) error {
 	return h.startContainerd(ctx)
 }
 
-// forward lets the machine of the calling thread's namespace forward, as those of a cluster do
-// before it has a network plugin. The links that it boots with keep the default route that a
-// router advertises, as network managers see to it (the kernel's Documentation/networking/ip-sysctl.rst,
-// accept_ra).
+// forward enables forwarding in the calling thread's namespace. Links keep the default route that a router advertises,
+// as with network managers (ip-sysctl.rst, accept_ra).
 func forward() error {
 	const conf = "net/ipv6/conf/"
 	links, err := os.ReadDir("/proc/sys/" + conf)
@@ -185,16 +183,15 @@ func (o Options) installPlugins() error {
 // referencePlugins are those that containerd 1.6 (loopback) and chained networks want.
 var referencePlugins = []string{"loopback", "portmap", "bandwidth", "host-local", "ptp"}
 
-// Stop turns the machine off as an administrator does: the kubelet is ended first, then
-// its pods and all else are given a moment.
+// Stop shuts the machine down: the kubelet is terminated first, then all else.
 func (h *Host) Stop() error {
 	const grace = 10 * time.Second
 	err := errors.Join(h.Kubelet.Stop(grace), h.Proxy.Stop(grace))
 	return errors.Join(err, h.Kill())
 }
 
-// Kill is a power failure: everything that runs is gone at once, and so is what is not on
-// the disk. Its network namespace is the caller's to remove.
+// Kill is a power failure: all processes end at once, and only the disk remains. The caller removes the network
+// namespace.
 func (h *Host) Kill() error {
 	h.turning.Lock()
 	defer h.turning.Unlock()
@@ -223,8 +220,7 @@ const killPatience = 30 * time.Second
 // RemoveDisk removes the disk of a machine that is off.
 func (h *Host) RemoveDisk() error { return os.RemoveAll(h.Disk) }
 
-// Run runs a command on the machine and returns what it prints. Programs of the
-// machine's own folders are found without a path.
+// Run runs a command on the machine, whose programs are found without a path, and returns its output.
 func (h *Host) Run(ctx context.Context, name string, args ...string) (string, error) {
 	return h.run(ctx, nil, name, args...)
 }

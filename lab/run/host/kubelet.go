@@ -34,8 +34,7 @@ type Cluster struct {
 	ProxyMode ProxyMode
 }
 
-// Join makes a machine that is on a node of a cluster: its kubelet registers it, its
-// kube-proxy carries services. It returns at once when they run.
+// Join makes a running machine a node of a cluster. It does not wait for the kubelet and kube-proxy that it starts.
 func (h *Host) Join(c Cluster) error {
 	h.turning.Lock()
 	defer h.turning.Unlock()
@@ -92,9 +91,8 @@ func writeJSON(file string, v any) error {
 	return os.WriteFile(file, data, 0o644)
 }
 
-// kubeletConfiguration is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1). The
-// machine's disk and memory are shared with others, so that the kubelet must not judge
-// them: no evictions, no collection of images.
+// kubeletConfiguration is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1). The disk and memory are shared with
+// others, so there are no evictions, and images are not collected.
 func (c Cluster) kubeletConfiguration(group cgroup.Group) map[string]any {
 	maxPods := c.MaxPods
 	if maxPods == 0 {
@@ -167,8 +165,8 @@ const (
 // ProxyModes are all there are.
 var ProxyModes = []ProxyMode{NFTables, IPTables}
 
-// proxyConfiguration is a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1).
-// How many connections are tracked is the whole kernel's to say, so that it stays.
+// proxyConfiguration is a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). It leaves the kernel's limits of
+// connection tracking alone.
 func (c Cluster) proxyConfiguration(name string) map[string]any {
 	return map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",

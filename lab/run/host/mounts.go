@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programsDir is where a machine sees the folders of programs that Options name: the
-// folders themselves may lie below one that the machine has its own of.
+// programsDir is where a machine sees folders of programs: their own paths may be hidden.
 const programsDir = "/run/vpclab/bin"
 
 // disk is the folder of a machine's disk. It outlives a reboot.
@@ -59,10 +58,8 @@ var kernelSettings = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// boot creates a mount namespace with this machine's files, except for what each machine has
-// itself: an empty /run, an /etc that takes changes, and the folders of its disk.
-// Seen are further folders by the path at which the machine has them. The namespace lives
-// as long as the file is open, or a process runs in it.
+// boot creates a mount namespace with this machine's files, but with an empty /run, an /etc that can be changed, the
+// folders of the disk, and further folders by path. It lives as long as the file is open, or a process runs in it.
 func boot(d disk, seen map[string]string) (*os.File, error) {
 	type result struct {
 		file *os.File
@@ -140,8 +137,7 @@ func mountAll(d disk, seen map[string]string) error {
 	return maskSettings()
 }
 
-// bind mounts a folder or file elsewhere, in a peer group of its own: what is mounted
-// below one of them is not below the other.
+// bind mounts a folder or file elsewhere, in a peer group of its own: mounts below one are not seen below the other.
 func bind(from, to string) error {
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount %s at %s: %w", from, to, err)
@@ -154,8 +150,7 @@ func bind(from, to string) error {
 	return nil
 }
 
-// ownEtc removes from a fresh machine's /etc what makes this machine a node, and
-// gives it a name of its own.
+// ownEtc removes this machine's cluster configuration from a new machine's /etc, and sets a machine ID.
 func ownEtc(d disk) error {
 	if _, err := os.Stat(d.path("etc", "machine-id")); err == nil {
 		return nil // not its first boot

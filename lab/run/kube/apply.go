@@ -18,8 +18,7 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// Apply makes the objects of the *.yaml files what the files say, in the order
-// of the files' names, as an administrator does with kubectl apply.
+// Apply applies the objects of the *.yaml files in the order of the file names, as kubectl apply does.
 func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 	objects, err := readObjects(files)
 	if err != nil {
@@ -28,7 +27,7 @@ func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 	return c.ApplyObjects(ctx, objects)
 }
 
-// ApplyObjects is Apply for objects, in their order.
+// ApplyObjects applies objects in the given order.
 func (c *ControlPlane) ApplyObjects(ctx context.Context, objects []*unstructured.Unstructured) error {
 	api, err := dynamic.NewForConfig(c.Config())
 	if err != nil {
@@ -50,8 +49,7 @@ func (c *ControlPlane) ApplyObjects(ctx context.Context, objects []*unstructured
 	return nil
 }
 
-// mapping is the resource of a kind. The API's kinds are listed once, and again when one is not
-// among them.
+// mapping returns the resource of a kind. It caches the list of kinds, and refreshes it if a kind is missing.
 func (c *ControlPlane) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	if kinds := c.kinds.Load(); kinds != nil {
 		if m, err := (*kinds).RESTMapping(kind.GroupKind(), kind.Version); err == nil {
@@ -74,7 +72,7 @@ func (c *ControlPlane) mapping(ctx context.Context, kind schema.GroupVersionKind
 	return kinds.RESTMapping(kind.GroupKind(), kind.Version)
 }
 
-// fieldOwner is whose the objects are that this package applies.
+// fieldOwner is the field manager of applied objects.
 const fieldOwner = "vpclab"
 
 func apply(ctx context.Context, target dynamic.ResourceInterface, o *unstructured.Unstructured) error {
@@ -104,7 +102,7 @@ func readObjects(files fs.FS) ([]*unstructured.Unstructured, error) {
 			} else if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			if len(o.Object) > 0 { // nothing but comments
+			if len(o.Object) > 0 { // zero: only comments
 				objects = append(objects, o)
 			}
 		}

@@ -12,28 +12,27 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// ServiceCIDRs are where Services have their addresses, by family, as far as the cluster has
-// the family; the API server's own Service has the first of the first family.
+// ServiceCIDRs are the addresses of Services, by family. The API server's own Service has the first one.
 var ServiceCIDRs = [ipfamily.Number]netip.Prefix{
 	ipfamily.IPv4: netip.MustParsePrefix("10.96.0.0/16"),
 	ipfamily.IPv6: netip.MustParsePrefix("fd00:96::/112"),
 }
 
-// Etcd is reached by sockets in the control plane's directory, in which all
-// programs run, so it needs no ports.
+// Etcd listens on sockets in the control plane's directory, which is the working directory of all programs, so it
+// needs no ports.
 const (
 	etcdClients = "unix://etcd:0"
 	etcdPeers   = "unix://peers:0"
 )
 
-// etcdData is its folder there.
+// etcdData is etcd's data folder there.
 const etcdData = "data"
 
 func etcdArgs() []string {
 	return []string{
 		"--name=only",
 		"--data-dir=" + etcdData,
-		"--unsafe-no-fsync", // a machine that crashes takes the test with it
+		"--unsafe-no-fsync", // the data need not survive a crash of the machine
 		"--listen-client-urls=" + etcdClients,
 		"--advertise-client-urls=" + etcdClients,
 		"--listen-peer-urls=" + etcdPeers,
@@ -53,7 +52,7 @@ func (o Options) apiServerArgs(port uint16) []string {
 		"--tls-private-key-file=" + serverKey,
 		"--client-ca-file=" + caCert,
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + tokenPublicKey,
+		"--service-account-key-file=" + tokenKey,
 		"--service-account-signing-key-file=" + tokenKey,
 		"--service-cluster-ip-range=" + o.serviceCIDRs(),
 		"--allow-privileged",
@@ -65,18 +64,18 @@ func (o Options) apiServerArgs(port uint16) []string {
 			"--enable-admission-plugins=NodeRestriction",
 			"--kubelet-client-certificate="+kubeletClientCert,
 			"--kubelet-client-key="+kubeletClientKey,
-			// It asks webhooks by their endpoints: there is no kube-proxy beside it.
+			// Without kube-proxy, the API server calls webhooks by their endpoints.
 			"--enable-aggregator-routing",
 		)
 	} else {
 		args = append(args,
 			"--authorization-mode=RBAC",
-			"--endpoint-reconciler-type=none", // the API is not reached by its Service
+			"--endpoint-reconciler-type=none", // nothing uses the API's Service
 		)
 	}
 	if !o.Controllers {
-		// Nobody would make the default service account of a namespace, without
-		// which this plugin admits no pod.
+		// This plugin admits no pod without the default service account of its namespace, which
+		// kube-controller-manager creates.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return append(args, o.APIServerArgs...)
@@ -103,22 +102,17 @@ func (o Options) controllerArgs() []string {
 }
 
 func (o Options) schedulerArgs() []string {
-	return append([]string{
-		"--kubeconfig=" + filepath.Join(o.Dir, adminKubeconfig),
-		"--leader-elect=false",
-		"--secure-port=0",
-	}, o.SchedulerArgs...)
+	return []string{"--kubeconfig=" + filepath.Join(o.Dir, adminKubeconfig), "--leader-elect=false", "--secure-port=0"}
 }
 
-// The ports to choose from lie below those that the kernel hands out by itself
-// (net.ipv4.ip_local_port_range), so that no program gets the API server's while
-// it is down.
+// The range of ports lies below the kernel's ephemeral ports (net.ipv4.ip_local_port_range), so that no program gets
+// the API server's port while it is down.
 const (
 	firstPort = 20000
 	lastPort  = 32000
 )
 
-// freePort finds a free port of addr, by listening there.
+// freePort finds a free port of addr by listening on it.
 func freePort(netns string, addr netip.Addr) (port uint16, err error) {
 	for range 100 {
 		port = uint16(firstPort + rand.IntN(lastPort-firstPort))

@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientapi "k8s.io/client-go/tools/clientcmd/api"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
@@ -29,10 +31,9 @@ const (
 	serverCert      = "apiserver.crt"
 	serverKey       = "apiserver.key"
 	tokenKey        = "tokens.key" // signs service accounts' tokens
-	tokenPublicKey  = "tokens.pub"
 	adminKubeconfig = "admin.kubeconfig"
 
-	kubeletClientCert = "kubelet-client.crt" // by which the API server asks kubelets
+	kubeletClientCert = "kubelet-client.crt" // of the API server for requests to kubelets
 	kubeletClientKey  = "kubelet-client.key"
 )
 
@@ -43,11 +44,11 @@ type authority struct {
 	pem  []byte // cert
 }
 
-// writeCredentials makes what the programs authenticate themselves and others with.
+// writeCredentials creates the certificates and keys of the programs.
 func (c *ControlPlane) writeCredentials() error {
 	ca, err := newAuthority()
 	if err != nil {
-		return fmt.Errorf("make a certificate authority: %w", err)
+		return fmt.Errorf("create a certificate authority: %w", err)
 	}
 	c.ca = ca
 	server, key, err := ca.issue(&x509.Certificate{
@@ -57,22 +58,22 @@ func (c *ControlPlane) writeCredentials() error {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
 	if err != nil {
-		return fmt.Errorf("make the API server's certificate: %w", err)
+		return fmt.Errorf("create the API server's certificate: %w", err)
 	}
-	// With the right to all that kubelets offer, as kubeadm gives it.
+	// With full access to kubelets, as in kubeadm.
 	kubeletClient, kubeletKey, err := ca.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return fmt.Errorf("make the API server's certificate for kubelets: %w", err)
+		return fmt.Errorf("create the API server's client certificate for kubelets: %w", err)
 	}
-	signer, public, err := newTokenKey()
+	signer, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
-		return fmt.Errorf("make the key of tokens: %w", err)
+		return fmt.Errorf("create the signing key of tokens: %w", err)
 	}
 	for name, data := range map[string][]byte{
-		caCert: ca.pem, serverCert: server, serverKey: key, tokenKey: signer, tokenPublicKey: public,
+		caCert: ca.pem, serverCert: server, serverKey: key, tokenKey: signer,
 		kubeletClientCert: kubeletClient, kubeletClientKey: kubeletKey,
 	} {
 		if err := os.WriteFile(filepath.Join(c.Dir, name), data, 0o600); err != nil {
@@ -85,35 +86,33 @@ func (c *ControlPlane) writeCredentials() error {
 	return WriteKubeconfig(filepath.Join(c.Dir, adminKubeconfig), c.admin)
 }
 
-// Config is an administrator's, for clients of the starter's. It does not limit
-// the rate of requests.
+// Config returns an administrator's configuration without a rate limit.
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 
-// AdminKubeconfig is a file with what Config returns, for other programs.
+// AdminKubeconfig returns the path of a kubeconfig with Config, for other programs.
 func (o Options) AdminKubeconfig() string { return filepath.Join(o.Dir, adminKubeconfig) }
 
-// CA is the certificate, as PEM, by which the control plane and its users know each
-// other.
+// CA returns the PEM certificate of the control plane's authority.
 func (c *ControlPlane) CA() []byte { return c.ca.pem }
 
-// ConfigFor is that of a user with groups, who may what RBAC says.
+// ConfigFor returns the configuration of a user with groups, whose permissions RBAC determines.
 func (c *ControlPlane) ConfigFor(user string, groups ...string) (*rest.Config, error) {
 	if c.remote {
-		return nil, fmt.Errorf("make a certificate for %s: %w", user, errRemote)
+		return nil, fmt.Errorf("create a certificate for %s: %w", user, errRemote)
 	}
 	cert, key, err := c.ca.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make a certificate for %s: %w", user, err)
+		return nil, fmt.Errorf("create a certificate for %s: %w", user, err)
 	}
 	cfg := c.anonymous()
 	cfg.CertData, cfg.KeyData = cert, key
 	return cfg, nil
 }
 
-// ConfigWithToken is that of whom a bearer token names; see Token.
+// ConfigWithToken returns a configuration with a bearer token; see Token.
 func (c *ControlPlane) ConfigWithToken(token string) *rest.Config {
 	cfg := c.anonymous()
 	cfg.BearerToken = token
@@ -131,15 +130,14 @@ func (c *ControlPlane) anonymous() *rest.Config {
 	return cfg
 }
 
-// dialer connects to an address in a network namespace, whatever it is asked for.
+// dialer returns a function that connects to a fixed address in a network namespace.
 func dialer(netns string, to netip.AddrPort) func(ctx context.Context, network, _ string) (net.Conn, error) {
 	return func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return ns.Dial(ctx, netns, network, to, netip.Addr{})
 	}
 }
 
-// WriteKubeconfig writes a file from which other programs read cfg, as far as
-// this package makes one.
+// WriteKubeconfig writes a configuration of this package as a kubeconfig.
 func WriteKubeconfig(file string, cfg *rest.Config) error {
 	const name = "vpclab"
 	k := clientapi.NewConfig()
@@ -155,7 +153,7 @@ func WriteKubeconfig(file string, cfg *rest.Config) error {
 	return nil
 }
 
-// A control plane does not live longer; clocks may differ by an hour.
+// lifetime is the validity of certificates and tokens. NotBefore allows for clocks that differ by an hour.
 const lifetime = 365 * 24 * time.Hour
 
 func newAuthority() (*authority, error) {
@@ -163,28 +161,19 @@ func newAuthority() (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "vpclab"},
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	stamp(template)
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	ca, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "vpclab", NotBefore: time.Now().Add(-time.Hour)}, key)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	return &authority{cert: cert, key: key, pem: encode("CERTIFICATE", der)}, nil
+	return &authority{cert: ca, key: key, pem: encode(ca.Raw)}, nil
 }
 
 // issue signs a certificate for a new key and returns both as PEM.
 func (a *authority) issue(template *x509.Certificate) (cert, key []byte, err error) {
 	template.KeyUsage = x509.KeyUsageDigitalSignature
-	stamp(template)
+	template.SerialNumber = new(big.Int).SetBytes([]byte(rand.Text()))
+	template.NotBefore = time.Now().Add(-time.Hour)
+	template.NotAfter = time.Now().Add(lifetime)
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -193,35 +182,10 @@ func (a *authority) issue(template *x509.Certificate) (cert, key []byte, err err
 	if err != nil {
 		return nil, nil, err
 	}
-	private, err := x509.MarshalECPrivateKey(k)
-	if err != nil {
-		return nil, nil, err
-	}
-	return encode("CERTIFICATE", der), encode("EC PRIVATE KEY", private), nil
+	key, err = keyutil.MarshalPrivateKeyToPEM(k)
+	return encode(der), key, err
 }
 
-func stamp(template *x509.Certificate) {
-	template.SerialNumber = new(big.Int).SetBytes([]byte(rand.Text()))
-	template.NotBefore = time.Now().Add(-time.Hour)
-	template.NotAfter = time.Now().Add(lifetime)
-}
-
-func newTokenKey() (private, public []byte, err error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, err
-	}
-	priv, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return nil, nil, err
-	}
-	pub, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		return nil, nil, err
-	}
-	return encode("EC PRIVATE KEY", priv), encode("PUBLIC KEY", pub), nil
-}
-
-func encode(kind string, der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+func encode(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
 }

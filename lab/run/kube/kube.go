@@ -1,6 +1,6 @@
 // Package kube runs a real Kubernetes control plane for tests and the demo:
-// etcd, kube-apiserver and, when asked for, kube-controller-manager and
-// kube-scheduler, each a process of its own that dies with its starter.
+// etcd, kube-apiserver and optionally kube-controller-manager and kube-scheduler, as child processes that die with
+// their parent.
 package kube
 
 import (
@@ -25,45 +25,41 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Options describe a control plane. Assets and Dir are needed.
+// Options describe a control plane. Assets and Dir are required.
 type Options struct {
 	// Assets is the folder of the programs; hack/kubebox.sh prints one.
 	Assets string
-	// Dir gets certificates, data and logs. Data of an earlier control plane
-	// there is kept; its certificates and tokens are not.
+	// Dir is for certificates, data and logs. Data of an earlier control plane there is reused; its certificates and
+	// tokens are not.
 	Dir string
-	// Address is where the API server listens: one of the first of Families; that of
-	// this machine itself when not set. The port is chosen.
+	// Address is where the API server listens, an address of the first of Families; the loopback address if not set.
+	// The port is chosen.
 	Address netip.Addr
-	// Netns is the path of the network namespace in which the programs run; the
-	// starter's own when empty.
+	// Netns is the path of the network namespace in which the programs run; empty: that of the caller.
 	Netns string
 
-	// Controllers and Scheduler start these programs too. Without controllers,
-	// pods need no service account, and nothing deletes what lost its owner.
+	// Controllers and Scheduler start these programs too. Without controllers, pods need no service account, and
+	// nothing garbage-collects objects whose owner is deleted.
 	Controllers, Scheduler bool
 
-	// Kubelets says that real nodes join: kubelets may do what the Node authorizer
-	// and NodeRestriction leave them, the API server has credentials to ask them,
-	// and pods reach it by the Service "kubernetes".
+	// Kubelets means that real nodes join: the Node authorizer and NodeRestriction apply to kubelets, the API server
+	// has credentials for kubelets, and pods reach it by the Service "kubernetes".
 	Kubelets bool
 
-	// Families are of which Services have addresses: with both, IPv4, and IPv6 too where they
-	// ask for it. Only IPv4 when empty.
+	// Families are the IP families of Services. With both, a Service has an IPv4 address, and also an IPv6 address if
+	// it requests one. IPv4 only if empty.
 	Families ipfamily.Set
 
-	// CRDs holds files with CustomResourceDefinitions (*.yaml, below any
-	// folder). They are usable when Start returns.
+	// CRDs holds files with CustomResourceDefinitions (*.yaml, in any folder). They are usable when Start returns.
 	CRDs fs.FS
 
-	// Further arguments of the programs, which win over those that are given here.
-	APIServerArgs, ControllerArgs, SchedulerArgs []string
+	// Further arguments of the programs, which override those of this package.
+	APIServerArgs, ControllerArgs []string
 }
 
-// Workloads are the options of a control plane whose Deployments and such have pods that a caller
-// runs who is no kubelet: with controllers, but for the one that wants to hear of each node every
-// ten seconds and takes the taint off that new nodes get, which they do not get therefore, and a
-// scheduler; pods need no service account.
+// Workloads are options for a control plane with controllers and a scheduler whose pods the caller runs without
+// kubelets. The node lifecycle controller, which expects heartbeats, and the taint that it would remove are disabled.
+// Pods need no service account.
 func (o Options) Workloads() Options {
 	o.Controllers, o.Scheduler, o.Families = true, true, ipfamily.Dual
 	o.ControllerArgs = append(o.ControllerArgs, "--controllers=*,-node-lifecycle-controller")
@@ -71,7 +67,7 @@ func (o Options) Workloads() Options {
 	return o
 }
 
-// The programs, which are also the names of their logs.
+// The programs. Their logs have the same names.
 const (
 	etcd        = "etcd"
 	apiServer   = "kube-apiserver"
@@ -79,7 +75,7 @@ const (
 	scheduler   = "kube-scheduler"
 )
 
-// ControlPlane is a running one.
+// ControlPlane is a running control plane.
 type ControlPlane struct {
 	Options
 	address netip.AddrPort
@@ -87,18 +83,17 @@ type ControlPlane struct {
 	admin   *rest.Config
 	remote  bool // another process runs it
 
-	kinds    atomic.Pointer[meta.RESTMapper] // of the API, as they were listed last
-	restored bool                            // its data began as a snapshot's, with the CRDs
+	kinds    atomic.Pointer[meta.RESTMapper] // cached kinds of the API
+	restored bool                            // its data was restored from a snapshot, with the CRDs
 
 	// APIServer is its process; KillAPIServer and StartAPIServer act on it.
 	APIServer *proc.Process
 	programs  *programs
 }
 
-// Start raises a control plane and returns once it is ready to be used: what the API server makes
-// by itself is there, and with Controllers pods of namespace "default" are admitted. It starts
-// from a snapshot where Dir has no data, which spares it the definitions and the bootstrap of RBAC.
-// When ctx ends first, or a program fails, nothing is left running.
+// Start starts a control plane and returns once it can be used: the objects that the API server creates by itself
+// exist and, with Controllers, namespace "default" admits pods. Without data in Dir it starts from a snapshot, which
+// saves the time to create CRDs and RBAC objects. On failure nothing is left running.
 func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -107,20 +102,20 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	c := newControlPlane(o)
 	if c.restored = c.restore(ctx); c.restored {
 		soon, cancel := context.WithTimeout(ctx, restoredPatience)
-		err = c.raise(soon)
+		err = c.startAll(soon)
 		cancel()
 		if err == nil {
 			return c, nil
 		}
-		if ctx.Err() != nil { // the snapshot is not to blame
+		if ctx.Err() != nil { // not caused by the snapshot
 			return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
 		}
 		if err := errors.Join(c.Stop(), c.forget()); err != nil {
 			return nil, fmt.Errorf("start a control plane in %s: %w", o.Dir, err)
 		}
-		c = newControlPlane(o) // a useless snapshot only costs time
+		c = newControlPlane(o) // without the unusable snapshot
 	}
-	if err := c.raise(ctx); err != nil {
+	if err := c.startAll(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
 	}
 	return c, nil
@@ -153,14 +148,14 @@ func (o Options) complete() (Options, error) {
 	if !o.Address.IsValid() {
 		o.Address = [ipfamily.Number]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}[first]
 	}
-	if ipfamily.Of(o.Address) != first { // the API server ends with an error in its log
-		return o, fmt.Errorf("address %s of the API server: want one of %s, as Services have", o.Address, first)
+	if ipfamily.Of(o.Address) != first { // the API server would exit with an error in its log
+		return o, fmt.Errorf("address %s of the API server: expected an %s address, as the Services' addresses", o.Address, first)
 	}
 	return o, nil
 }
 
-func (c *ControlPlane) raise(ctx context.Context) error {
-	if err := c.raiseAPI(ctx); err != nil {
+func (c *ControlPlane) startAll(ctx context.Context) error {
+	if err := c.startAPI(ctx); err != nil {
 		return err
 	}
 	if c.Controllers {
@@ -176,9 +171,8 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 	return c.waitForController(ctx)
 }
 
-// raiseAPI starts etcd and the API server, and returns when all that the API server makes
-// by itself is there.
-func (c *ControlPlane) raiseAPI(ctx context.Context) error {
+// startAPI starts etcd and the API server, and waits for the objects that the API server creates by itself.
+func (c *ControlPlane) startAPI(ctx context.Context) error {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return err
 	}
@@ -196,7 +190,7 @@ func (c *ControlPlane) raiseAPI(ctx context.Context) error {
 	if c.APIServer, err = c.programs.start(c.Options, apiServer, c.apiServerArgs(c.address.Port())); err != nil {
 		return err
 	}
-	// The API server takes CRDs before it calls itself ready.
+	// The API server accepts CRDs before it is ready.
 	g, groupCtx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.waitUntilReady(groupCtx) })
 	if c.CRDs != nil {
@@ -208,11 +202,10 @@ func (c *ControlPlane) raiseAPI(ctx context.Context) error {
 	return c.waitForBootstrap(ctx)
 }
 
-// URL is the API server's.
+// URL returns the URL of the API server.
 func (c *ControlPlane) URL() string { return c.admin.Host }
 
-// StartAPIServer starts the API server again, on the same port and with the
-// same data, and returns when it is ready.
+// StartAPIServer starts the API server again, on the same port and with the same data, and waits until it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	if c.remote {
 		return errRemote
@@ -227,12 +220,11 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	}
 }
 
-// starts is how often an API server is started that ends by itself before it is
-// ready: one that gets no processor misses deadlines of its own.
+// starts limits the attempts to start an API server, which exits if it gets too little processor time.
 const starts = 3
 
-// KillAPIServer ends the API server at once, as a crash does: connections are
-// reset and the port refuses new ones. Etcd and the others keep running.
+// KillAPIServer kills the API server: connections are reset, and the port refuses new ones. The other programs keep
+// running.
 func (c *ControlPlane) KillAPIServer() error {
 	if c.remote {
 		return errRemote
@@ -240,10 +232,10 @@ func (c *ControlPlane) KillAPIServer() error {
 	return c.APIServer.Kill()
 }
 
-// Stop ends every program and returns when all have exited. The directory stays. A
-// graceful end takes an API server more than a minute, so they are killed.
+// Stop kills every program and waits until all have exited. The directory stays. (Terminating an API server takes more
+// than a minute.)
 func (c *ControlPlane) Stop() error {
-	// Etcd goes last, so that the others have nothing to complain of.
+	// Etcd is killed last, so that the others log no errors.
 	var errs []error
 	for _, p := range slices.Backward(c.programs.list) {
 		errs = append(errs, p.Kill())
@@ -251,10 +243,10 @@ func (c *ControlPlane) Stop() error {
 	return errors.Join(errs...)
 }
 
-// programs are the processes of a control plane, the one that others need first.
+// programs are the processes of a control plane, in start order.
 type programs struct{ list []*proc.Process }
 
-// start starts a program, whose log has its name.
+// start starts a program. Its log is named after it.
 func (s *programs) start(c Options, program string, args []string) (*proc.Process, error) {
 	p := proc.New(program, filepath.Join(c.Dir, program+".log"), func() proc.Command {
 		return proc.Command{Path: filepath.Join(c.Assets, program), Args: args, Dir: c.Dir, Netns: c.Netns}
@@ -263,7 +255,7 @@ func (s *programs) start(c Options, program string, args []string) (*proc.Proces
 	return p, p.Start()
 }
 
-// failed is the error of a program that ended by itself.
+// failed returns an error if a program has exited.
 func (s *programs) failed() error {
 	for _, p := range s.list {
 		if err := p.Failed(); err != nil {
@@ -285,46 +277,43 @@ func (s *programs) until(ctx context.Context, what string, is func() error) erro
 	return nil
 }
 
-// Endpoint is where the API server listens.
+// Endpoint returns the address at which the API server listens.
 func (c *ControlPlane) Endpoint() netip.AddrPort { return c.address }
 
-// Export writes what Remote reads into dir, for programs that reach the API server by
-// another address, at the same port. It returns the file, which is an administrator's
-// kubeconfig.
+// Export writes to dir what Remote reads, for programs that reach the API server at another address and the same
+// port. It returns the administrator's kubeconfig.
 func (c *ControlPlane) Export(dir string, via netip.Addr) (kubeconfig string, err error) {
 	cfg := c.Config()
 	cfg.Host = "https://" + netip.AddrPortFrom(via, c.address.Port()).String()
-	cfg.ServerName = c.address.Addr().String() // that of the certificate
+	cfg.ServerName = c.address.Addr().String() // the name in the certificate
 	kubeconfig = filepath.Join(dir, adminKubeconfig)
 	return kubeconfig, WriteKubeconfig(kubeconfig, cfg)
 }
 
-// errRemote is for what only the process can do that started the control plane.
-var errRemote = errors.New("the control plane is another process's")
+// errRemote is the error of methods that only the process that started the control plane can use.
+var errRemote = errors.New("the control plane belongs to another process")
 
-// Remote is a control plane that another process runs, and wrote down in dir (Export),
-// such as one of the host for a virtual machine. It has users with tokens, but none with
-// certificates, and cannot be started or killed; Stop leaves it alone.
+// Remote returns a control plane that another process runs and has exported to dir, such as the host of a virtual machine.
+// It issues no certificates, and cannot be started or killed; Stop does nothing.
 func Remote(dir string) (*ControlPlane, error) {
 	c := newControlPlane(Options{Dir: dir})
 	c.remote = true
 	cfg, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig())
 	if err != nil {
-		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
+		return nil, fmt.Errorf("read the exported control plane: %w", err)
 	}
 	cfg.QPS = -1
 	if c.address, err = netip.ParseAddrPort(strings.TrimPrefix(cfg.Host, "https://")); err != nil {
-		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
+		return nil, fmt.Errorf("read the exported control plane: %w", err)
 	}
 	c.admin, c.ca = cfg, &authority{pem: cfg.CAData}
 	return c, nil
 }
 
-// RemoteDir names an environment variable with a folder for Remote.
+// RemoteDir is the name of an environment variable with the folder for Remote.
 const RemoteDir = "BERTH_CONTROL_PLANE"
 
-// In is the control plane as programs in a network namespace reach it, by an address there
-// at which a forwarder carries their connections to it.
+// In returns the control plane for programs in a network namespace, at the address of a forwarder there.
 func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
 	other := &ControlPlane{Options: c.Options, address: address, ca: c.ca, remote: c.remote, restored: c.restored, APIServer: c.APIServer, programs: c.programs}
 	other.Netns = netns

@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// waitUntilReady waits for the API server to say so.
+// waitUntilReady waits until the API server reports itself as ready.
 func (c *ControlPlane) waitUntilReady(ctx context.Context) error {
 	api, err := discovery.NewDiscoveryClientForConfig(c.Config())
 	if err != nil {
@@ -32,8 +32,7 @@ func (c *ControlPlane) waitUntilReady(ctx context.Context) error {
 	})
 }
 
-// waitForBootstrap waits for the objects that the API server makes by itself, some of them after
-// it has called itself ready.
+// waitForBootstrap waits for the objects that the API server creates by itself, some of them after it is ready.
 func (c *ControlPlane) waitForBootstrap(ctx context.Context) error {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
@@ -53,8 +52,7 @@ func (c *ControlPlane) waitForBootstrap(ctx context.Context) error {
 	})
 }
 
-// waitForController waits, with Controllers, for the default service account of namespace
-// "default", without which no pod is admitted there.
+// waitForController waits, with Controllers, for the service account without which namespace "default" admits no pod.
 func (c *ControlPlane) waitForController(ctx context.Context) error {
 	if !c.Controllers {
 		return nil
@@ -71,13 +69,12 @@ func (c *ControlPlane) waitForController(ctx context.Context) error {
 
 var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// InstallCRDs applies the CustomResourceDefinitions of the *.yaml files and
-// returns when objects of their kinds can be created.
+// InstallCRDs applies the CustomResourceDefinitions of the *.yaml files, and waits until their objects can be created.
 func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 	return c.installCRDs(ctx, files, false)
 }
 
-// installCRDs is InstallCRDs, which with keep does not apply CRDs that exist.
+// installCRDs implements InstallCRDs. With keep it does not apply existing CRDs.
 func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) error {
 	objects, err := readObjects(files)
 	if err != nil {
@@ -96,7 +93,7 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 	}
 	for _, o := range objects {
 		if o.GetKind() != "CustomResourceDefinition" {
-			return fmt.Errorf("install CRDs: there is a %s %q among them", o.GetKind(), o.GetName())
+			return fmt.Errorf("install CRDs: unexpected object %s %q", o.GetKind(), o.GetName())
 		}
 		if keep && slices.ContainsFunc(found.Items, func(f unstructured.Unstructured) bool { return f.GetName() == o.GetName() }) {
 			continue
@@ -123,13 +120,11 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 	}
 }
 
-// creationPause is how long after a CRD was established the API server delays
-// each creation of its objects (apiextensions-apiserver, serveResource: two
-// seconds, for other API servers that may not know the CRD yet). A condition's
-// time is in whole seconds.
+// creationPause is how long the API server delays the creation of objects after their CRD was established
+// (apiextensions-apiserver, serveResource). Conditions have whole seconds.
 const creationPause = 2 * time.Second
 
-// established waits until the CRD is established, and returns since when.
+// established waits until the CRD is established, and returns the time of that.
 func (s *programs) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
 	err = s.until(ctx, "install CRD "+name, func() error {
 		crd, err := api.Resource(crds).Get(ctx, name, metav1.GetOptions{})
@@ -149,25 +144,23 @@ func (s *programs) established(ctx context.Context, api dynamic.Interface, name 
 	return since, err
 }
 
-// notReady is the error of admission until it has read the objects, or the
-// kinds, that it goes by (k8s.io/apiserver/pkg/admission.WaitForReady and
-// plugin/policy). It calls that forbidden, or invalid.
+// notReady are errors of admission plugins that have not synced their objects or kinds yet
+// (k8s.io/apiserver/pkg/admission.WaitForReady and plugin/policy). Their reason is Forbidden or Invalid.
 var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
 
-// Unavailable reports whether an error is of an API server that cannot answer, such as one that is starved or
-// waits for etcd, from one that refuses.
+// Unavailable reports whether an error means that the API server cannot serve the request, for example because it
+// waits for etcd. Other errors are rejections.
 func Unavailable(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) {
-		return true // no answer at all
+		return true // no response
 	}
-	says := func(text string) bool { return strings.Contains(err.Error(), text) }
-	return slices.ContainsFunc(notReady, says) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+	contains := func(text string) bool { return strings.Contains(err.Error(), text) }
+	return slices.ContainsFunc(notReady, contains) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 
-// Retry retries a request while the API server is Unavailable and
-// ctx lasts. What names it in the error.
+// Retry retries a request while the API server is Unavailable. Errors begin with what.
 func Retry(ctx context.Context, what string, do func() error) error {
 	if err := poll.Retry(ctx, do, Unavailable); err != nil {
 		return fmt.Errorf("%s: %w", what, err)

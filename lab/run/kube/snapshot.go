@@ -1,16 +1,15 @@
 package kube
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -18,21 +17,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A snapshot is etcd's data of a fresh control plane: what the API server makes
-// by itself, and the CRDs. Each machine keeps one for each choice of programs, arguments and CRDs in
-// its user's cache directory. Certificates and keys are no part of it.
+// A snapshot is etcd's data of a fresh control plane: the objects that the API server creates by itself, and the CRDs.
+// One is kept per combination of programs, arguments and CRDs in the user's cache directory. It contains neither
+// certificates nor keys.
 
-// snapshotAge is how long a snapshot is kept; then it is made anew. A cache has no users to ask.
+// snapshotAge is how long a snapshot is kept; then it is created again.
 const snapshotAge = 7 * 24 * time.Hour
 
-// restoredPatience is how long a control plane may take that starts from a snapshot, before
-// it is started from nothing: etcd may hang on data that is damaged.
+// restoredPatience limits a start from a snapshot: etcd may hang on damaged data.
 const restoredPatience = time.Minute
 
-// restore makes the data of a new control plane from a snapshot, and the snapshot first if it is missing.
-// It reports whether it did: without a snapshot, for whatever reason, a control plane starts from nothing.
+// restore copies a snapshot, which it creates if it is missing, to the data of a new control plane. It reports whether
+// that succeeded; otherwise the control plane starts without data.
 func (o Options) restore(ctx context.Context) bool {
-	if o.Kubelets { // the API server's endpoints, with leases, are in the data
+	if o.Kubelets { // the data contains the API server's endpoints, with leases
 		return false
 	}
 	if _, err := os.Stat(o.data()); !errors.Is(err, fs.ErrNotExist) {
@@ -49,12 +47,12 @@ func (o Options) restore(ctx context.Context) bool {
 		err = copySparse(o.data(), snapshot, false)
 	}
 	if err != nil {
-		_ = o.removeData() // what stays fails the start that follows
+		_ = o.removeData() // if this fails, the following start fails
 	}
 	return err == nil
 }
 
-// forget removes the data that a snapshot began, and the snapshot.
+// forget removes the data that was restored from a snapshot, and the snapshot.
 func (o Options) forget() error {
 	snapshot, err := o.snapshot()
 	if err != nil {
@@ -63,7 +61,7 @@ func (o Options) forget() error {
 	return errors.Join(discard(snapshot), o.removeData())
 }
 
-// discard removes a snapshot, all of it at once for those that copy it.
+// discard removes a snapshot atomically for processes that copy it.
 func discard(snapshot string) error {
 	dir, err := os.MkdirTemp(filepath.Dir(snapshot), "old-")
 	if err != nil {
@@ -73,14 +71,14 @@ func discard(snapshot string) error {
 	if err := os.Rename(snapshot, filepath.Join(dir, "snapshot")); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return nil // another process did
+	return nil // another process removed it
 }
 
 func (o Options) data() string { return filepath.Join(o.Dir, etcdData) }
 
 func (o Options) removeData() error { return os.RemoveAll(o.data()) }
 
-// source is a control plane whose data is taken for snapshots.
+// source returns the control plane whose data becomes a snapshot.
 func (o Options) source(dir string) *ControlPlane {
 	six := o.Address.Is6()
 	o.Dir, o.Netns = dir, ""
@@ -91,7 +89,7 @@ func (o Options) source(dir string) *ControlPlane {
 	return newControlPlane(o)
 }
 
-// snapshot is the folder of the options' snapshot, which is named after a hash of all that it depends on.
+// snapshot returns the folder of the options' snapshot. Its name is a hash of everything that it depends on.
 func (o Options) snapshot() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -123,11 +121,11 @@ func (o Options) snapshot() (string, error) {
 	return filepath.Join(cache, "berth", "control-planes", hex.EncodeToString(hash.Sum(nil)[:8])), err
 }
 
-// errBusy says that another process makes the snapshot.
-var errBusy = errors.New("another process makes it")
+// errBusy means that another process is creating the snapshot.
+var errBusy = errors.New("another process is creating the snapshot")
 
-// makeSnapshot starts a control plane and keeps its data as a snapshot. It does not wait for
-// another process that does so.
+// makeSnapshot starts a control plane and keeps its data as a snapshot. It returns errBusy if another process is doing
+// so.
 func (o Options) makeSnapshot(ctx context.Context, snapshot string) error {
 	cache := filepath.Dir(snapshot)
 	if err := os.MkdirAll(cache, 0o700); err != nil {
@@ -142,7 +140,7 @@ func (o Options) makeSnapshot(ctx context.Context, snapshot string) error {
 		return errBusy
 	}
 	if _, err := os.Stat(snapshot); err == nil {
-		return nil // made meanwhile
+		return nil // created by another process
 	}
 	if err := removeOld(cache); err != nil {
 		return err
@@ -153,7 +151,7 @@ func (o Options) makeSnapshot(ctx context.Context, snapshot string) error {
 	}
 	defer os.RemoveAll(dir)
 	source := o.source(dir)
-	if err := errors.Join(source.raiseAPI(ctx), source.Stop()); err != nil {
+	if err := errors.Join(source.startAPI(ctx), source.Stop()); err != nil {
 		return err
 	}
 	made := filepath.Join(dir, "snapshot")
@@ -163,7 +161,7 @@ func (o Options) makeSnapshot(ctx context.Context, snapshot string) error {
 	return os.Rename(made, snapshot)
 }
 
-// removeOld removes snapshots, and what killed processes left of them.
+// removeOld removes old snapshots, including incomplete ones of killed processes.
 func removeOld(cache string) error {
 	entries, err := os.ReadDir(cache)
 	for _, e := range entries {
@@ -174,50 +172,19 @@ func removeOld(cache string) error {
 	return err
 }
 
-// copySparse copies a folder, and leaves out blocks that are zero: etcd reserves 64 MiB for its log. With
-// sync, the files are on the disk when it returns.
+// copySparse copies a folder without blocks of zeros: etcd preallocates 64 MiB for its log. With sync, the files are
+// on disk when it returns.
 func copySparse(to, from string, sync bool) error {
-	return fs.WalkDir(os.DirFS(from), ".", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() {
-			return os.MkdirAll(filepath.Join(to, name), 0o700)
-		}
-		return copySparseFile(filepath.Join(to, name), filepath.Join(from, name), sync)
-	})
-}
-
-func copySparseFile(to, from string, sync bool) (err error) {
-	src, err := os.Open(from)
+	if out, err := exec.Command("cp", "--recursive", "--sparse=always", "--", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy %s: %w: %s", from, err, out)
+	}
+	if !sync {
+		return nil
+	}
+	dir, err := os.Open(to)
 	if err != nil {
 		return err
 	}
-	defer src.Close()
-	dst, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err == nil && sync {
-			err = dst.Sync()
-		}
-		err = errors.Join(err, dst.Close())
-	}()
-	block, zero := make([]byte, 64<<10), make([]byte, 64<<10)
-	for at := int64(0); ; {
-		n, err := io.ReadFull(src, block)
-		if !bytes.Equal(block[:n], zero[:n]) {
-			if _, err := dst.WriteAt(block[:n], at); err != nil {
-				return err
-			}
-		}
-		at += int64(n)
-		switch {
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return dst.Truncate(at)
-		case err != nil:
-			return err
-		}
-	}
+	defer dir.Close()
+	return unix.Syncfs(int(dir.Fd()))
 }

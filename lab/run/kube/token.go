@@ -13,10 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Token returns one of a service account's tokens, as the kubelet asks for it
-// on behalf of a pod, and creates the account if it is missing. With a pod of
-// the account's namespace the token is bound to it and names its node; without
-// one (nil) it is bound to nothing.
+// Token returns a token of a service account, which it creates if it is missing. With a pod the token is bound to that
+// pod and names its node.
 func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, pod *corev1.Pod) (string, error) {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
@@ -25,9 +23,9 @@ func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, 
 	accounts := api.CoreV1().ServiceAccounts(account.Namespace)
 	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account.Name}}
 	if _, err := accounts.Create(ctx, sa, metav1.CreateOptions{}); exists(err) != nil {
-		return "", fmt.Errorf("make service account %s: %w", account, err)
+		return "", fmt.Errorf("create service account %s: %w", account, err)
 	}
-	seconds := int64(lifetime / time.Second) // it is not refreshed
+	seconds := int64(lifetime / time.Second) // not refreshed
 	request := &authenticationv1.TokenRequest{}
 	request.Spec.ExpirationSeconds = &seconds
 	if pod != nil {
@@ -37,20 +35,19 @@ func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, 
 	}
 	reply, err := accounts.CreateToken(ctx, account.Name, request, metav1.CreateOptions{})
 	if err != nil {
-		return "", fmt.Errorf("ask for a token of %s: %w", account, err)
+		return "", fmt.Errorf("create a token for %s: %w", account, err)
 	}
 	return reply.Status.Token, nil
 }
 
-// NodeToken returns a token as the pod of a DaemonSet on a node has it. It
-// makes the account and such a pod, named account-node, if they are not there;
-// the node need not exist.
+// NodeToken returns a token like that of a DaemonSet's pod on a node. It creates the account and that pod, named
+// account-node, if they are missing. The node need not exist.
 func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedName, node string) (string, error) {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
 		return "", err
 	}
-	// Before the pod, which is not admitted without its account.
+	// The account must exist before the pod, which is not admitted otherwise.
 	if _, err := c.Token(ctx, account, nil); err != nil {
 		return "", err
 	}
@@ -65,7 +62,7 @@ func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedNa
 		},
 	}, metav1.CreateOptions{})
 	if exists(err) != nil {
-		return "", fmt.Errorf("make pod %s/%s: %w", account.Namespace, name, err)
+		return "", fmt.Errorf("create pod %s/%s: %w", account.Namespace, name, err)
 	}
 	pod, err := pods.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

@@ -16,8 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// nsExec runs plugins inside the node's namespace, where a node's runtime
-// would: portmap, for one, writes its rules to where it runs.
+// nsExec runs plugins inside the node's namespace: portmap, for one, writes rules to where it runs.
 type nsExec struct {
 	invoke.RawExec
 	version.PluginDecoder
@@ -119,8 +118,7 @@ func (n *Node) Status(ctx context.Context) error {
 	return n.cni.GetStatusNetworkList(ctx, list)
 }
 
-// GC runs CNI GC with the pods that are up as the valid ones. Pods that are
-// being made or removed must not be: a runtime holds those back too.
+// GC runs CNI GC with the pods that are up. No pod may be added or deleted meanwhile: runtimes prevent that too.
 func (n *Node) GC(ctx context.Context) error {
 	list, err := n.conf()
 	if err != nil {

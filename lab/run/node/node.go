@@ -140,8 +140,7 @@ func (n *Node) Pod(name string) (*Pod, error) {
 	return nil, fmt.Errorf("node %s has no pod %s", n.Name, name)
 }
 
-// PowerOff ends the node as a power failure does: the daemon and the pods
-// vanish without notice, and so does what is under run.
+// PowerOff is a power failure: the daemon, the pods and the files under run are gone.
 func (n *Node) PowerOff() error {
 	errs := []error{n.Kill()}
 	n.mu.Lock()
@@ -230,9 +229,8 @@ func (o Options) daemonEnv() []string {
 	return env
 }
 
-// WaitReady returns once pods can be made: the CNI configuration is installed
-// and the daemon calls itself ready. The error of a daemon that ended, or that
-// is not ready when ctx ends, holds the end of its log.
+// WaitReady waits until pods can be added: the CNI configuration is installed, and the daemon is ready. An error holds
+// the end of the daemon's log.
 func (n *Node) WaitReady(ctx context.Context) error {
 	return n.Wait(ctx, func() error {
 		if _, err := n.conf(); err != nil {
@@ -243,8 +241,8 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	})
 }
 
-// Get fetches a URL with a literal address from inside the node, and fails
-// unless the status is 200. The body is returned in either case.
+// Get fetches a URL with a literal address from inside the node. It fails unless the status is 200, and returns the
+// body in any case.
 func (n *Node) Get(ctx context.Context, url string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

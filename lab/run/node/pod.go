@@ -104,9 +104,8 @@ var validPod = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,60}[a-z0-9])?$`)
 // shorter here than its second or more.
 const retryDelay = 250 * time.Millisecond
 
-// AddPod makes a pod and returns it once its network is up and its server
-// answers. What fails is taken down and tried again with a new sandbox until
-// ctx ends, as a kubelet does, unless o.Once.
+// AddPod adds a pod, and waits until its network is up and its server answers. A failed attempt is undone and repeated
+// with a new sandbox until ctx ends, as a kubelet does, unless o.Once.
 func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, error) {
 	if !validPod.MatchString(name) {
 		return nil, fmt.Errorf("pod name %q: want lower-case letters, digits, dots and dashes, at most 62", name)
@@ -168,8 +167,7 @@ func (n *Node) reserve(name string) (*Pod, error) {
 	return p, nil
 }
 
-// settle ends a reservation: with p when the pod is up, else with none. A node
-// that was powered off meanwhile has forgotten the reservation.
+// settle ends a reservation, with p if the pod is up. A node that was powered off meanwhile has no reservations.
 func (n *Node) settle(name string, placeholder, p *Pod) {
 	n.mu.Lock()
 	known := n.pods[name] == placeholder
@@ -298,9 +296,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// DelPod removes a pod: its processes, then its network by DEL, then its
-// namespace. A DEL that fails is tried again until ctx ends, as a kubelet
-// does; the pod then still exists.
+// DelPod ends a pod's processes, removes its network by DEL, and then its namespace. A failed DEL is repeated until
+// ctx ends, as a kubelet does; then the pod still exists.
 func (n *Node) DelPod(ctx context.Context, name string) error {
 	p, err := n.Pod(name)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -101,7 +102,7 @@ func (p *Process) Start(more ...string) error {
 	if _, err := os.Stat(c.Path); err != nil && c.Mounts == "" {
 		return fmt.Errorf("%s: %w (build the programs first, or say where they are with --bin-dir)", p.what, err)
 	}
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) //nolint:gosec // the lab names its own logs
 	if err != nil {
 		return fmt.Errorf("%s: open its log: %w", p.what, err)
 	}
@@ -121,9 +122,8 @@ func (p *Process) Start(more ...string) error {
 	return nil
 }
 
-// start starts the process on a thread inside the namespaces and returns once it
-// runs. The thread stays until the process ends, which lets the kernel end
-// the process when the lab dies (prctl(2), PR_SET_PDEATHSIG follows threads).
+// start starts the process on a thread inside the namespaces. The thread stays until the process ends, so that the
+// kernel ends the process with the lab (prctl(2), PR_SET_PDEATHSIG follows threads).
 func (r *run) start(netns, mounts string) error {
 	started := make(chan error, 1)
 	go func() {
@@ -160,8 +160,7 @@ func enter(netns, mounts string) error {
 	return ns.EnterMounts(mounts)
 }
 
-// Environment is what any program needs and nothing that configures one under
-// test or an AWS SDK: the caller's credentials have no business there.
+// Environment is what any program needs. It configures neither programs under test nor an AWS SDK.
 func Environment() []string {
 	var env []string
 	for _, name := range []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GOGC", "GORACE"} {
@@ -252,8 +251,7 @@ const tailLines = 20
 // not run is no error.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL, 5*time.Minute) }
 
-// Stop ends the process with SIGTERM and returns when it has exited; after the
-// grace period it is killed, which is an error.
+// Stop terminates the process and waits until it has exited. After the grace period it is killed, which is an error.
 func (p *Process) Stop(grace time.Duration) error { return p.end(syscall.SIGTERM, grace) }
 
 func (p *Process) end(sig syscall.Signal, grace time.Duration) error {
@@ -295,8 +293,8 @@ func (p *Process) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// Wait returns once ready returns nil. The error of a process that ended, or
-// that is not ready when ctx ends, holds the end of its log.
+// Wait waits until ready returns nil. The error of a process that has ended, or is not ready when ctx ends, holds the
+// end of its log.
 func (p *Process) Wait(ctx context.Context, ready func() error) error {
 	why := errors.New("it was not started")
 	for began := time.Now(); ; {
@@ -334,4 +332,34 @@ func Tail(file string, lines int) string {
 	data, _ := io.ReadAll(f)
 	all := strings.Split(strings.TrimRight(string(data), "\n"), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// Run runs a program to its end. When ctx ends first, the program is killed with its children, which would keep its
+// output open. Another exit status than 0 is an *exec.ExitError.
+func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writer) error {
+	argv := c.argv(nil)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env, cmd.Dir = append(Environment(), c.Env...), c.Dir
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: it enters namespaces, and the process dies with it
+		if err := enter(c.Netns, c.Mounts); err != nil {
+			done <- err
+			return
+		}
+		done <- cmd.Run()
+	}()
+	return <-done
+}
+
+// Listens returns an error unless a program listens at a Unix socket.
+func Listens(ctx context.Context, socket string) error {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berth-operator")) }
 
-// atNodeAddress has daemons serve metrics to those that come from elsewhere.
+// atNodeAddress serves daemons' metrics to other machines.
 const atNodeAddress = "--metrics-address=0.0.0.0:61678"
 
 func nodeAddress(t *testing.T, l *lab.Lab, n *node.Node) netip.Addr {
@@ -44,7 +44,7 @@ func named(t *testing.T, l *lab.Lab, name string) *node.Node {
 	return n
 }
 
-// meanwhile does something again and again until the test ends, or stop is called.
+// meanwhile repeats something until the test ends or stop is called.
 func meanwhile(t *testing.T, do func(ctx context.Context, i int)) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -80,8 +80,8 @@ func in(t *testing.T, n *node.Node, args ...string) {
 	}
 }
 
-// TestAlertsOfNodes has each trouble of nodes and of EC2 in node mode.
-func TestAlertsOfNodes(t *testing.T) {
+// TestNodeAlertsFire has each failure of nodes and of EC2 in node mode.
+func TestNodeAlertsFire(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(6, "t3.small")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{
@@ -167,8 +167,8 @@ func TestAlertsOfNodes(t *testing.T) {
 	p.fires(t, "BerthMetricsAbsent")
 }
 
-// TestAlertsOfOperators has each trouble of the operator and of EC2 in operator mode.
-func TestAlertsOfOperators(t *testing.T) {
+// TestOperatorAlertsFire has each failure of the operator and of EC2 in operator mode.
+func TestOperatorAlertsFire(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(4, "t3.small")
 	s.VPCs[0].Subnets[1].CIDR = netip.MustParsePrefix("10.0.4.0/28") // of node-2 and node-4
@@ -213,11 +213,11 @@ func TestAlertsOfOperators(t *testing.T) {
 	p.fires(t, "BerthNodeReportsFail")
 }
 
-// TestAlertsOfPools has each trouble of address pools.
-func TestAlertsOfPools(t *testing.T) {
+// TestPoolAlertsFire has each failure of address pools.
+func TestPoolAlertsFire(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{
-		// An operator that was killed keeps its Lease for so long.
+		// The Lease of a killed operator lasts for so long.
 		OperatorArgs: []string{"--lease-duration=15s", "--renew-deadline=10s"},
 		Nodes:        2, DaemonArgs: []string{atNodeAddress, "--warm-wait=5s", "--block-claim-interval=1s"},
 		Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 1, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/29"})}, // four blocks of two
@@ -245,8 +245,7 @@ func TestAlertsOfPools(t *testing.T) {
 	p.fires(t, "BerthNodeObjectMissing")
 }
 
-// elsewhere are alerts that no lab brings to fire; scenarios of promtool alone
-// hold them (deploy/monitoring).
+// elsewhere are alerts that fire in no lab, only in scenarios of promtool (deploy/monitoring).
 var elsewhere = map[string]string{
 	"BerthVersionsDiffer":            "lasts six hours, minutes here, and needs two builds",
 	"BerthADDsSlow":                  "needs 50 ADDs of more than 10 s, which are not scaled",
@@ -283,7 +282,7 @@ var elsewhere = map[string]string{
 	"BerthEgressGatewayFails":          "needs an Egress",
 }
 
-// TestEveryAlertFires looks for each alert in the tests above, or in the list.
+// TestEveryAlertFires checks that each alert is in a test above or in the list.
 func TestEveryAlertFires(t *testing.T) {
 	read := func(path string) string {
 		data, err := os.ReadFile(filepath.Join(harness.Tree(), path))

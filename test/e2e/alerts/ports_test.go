@@ -33,14 +33,14 @@ type portLab struct {
 	vpc   string
 }
 
-// again does something to the API server until it takes it.
+// again repeats a request until the API server accepts it.
 func (l *portLab) again(what string, do func() error) {
 	l.Helper()
 	harness.OK(l.T, kube.Retry(l.Context(), what, do))
 }
 
-// waiting makes Pods of a node of which only the API server knows: their NICs are made
-// and bound, and nobody plugs them.
+// waiting creates Pods of a node that no runtime starts: their NICs are created and bound, and nobody
+// plugs them.
 func (l *portLab) waiting(node string, names ...string) (gone func()) {
 	l.Helper()
 	pod := func(name string) *corev1.Pod {
@@ -86,12 +86,12 @@ func (l *portLab) editVPC(edit func(*v1alpha1.VPCSpec)) {
 	})
 }
 
-// webhookSecret is where the webhook's authorities are kept.
+// webhookSecret has the webhook's authorities.
 func webhookSecret() *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berth-operator-webhook"}}
 }
 
-// raiseWebhook makes what the chart has of the webhook. The API server asks about nothing.
+// raiseWebhook creates the chart's objects of the webhook, which the API server never calls.
 func (l *portLab) raiseWebhook() {
 	l.Helper()
 	objects, err := deploy.Render(deploy.InMode(deploy.PortMode, "test"))
@@ -109,8 +109,8 @@ func (l *portLab) raiseWebhook() {
 	})
 }
 
-// TestAlertsOfPorts has each trouble of ports of VPCs, and its end.
-func TestAlertsOfPorts(t *testing.T) {
+// TestPortAlertsFire has each failure of ports of VPCs, and its end.
+func TestPortAlertsFire(t *testing.T) {
 	t.Parallel()
 	harness.CanRun(t, lab.PortMode)
 	raised := harness.RaiseQuick(t, lab.PortMode, lab.Options{
@@ -217,7 +217,6 @@ func TestAlertsOfPorts(t *testing.T) {
 	}
 }
 
-// brought are the alerts that TestAlertsOfPorts brings to fire, and one that may fire while
-// listings fail.
+// brought are the alerts of TestPortAlertsFire, and one that may fire while listings fail.
 const brought = "BerthNICBindingsFailOnManyNodes BerthNICBindingsFail BerthPodsWaitForNICs BerthPortsLeftBehind BerthVPCExhausted BerthPortListingsFail " +
 	"BerthVPCCredentialsRefused BerthVPCUnreachable BerthVPCNotReady BerthOVSDBAwayOnManyNodes BerthOVSDBAway BerthWebhookDown BerthVPCCallsFail"

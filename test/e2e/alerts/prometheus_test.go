@@ -53,9 +53,9 @@ func tool(t *testing.T, program string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// watch starts a Prometheus that scrapes all daemons and operators of a lab, and
-// waits until it has done so for a while. Durations of the rules are divided by
-// faster; with 60 a scrape each half second stands for one in 30 s.
+// watch starts a Prometheus that scrapes all daemons and operators of a lab, and waits for some
+// scrapes. Durations of the rules are divided by faster; with 60, a scrape each half second stands for
+// one in 30 s.
 func watch(t *testing.T, l *lab.Lab, faster int) *prometheus {
 	t.Helper()
 	lint(t, l)
@@ -116,8 +116,7 @@ func (p *prometheus) scraped(ctx context.Context) {
 	}
 }
 
-// lint has promtool judge the metrics of every program. It answers for those of
-// libraries no more than their authors do.
+// lint checks the metrics of every program with promtool, except those of libraries.
 func lint(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	pages := map[string]string{}
@@ -230,7 +229,7 @@ func (p *prometheus) firing(t *testing.T) (names []string) {
 	return names
 }
 
-// quiet wants that nothing fires.
+// quiet checks that no alert fires.
 func (p *prometheus) quiet(t *testing.T) {
 	t.Helper()
 	if names := p.firing(t); len(names) > 0 {
@@ -238,7 +237,7 @@ func (p *prometheus) quiet(t *testing.T) {
 	}
 }
 
-// resolves waits until alerts that fired do so no more.
+// resolves waits until alerts stop firing.
 func (p *prometheus) resolves(t *testing.T, names ...string) {
 	t.Helper()
 	harness.Eventually(t, harness.Patience, fmt.Sprintf("%v resolve", names), func() error {

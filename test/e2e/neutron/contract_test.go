@@ -28,7 +28,7 @@ var (
 	byHybrid = vpcport.Plug{Kind: vpcport.OVSHybrid, Bridge: "br-int"}
 )
 
-// provider opens one of an instance, of its project where nobody else says which.
+// provider opens a provider with some credentials, or without any.
 func (w *world) provider(t *testing.T, credentials *neutron.Credentials) *neutron.Provider {
 	t.Helper()
 	s := neutron.Settings{Endpoint: w.Endpoint(), Credentials: credentials, Timeout: time.Minute}
@@ -43,14 +43,14 @@ func (w *world) provider(t *testing.T, credentials *neutron.Credentials) *neutro
 	return p
 }
 
-// name is one that nothing has.
+// name is unique.
 func name() string {
 	b := make([]byte, 6)
 	_, _ = rand.Read(b) // never fails (crypto/rand)
 	return "t-" + hex.EncodeToString(b)
 }
 
-// goes deletes a thing after the test.
+// goes deletes an object after the test.
 func (w *world) goes(t *testing.T, kind, id string) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -83,10 +83,10 @@ func (w *world) group(t *testing.T, name string) openstack.Group {
 	return g
 }
 
-// bed is a network of its own for a test of the contract.
+// bed is a network for a test of the contract.
 func (w *world) bed(t *testing.T, p vpcport.Provider, plug vpcport.Plug) vpcporttest.Bed {
 	t.Helper()
-	// The group goes last, since ports have it.
+	// The group is deleted last, since ports have it.
 	group := w.group(t, name())
 	network := w.network(t, name())
 	web := w.subnet(t, network.ID, "web", netip.MustParsePrefix("192.168.0.0/24"))
@@ -105,15 +105,14 @@ func (w *world) bed(t *testing.T, p vpcport.Provider, plug vpcport.Plug) vpcport
 	}
 }
 
-// contract holds a provider to its contract with an instance.
+// contract runs the contract of providers.
 func contract(t *testing.T, w *world, p vpcport.Provider, plug vpcport.Plug) {
 	t.Helper()
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return w.bed(t, p, plug) })
 }
 
-// compare holds the lab's Neutron to the real one: every request of the provider is answered with
-// the same status, type and words of errors, and attributes; and revisions and bindings come as
-// they do there.
+// compare compares the lab's Neutron with the real one: status, type and words of errors, and
+// attributes of the answer to each request of the provider; and revisions and bindings.
 func compare(t *testing.T, w *world, host neutronfake.Host) {
 	t.Helper()
 	s := neutronscenes.Stage{Host: nodeNames[0], Project: w.Project(), Quota: func(n int) { harness.OK(t, w.SetQuota(context.Background(), n)) }}

@@ -1,7 +1,5 @@
-// Package neutron holds the tests against a real OpenStack Networking (lab/openstack):
-// that the provider of VPC ports keeps its contract with it, with OVN, behind Keystone and with
-// Neutron's own agent; that the lab's imitation answers as it does; that ports which nodes plug
-// carry packets; and that pods get them, keep them and give them back, in labs with berthd and
-// berth-operator (flows_test.go: what the demo shows, and more). They are built with the tag e2e and run by make e2e, since they need the
-// Debian packages of the group neutron of hack/deps.sh.
+// Package neutron tests Berth with a real OpenStack Networking (lab/openstack): the provider's
+// contract with OVN, with Neutron's own agent and behind Keystone; the answers of the lab's Neutron;
+// packets of plugged ports; and pods with ports in labs with berthd and berth-operator. It has the tag
+// e2e and is run by make e2e, as it needs the Debian packages of the group neutron of hack/deps.sh.
 package neutron

@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// processes lists the programs of instances in a directory that run.
+// processes lists the running programs of instances in a directory.
 func processes(t *testing.T, dir string) (found []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -34,7 +34,7 @@ func processes(t *testing.T, dir string) (found []string) {
 	return found
 }
 
-// nothingIsLeft wants all programs of an instance in a directory gone, and its links.
+// nothingIsLeft expects no program and no link of an instance.
 func nothingIsLeft(t *testing.T, dir string) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, "all programs have ended", func() error {
@@ -59,7 +59,8 @@ func nothingIsLeft(t *testing.T, dir string) {
 	}
 }
 
-// An instance that is interrupted while it starts leaves nothing, with either backend.
+// TestInterruptedStart interrupts an instance while it starts, which leaves nothing, with either
+// backend.
 func TestInterruptedStart(t *testing.T) {
 	harness.OK(t, present.close())
 	for _, b := range []openstack.Backend{openstack.OVN, openstack.Agent} {
@@ -79,8 +80,8 @@ func TestInterruptedStart(t *testing.T) {
 	}
 }
 
-// A program that ends while an instance starts is named, with the end of its log, and nothing is
-// left; so it is with a node that cannot join.
+// TestStartFails has a program that ends while an instance starts: the error names it with the end of
+// its log, and nothing is left.
 func TestStartFails(t *testing.T) {
 	harness.OK(t, present.close())
 	l, err := net.Listen("tcp", ":9696")
@@ -96,8 +97,8 @@ func TestStartFails(t *testing.T) {
 	nothingIsLeft(t, dir)
 }
 
-// A node that leaves takes its programs along, and joins again under its name; one that cannot
-// join leaves nothing.
+// TestNodesComeAndGo has a node leave with its programs and join again under its name, and nodes that
+// cannot join.
 func TestNodesComeAndGo(t *testing.T) {
 	w := of(t, openstack.OVN, false)
 	ctx := harness.Deadline(t, 2*time.Minute)
@@ -126,11 +127,11 @@ func TestNodesComeAndGo(t *testing.T) {
 	}
 }
 
-// starter is set in the environment of a test that only starts an instance: its directory and
-// the namespace of its services.
+// starter is the environment variable of a test that only starts an instance: its directory and the
+// namespace of its services.
 const starter = "BERTH_TEST_STARTER"
 
-// An instance whose starter is killed leaves no program running, with either backend.
+// TestStarterKilled kills the process that started an instance: all programs end, with either backend.
 func TestStarterKilled(t *testing.T) {
 	if dir, netns, ok := strings.Cut(os.Getenv(starter), " "); ok {
 		_, err := openstack.Start(t.Context(), openstack.Options{Dir: dir, Netns: netns, Backend: openstack.Backend(filepath.Base(dir))})

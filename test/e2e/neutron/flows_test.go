@@ -20,16 +20,18 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// agentDown is for how long Neutron believes in an agent that says nothing: short, as a test
-// waits for it, and longer than a busy machine stands still.
+// agentDown is how long Neutron waits for a silent agent: short for the test, and longer than a busy
+// machine stops.
 const agentDown = 9 * time.Second
 
-func TestFlowsWithOVN(t *testing.T) {
-	flows(t, openstack.OVN, v1alpha1.PortPlug{Type: v1alpha1.PlugOVS, Bridge: "br-int", OVN: true})
-}
-
-func TestFlowsWithAgent(t *testing.T) {
-	flows(t, openstack.Agent, v1alpha1.PortPlug{Type: v1alpha1.PlugOVSHybrid, Bridge: "br-int"})
+// TestFlowsThroughNeutron has ports carry pods' packets, from the annotation on, with either backend.
+func TestFlowsThroughNeutron(t *testing.T) {
+	t.Run("OVN", func(t *testing.T) {
+		flows(t, openstack.OVN, v1alpha1.PortPlug{Type: v1alpha1.PlugOVS, Bridge: "br-int", OVN: true})
+	})
+	t.Run("Agent", func(t *testing.T) {
+		flows(t, openstack.Agent, v1alpha1.PortPlug{Type: v1alpha1.PlugOVSHybrid, Bridge: "br-int"})
+	})
 }
 
 // bench is a lab in port mode over a real Neutron.
@@ -39,9 +41,8 @@ type bench struct {
 	cloud *openstack.Cloud
 }
 
-// flows are those of pods with ports, from the annotation to the packet, with the plugin, berthd
-// on two nodes and two operators: what the demo shows, and what becomes of Neutron's own
-// programs. At the end all views of it agree.
+// flows runs pods with ports, from the annotation to the packet, with two nodes and two operators, and
+// kills Neutron's own programs. At the end all views agree.
 func flows(t *testing.T, backend openstack.Backend, plug v1alpha1.PortPlug) {
 	t.Helper()
 	harness.OK(t, present.close())
@@ -74,7 +75,7 @@ func flows(t *testing.T, backend openstack.Backend, plug v1alpha1.PortPlug) {
 	harness.Settle(t, l)
 }
 
-// plugged wants all NICs to be plugged in a way.
+// plugged checks how all NICs are plugged.
 func (b *bench) plugged(want v1alpha1.PortPlug) {
 	b.Helper()
 	nics, err := b.Kube.PodNICs(b.Context())
@@ -135,7 +136,7 @@ func (b *bench) waits(p *pending, kind, word string) {
 	}
 }
 
-// comes waits until a pod is there, and has it and another ask each other.
+// comes waits for a pod, and has it and another ask each other.
 func (b *bench) comes(p *pending, other *node.Pod) {
 	b.Helper()
 	<-p.done // its context ends
@@ -149,7 +150,7 @@ func (b *bench) talk(one, other *node.Pod) {
 	harness.OK(b.T, errors.Join(demo.Reached(ctx, one, other.Addr()), demo.Reached(ctx, other, one.Addr())))
 }
 
-// pods are one of each node that lets anybody in.
+// pods makes a pod on each node that allows all traffic.
 func (b *bench) pods() (near, far *node.Pod) {
 	b.Helper()
 	near, err := b.Nodes()[0].Pod("pod1")
@@ -159,7 +160,7 @@ func (b *bench) pods() (near, far *node.Pod) {
 	return near, far
 }
 
-// serverKilled has pods go on without Neutron's server, and one that begins then wait for it.
+// serverKilled kills Neutron's server: running pods are not affected, and a new one waits for it.
 func (b *bench) serverKilled() {
 	near, far := b.pods()
 	harness.OK(b.T, b.cloud.KillServer())
@@ -171,8 +172,8 @@ func (b *bench) serverKilled() {
 	harness.OK(b.T, b.Nodes()[1].DelPod(harness.Deadline(b.T, harness.Patience), waiting.name))
 }
 
-// agentKilled has Neutron refuse to bind ports on a node whose agent says nothing: the pods there
-// go on, and one that begins then waits until the agent is back.
+// agentKilled kills a node's agent: running pods are not affected, and a new one waits until the agent
+// is back.
 func (b *bench) agentKilled() {
 	near, far := b.pods()
 	var at *openstack.Node

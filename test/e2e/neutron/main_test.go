@@ -34,14 +34,13 @@ type world struct {
 	spaces  []string // the names of their network namespaces
 }
 
-// present is the instance that is up. There is one at a time: each has the same addresses, and
-// would be in nobody's way if it took less of the machine.
+// present is the running instance. There is one at a time, as each has the same addresses.
 var present *world
 
-// nodes of each instance, which are hosts of Neutron's.
+// nodeNames are the nodes of each instance, which are Neutron's hosts.
 var nodeNames = []string{"node-a", "node-b"}
 
-// of is an instance of a kind with two nodes. Tests share it.
+// of is an instance of a kind with two nodes, which tests share.
 func of(t *testing.T, backend openstack.Backend, keystone bool) *world {
 	t.Helper()
 	if present != nil && present.options.Backend == backend && present.options.Keystone == keystone {
@@ -68,7 +67,7 @@ func of(t *testing.T, backend openstack.Backend, keystone bool) *world {
 		joining.Go(func() (err error) { w.nodes[i], err = w.Join(ctx, name, ns.Path(space)); return err })
 	}
 	harness.OK(t, joining.Wait())
-	// What it tells from now on is of no test.
+	// Later progress belongs to no test.
 	return w
 }
 

@@ -52,7 +52,7 @@ func plugger(t *testing.T, n *openstack.Node) plug.Plugger {
 // kinds are the API's words for how a port is plugged.
 var kinds = map[vpcport.PlugKind]plug.Kind{vpcport.OVS: plug.OVS, vpcport.OVSHybrid: plug.OVSHybrid}
 
-// made makes a port that is bound to a node, and a pod that is to have it.
+// made creates a port that is bound to a node, and the pod for it.
 func made(t *testing.T, p vpcport.Provider, n *openstack.Node, at plug.Plugger, number int, network vpcport.Network, subnet openstack.Subnet, groups ...string) *pod {
 	t.Helper()
 	uid := name()
@@ -95,7 +95,7 @@ func (p *pod) plug(t *testing.T, provider vpcport.Provider) {
 	}
 }
 
-// becomes waits until Neutron says that the port has a status.
+// becomes waits until the port has a status.
 func (p *pod) becomes(t *testing.T, provider vpcport.Provider, want vpcport.Status) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, fmt.Sprintf("port %s has status %v", p.port.ID, want), func() error {
@@ -107,7 +107,7 @@ func (p *pod) becomes(t *testing.T, provider vpcport.Provider, want vpcport.Stat
 	})
 }
 
-// ask has one pod ask another, once, within a time in which an answer comes if packets may pass.
+// ask sends one question from a pod to another.
 func (p *pod) ask(t *testing.T, network string, to *pod) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -122,7 +122,7 @@ func (p *pod) reaches(t *testing.T, network string, to *pod) {
 	harness.Eventually(t, time.Minute, fmt.Sprintf("%s reaches %s by %s", p.addr(), to.addr(), network), func() error { return p.ask(t, network, to) })
 }
 
-// missesSoon waits until a pod gets no answers of another any more.
+// missesSoon waits until a pod gets no answer from another.
 func (p *pod) missesSoon(t *testing.T, network string, to *pod) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, fmt.Sprintf("%s no longer reaches %s by %s", p.addr(), to.addr(), network), func() error {
@@ -133,8 +133,8 @@ func (p *pod) missesSoon(t *testing.T, network string, to *pod) {
 	})
 }
 
-// plugs is a life of ports: on two nodes they are bound, plugged, active and carry packets, and
-// only those that their security groups let pass.
+// plugs binds and plugs ports on two nodes, which become active and carry the packets that their
+// security groups allow.
 func plugs(t *testing.T, w *world) {
 	t.Helper()
 	provider := w.provider(t, nil)
@@ -178,7 +178,7 @@ func plugs(t *testing.T, w *world) {
 	if err := one.ask(t, "tcp", beside); err == nil {
 		t.Error("a port that is unplugged answers")
 	}
-	// Deleted while it is plugged, it carries nothing, and its row is the node's to remove.
+	// A port that is deleted while plugged carries nothing, and the node removes its row.
 	harness.OK(t, provider.Delete(t.Context(), away.port.ID))
 	one.missesSoon(t, "tcp", away)
 	list, err := away.plugger.List(t.Context())

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"reflect"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -45,7 +45,7 @@ func mergeInto(o, patch map[string]any) {
 	}
 }
 
-// normal has numbers as objects that were read from JSON have them.
+// normal converts numbers to those of objects that were read from JSON.
 func normal(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	data, err := json.Marshal(o.Object)
 	if err != nil {
@@ -55,8 +55,8 @@ func normal(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	return out, json.Unmarshal(data, &out.Object)
 }
 
-// apply is a server-side apply, always by force: what a manager applied before and does
-// not any more goes. Lists are applied as a whole, but for conditions. s.mu is held.
+// apply is a forced server-side apply: fields that the manager applied before and does not now are
+// removed. Lists other than conditions are applied as a whole. s.mu is held.
 func (s *Server) apply(q request, o *object, manager string, body []byte) (*unstructured.Unstructured, error) {
 	config := &unstructured.Unstructured{}
 	if err := json.Unmarshal(body, &config.Object); err != nil {
@@ -92,7 +92,7 @@ func (s *Server) apply(q request, o *object, manager string, body []byte) (*unst
 	return out, err
 }
 
-// unapply takes away what was applied and is not any more.
+// unapply removes fields that were applied before and are not now.
 func unapply(o, former, now map[string]any) {
 	for key, value := range former {
 		if key == "metadata" || key == "apiVersion" || key == "kind" {
@@ -147,48 +147,34 @@ func applyInto(o, config map[string]any) {
 	}
 }
 
-func typeOf(condition any) any {
-	m, _ := condition.(map[string]any)
-	return m["type"]
+// hasType returns whether a condition has the type of another.
+func hasType(other any) func(condition any) bool {
+	of := func(c any) any { m, _ := c.(map[string]any); return m["type"] }
+	return func(c any) bool { return of(c) == of(other) }
 }
 
-// withConditions is a list of conditions with others, by type.
+// withConditions merges conditions into a list, by type.
 func withConditions(have any, with []any) []any {
 	list, _ := have.([]any)
-	out := append([]any{}, list...)
+	out := slices.Clone(list)
 	for _, c := range with {
-		found := false
-		for i := range out {
-			if reflect.DeepEqual(typeOf(out[i]), typeOf(c)) {
-				out[i], found = c, true
-			}
-		}
-		if !found {
+		if i := slices.IndexFunc(out, hasType(c)); i >= 0 {
+			out[i] = c
+		} else {
 			out = append(out, c)
 		}
 	}
 	return out
 }
 
-// withoutConditions is a list of conditions without those of former that now lacks.
+// withoutConditions removes the conditions of former that now lacks from a list.
 func withoutConditions(have, former any, now []any) any {
 	list, _ := have.([]any)
 	was, _ := former.([]any)
-	in := func(l []any, c any) bool {
-		for _, o := range l {
-			if reflect.DeepEqual(typeOf(o), typeOf(c)) {
-				return true
-			}
-		}
-		return false
-	}
-	var out []any
-	for _, c := range list {
-		if !in(was, c) || in(now, c) {
-			out = append(out, c)
-		}
-	}
-	if out == nil {
+	out := slices.DeleteFunc(slices.Clone(list), func(c any) bool {
+		return slices.ContainsFunc(was, hasType(c)) && !slices.ContainsFunc(now, hasType(c))
+	})
+	if len(out) == 0 {
 		return nil
 	}
 	return out

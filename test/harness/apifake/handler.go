@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -20,7 +21,6 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 )
 
-// request is what a request is about.
 type request struct {
 	resource       schema.GroupVersionResource
 	name           types.NamespacedName
@@ -71,7 +71,7 @@ func (s *Server) answer(r *http.Request) (any, error) {
 	return q.shown(o).Object, nil
 }
 
-// do makes a request about one object. s.mu is held.
+// do answers a request about one object. s.mu is held.
 func (s *Server) do(r *http.Request, q request, body []byte) (*unstructured.Unstructured, error) {
 	if r.Method == http.MethodPost {
 		o := &unstructured.Unstructured{}
@@ -179,7 +179,7 @@ func (q request) shown(o *unstructured.Unstructured) *unstructured.Unstructured 
 	}}
 }
 
-// selector tells whether a request selects an object.
+// selector returns whether a request selects an object.
 func (q request) selector() (func(o *unstructured.Unstructured) bool, error) {
 	f, err := fields.ParseSelector(q.fields)
 	if err != nil {
@@ -221,15 +221,10 @@ func (s *Server) list(q request) (any, error) {
 }
 
 func sortedNames(objects map[types.NamespacedName]*object) []types.NamespacedName {
-	var names []types.NamespacedName
-	for name := range objects {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
-	return names
+	return slices.SortedFunc(maps.Keys(objects), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// discovery tells which kinds there are; nil for any other path.
+// discovery lists the kinds; nil for any other path.
 func (s *Server) discovery(path string) any {
 	path = strings.Trim(path, "/")
 	switch {

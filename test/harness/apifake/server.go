@@ -33,8 +33,7 @@ import (
 type Kind struct {
 	schema.GroupVersionKind
 	Resource string
-	// Cluster tells that its objects are in no namespace, Status that their status is
-	// written apart.
+	// Cluster: objects have no namespace. Status: it is a subresource.
 	Cluster, Status bool
 }
 
@@ -55,14 +54,14 @@ type Server struct {
 	changed chan struct{} // closed with the next event
 }
 
-// object is an object with what managers applied last.
+// object has what each manager applied last.
 type object struct {
 	*unstructured.Unstructured
 	applied map[string]map[string]any
 }
 
-// event is a change of an object: before is nil for one that is new, after for one that
-// is gone, whose last state has the version of its end.
+// event is a change of an object: before is nil for a new one, after for a deleted one, whose last
+// state has the version of the deletion.
 type event struct {
 	version       int64
 	resource      schema.GroupVersionResource
@@ -87,7 +86,7 @@ func nameOf(o *unstructured.Unstructured) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// record makes after the state of an object and tells watchers. s.mu is held.
+// record stores the new state of an object and notifies watches. s.mu is held.
 func (s *Server) record(r schema.GroupVersionResource, before, after *unstructured.Unstructured) {
 	s.version++
 	if after != nil {
@@ -101,7 +100,6 @@ func (s *Server) record(r schema.GroupVersionResource, before, after *unstructur
 	s.changed = make(chan struct{})
 }
 
-// create makes an object. s.mu is held.
 func (s *Server) create(r schema.GroupVersionResource, o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	k := s.kinds[r]
 	s.made++
@@ -127,7 +125,6 @@ func (s *Server) create(r schema.GroupVersionResource, o *unstructured.Unstructu
 	return o, nil
 }
 
-// find returns an object. s.mu is held.
 func (s *Server) find(r schema.GroupVersionResource, name types.NamespacedName) (*object, error) {
 	o, ok := s.objects[r][name]
 	if !ok {
@@ -136,7 +133,7 @@ func (s *Server) find(r schema.GroupVersionResource, name types.NamespacedName) 
 	return o, nil
 }
 
-// update gives an object a state: all but its status, or its status alone. s.mu is held.
+// update changes an object except its status, or its status alone. s.mu is held.
 func (s *Server) update(r schema.GroupVersionResource, o *object, want *unstructured.Unstructured, subresource string) (*unstructured.Unstructured, error) {
 	k, now := s.kinds[r], o.Unstructured
 	if v := want.GetResourceVersion(); v != "" && v != now.GetResourceVersion() {
@@ -193,7 +190,7 @@ func spec(o map[string]any) map[string]any {
 	return out
 }
 
-// remove deletes an object, or marks it while it has finalizers. s.mu is held.
+// remove deletes an object, or marks it as deleted while it has finalizers. s.mu is held.
 func (s *Server) remove(r schema.GroupVersionResource, o *object, p *metav1.Preconditions) (*unstructured.Unstructured, error) {
 	now := o.Unstructured
 	if p != nil && (p.UID != nil && *p.UID != now.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != now.GetResourceVersion()) {
@@ -216,7 +213,7 @@ func (s *Server) remove(r schema.GroupVersionResource, o *object, p *metav1.Prec
 	return next, nil
 }
 
-// Collect deletes the objects whose owners are all gone, as Kubernetes' garbage collector does.
+// Collect deletes objects whose owners are all gone, as Kubernetes' garbage collector does.
 func (s *Server) Collect() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,25 +254,15 @@ func (s *Server) Names() (out []string) {
 	return out
 }
 
-// field is the text of a field by its path, as selectors have it.
+// field is the text of a field by a selector's path.
 func field(o map[string]any, path string) string {
-	var at any = o
-	for part := range strings.SplitSeq(path, ".") {
-		m, ok := at.(map[string]any)
-		if !ok {
-			return ""
-		}
-		at = m[part]
-	}
-	switch v := at.(type) {
-	case nil:
-		if strings.HasSuffix(path, "hostNetwork") {
-			return "false" // as the API server has it of pods
-		}
-		return ""
-	case string:
-		return v
-	default:
+	v, found, _ := unstructured.NestedFieldNoCopy(o, strings.Split(path, ".")...)
+	switch {
+	case found && v != nil:
 		return fmt.Sprint(v)
+	case strings.HasSuffix(path, "hostNetwork"):
+		return "false" // as the API server has it of pods
+	default:
+		return ""
 	}
 }

@@ -11,12 +11,12 @@ import (
 	"sync"
 )
 
-// Do has a request take place, or returns why it does not. Its context ends with the
-// program that makes it.
+// Do lets a request take place, or returns why it does not. Its context ends with the program that
+// makes it.
 type Do func(ctx context.Context, call func(context.Context) error) error
 
-// Transport brings requests of programs in this process to Servers, by host name. Client-go
-// uses http.DefaultTransport for what kubeconfig files of Kubeconfig name.
+// Transport sends requests of programs in this process to Servers, by host name. Client-go uses
+// http.DefaultTransport for kubeconfig files of Kubeconfig.
 type Transport struct {
 	mu    sync.Mutex
 	hosts map[string]host // guarded by mu
@@ -76,7 +76,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return out, nil
 }
 
-// watch answers with a body that goes on until its reader or the program's end.
+// watch answers with a body that lasts until its reader or the program ends.
 func (h host) watch(r *http.Request) (*http.Response, error) {
 	if err := h.do(r.Context(), func(context.Context) error { return nil }); err != nil {
 		return nil, err
@@ -95,9 +95,8 @@ func (h host) watch(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// stream is a body that ends in order also where its reader closes it: of another end
-// client-go's filter of metadata (watch.Filter) would tell a reader that is gone, and wait
-// for it for good.
+// stream is a body that ends with EOF also when its reader closes it. Any other error would make
+// client-go's filter of metadata (watch.Filter) wait forever for a reader that is gone.
 type stream struct{ *io.PipeReader }
 
 // Read implements io.Reader.

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// latency is how long an event takes, and by how much longer it takes on each further
-// watch. A program that is cancelled must have no event under way at that moment:
-// client-go's filter of metadata (watch.Filter) would wait for its reader for good.
+// latency is the delay of an event, to which later is added for each further watch. A program that is
+// cancelled must have no event under way: client-go's filter of metadata (watch.Filter) would wait for
+// its reader forever.
 const (
 	latency = time.Millisecond
 	later   = 7 * time.Microsecond
@@ -98,7 +98,7 @@ func (s *Server) follow(ctx context.Context, r schema.GroupVersionResource, from
 	}
 }
 
-// sendAll sends all that there is as new, and returns the version of that state.
+// sendAll sends all objects as new, and returns the version of that state.
 func (s *Server) sendAll(q request, selects func(*unstructured.Unstructured) bool, marked bool, send func(watch.EventType, *unstructured.Unstructured) error) (int64, error) {
 	s.mu.Lock()
 	version := s.version

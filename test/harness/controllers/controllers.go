@@ -5,6 +5,7 @@
 //	controllers.go  running controllers, and processes of them that failpoints kill
 //	await.go        waiting for objects, conditions and Events
 //	act.go          what people, the scheduler, kubelets and daemons do
+//	webhook.go      an admission webhook outside of the cluster
 package controllers
 
 import (
@@ -41,7 +42,9 @@ import (
 // Setup adds controllers to a manager.
 type Setup func(ctx context.Context, mgr manager.Manager) error
 
-// Manager is an operator that leads, and keeps some kinds in memory.
+func init() { ctrllog.SetLogger(logr.Discard()) }
+
+// Manager is an operator that leads, with a cache of some kinds.
 func Manager(cfg *rest.Config, kinds []*watched.Kind) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
@@ -53,8 +56,8 @@ func Manager(cfg *rest.Config, kinds []*watched.Kind) (manager.Manager, error) {
 	})
 }
 
-// Start runs controllers that reach the API server by cfg, each request through some
-// transports. They run until end, which returns once they have ended, or the end of the test.
+// Start runs controllers that reach the API server by cfg, each request through some transports, until
+// end is called or the test ends. end returns once they have stopped.
 func Start(t *testing.T, cfg *rest.Config, kinds []*watched.Kind, setup Setup, through ...transport.WrapperFunc) (end func()) {
 	t.Helper()
 	cfg = rest.CopyConfig(cfg)
@@ -67,8 +70,7 @@ func Start(t *testing.T, cfg *rest.Config, kinds []*watched.Kind, setup Setup, t
 	return Run(t, mgr)
 }
 
-// Run runs a manager until end, which returns once it has ended, or the end of
-// the test.
+// Run runs a manager until end is called or the test ends.
 func Run(t *testing.T, mgr manager.Manager) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -90,7 +92,6 @@ func Run(t *testing.T, mgr manager.Manager) (end func()) {
 //	func TestMain(m *testing.M) { os.Exit(controllers.Main(m, harness.Kube, Watches(), setup)) }
 func Main(m *testing.M, start func(run func() int, prepare ...func() error) int, kinds []*watched.Kind, setup func(context.Context, manager.Manager, *slog.Logger) error) int {
 	return crashsource.Main(func() int { return start(m.Run) }, func(kubeconfig string) error {
-		ctrllog.SetLogger(logr.Discard())
 		cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 		if err != nil {
 			return err
@@ -113,8 +114,8 @@ func Logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// Killed starts the controllers of Main in a process that failpoints kill, and a process without
-// failpoints each time one has died, until the test ends. It returns how many have died.
+// Killed starts the controllers of Main in a process that failpoints kill, and again without
+// failpoints each time it has died, until the test ends. It returns how often it died.
 func Killed(t *testing.T, cfg *rest.Config, failpoints string) (deaths func() int) {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -122,7 +123,7 @@ func Killed(t *testing.T, cfg *rest.Config, failpoints string) (deaths func() in
 	return crashsource.Restarted(t, kubeconfig, failpoints)
 }
 
-// Failpoints are the registered ones with a prefix, of which there must be some number at least.
+// Failpoints are the registered ones with a prefix, at least a number of them.
 func Failpoints(t *testing.T, prefix string, least int) (names []string) {
 	t.Helper()
 	for _, name := range failpoint.Names() {

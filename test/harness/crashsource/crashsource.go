@@ -103,7 +103,7 @@ func (p *Process) launch(failpoints string) {
 	}
 }
 
-// Do asks the child for something and tells whether it was done. A child that
+// Do asks the child for something and reports whether it was done. A child that
 // has died, or does so now, is started again, without failpoints, and asked
 // anew, as a runtime would.
 func (p *Process) Do(format string, args ...any) (done bool) {
@@ -139,7 +139,7 @@ func (p *Process) reborn() {
 	p.launch("")
 }
 
-// dead tells whether a child has ended and waits to be noticed.
+// dead reports whether a child has ended and waits to be noticed.
 func dead(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -4,6 +4,7 @@ package sourcenode
 
 import (
 	"context"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -60,13 +61,29 @@ func New(t *testing.T) *Node {
 	return &Node{T: t, Dir: t.TempDir(), API: harness.KubeClient(t), Config: Config(t, "berthd", Name), Log: sourcetest.NewLog(t)}
 }
 
+// Child is what a child of package crashsource has of its Node.
+type Child struct{ Kubeconfig, Dir string }
+
+// Leases are those that the child serves.
+func (c Child) Leases() crashsource.Leases {
+	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
+}
+
+// NewChild prepares a child that is the daemon's source, with its leases.
+func (n *Node) NewChild() (*crashsource.Process, crashsource.Leases) {
+	n.T.Helper()
+	c := Child{Kubeconfig: filepath.Join(n.Dir, "kubeconfig"), Dir: n.Dir}
+	harness.OK(n.T, kube.WriteKubeconfig(c.Kubeconfig, n.Config))
+	return crashsource.New(n.T, c, n.Log), c.Leases()
+}
+
 // Create makes an object, also where an API server does not know its policies yet.
 func (n *Node) Create(o client.Object) {
 	n.T.Helper()
 	harness.OK(n.T, again("create "+o.GetName(), func(ctx context.Context) error { return n.API.Create(ctx, o) }))
 }
 
-// Get reads an object, also from an API server that takes its time. It tells
+// Get reads an object, also from an API server that takes its time. It reports
 // whether there is one.
 func (n *Node) Get(name string, into client.Object) bool {
 	return again("read "+name, func(ctx context.Context) error { return n.API.Get(ctx, client.ObjectKey{Name: name}, into) }) == nil

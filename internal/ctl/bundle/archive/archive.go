@@ -2,11 +2,10 @@
 // secrets and within size limits. Its last two files list its content (index.json) and
 // what could not be read (errors.txt).
 //
-//	archive.go  the archive
+//	archive.go  the archive, and its file
 //	part.go     parts to collect, each with a deadline
 //	content.go  bounded content of a file
 //	copy.go     reading and copying another bundle
-//	output.go   atomic output file
 package archive
 
 import (
@@ -17,6 +16,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -91,7 +92,7 @@ func New(w io.Writer, root, scope string, limits Limits, now func() time.Time) *
 	}
 }
 
-var errFull = errors.New("left out, as the bundle is as large as it may be: see --max-size")
+var errFull = errors.New("omitted: the bundle has reached its maximum size (--max-size)")
 
 // add writes a file. The content must have no secrets. It fails if the output fails or the
 // bundle is full.
@@ -204,3 +205,38 @@ func clean(name string) string {
 	}
 	return strings.Join(parts, "/")
 }
+
+// Output is a file that gets its name only once it is complete. Only its owner may read it.
+type Output struct {
+	*os.File
+	path string
+}
+
+const partial = ".partial"
+
+// Create creates an output. It fails if a file with the name exists.
+func Create(path string) (*Output, error) {
+	if _, err := os.Lstat(path); err == nil {
+		return nil, fmt.Errorf("%s: %w", path, fs.ErrExist)
+	}
+	f, err := os.OpenFile(path+partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &Output{f, path}, nil
+}
+
+// Keep closes the output and gives it its name. It removes the file if that fails.
+func (o *Output) Keep() error {
+	err := errors.Join(o.Sync(), o.Close())
+	if err == nil {
+		err = os.Rename(o.Name(), o.path)
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(o.Name()))
+	}
+	return err
+}
+
+// Drop closes and removes the output.
+func (o *Output) Drop() error { return errors.Join(o.Close(), os.Remove(o.Name())) }

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// made is a bundle of these parts.
+// made returns a bundle of parts.
 func made(t *testing.T, limits Limits, atOnce int, parts ...Part) (map[string][]byte, Index) {
 	t.Helper()
 	var out bytes.Buffer
@@ -40,8 +40,8 @@ func part(name string, collect func(context.Context, *Sink) error) Part {
 
 var wide = Limits{File: 1 << 20, Total: 1 << 30}
 
-// A part that hangs without looking at its context, one that fails and one that panics
-// cost the others nothing. What a part adds after its time is not taken.
+// Parts that hang, fail or panic do not affect others. Files that a part adds after its timeout are
+// ignored.
 func TestPartsThatDoNotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release, late := make(chan struct{}), make(chan error, 1)
@@ -134,7 +134,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A key whose beginning is cut off is not known for one by its first line.
+// A key is removed even if its first line was cut off.
 func TestKeyThatIsCut(t *testing.T) {
 	key := "-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("planted0planted0planted0planted0\n", 30) + "-----END PRIVATE KEY-----\n"
 	path := filepath.Join(t.TempDir(), "log")
@@ -168,7 +168,7 @@ func TestNamesStayInTheFolder(t *testing.T) {
 	}
 }
 
-// A bundle that comes from a node is bounded, and so is one that ends early.
+// A bundle from a node is bounded, also if it ends early.
 func TestCopy(t *testing.T) {
 	var other bytes.Buffer
 	a := New(&other, "theirs", "node", wide, time.Now)
@@ -196,12 +196,12 @@ func TestCopy(t *testing.T) {
 	}
 	for _, want := range []string{"whole, kernel: half\n", "broken: the node's bundle: ", "early: the node's bundle ends early", "else: the node's bundle: "} {
 		if !strings.Contains(string(files[ErrorsFile]), want) {
-			t.Errorf("%q is not told:\n%s", want, files[ErrorsFile])
+			t.Errorf("%q is missing:\n%s", want, files[ErrorsFile])
 		}
 	}
 }
 
-// What cannot be written, such as on a full disk, ends the bundle.
+// An error of the output, such as a full disk, ends the bundle.
 func TestOutputThatFails(t *testing.T) {
 	a := New(failing{}, "root", "test", wide, time.Now)
 	more := 0
@@ -259,8 +259,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// A file of a node's bundle may have holes (GNU sparse files, in PAX records) that are
-// petabytes of nothing to read.
+// A file in a node's bundle may claim petabytes of holes (GNU sparse files, in PAX records).
 func TestCopyOfAFileWithoutEnd(t *testing.T) {
 	var plain, sparse bytes.Buffer
 	w := tar.NewWriter(&plain)

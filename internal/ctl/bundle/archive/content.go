@@ -8,7 +8,7 @@ import (
 )
 
 // cutHere stands where something was left out.
-const cutHere = "# cut here: the rest is beyond the size that a file may have\n"
+const cutHere = "# truncated here: the file exceeds its maximum size\n"
 
 // head keeps the beginning of a stream.
 type head struct {

@@ -2,7 +2,6 @@ package archive
 
 import (
 	"archive/tar"
-	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -82,5 +81,27 @@ func withoutRoot(name string) string {
 	return name
 }
 
-// Bytes is like Text, for content in memory.
-func (s *Sink) Bytes(name string, data []byte) error { return s.Text(name, bytes.NewReader(data)) }
+// Open reads a whole bundle: its files by name, without their common folder.
+func Open(r io.Reader) (files map[string][]byte, index Index, err error) {
+	gz, err := gzip.NewReader(r)
+	if err != nil {
+		return nil, index, err
+	}
+	files = map[string][]byte{}
+	for in := tar.NewReader(gz); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, index, err
+		}
+		if files[withoutRoot(h.Name)], err = io.ReadAll(in); err != nil {
+			return nil, index, err
+		}
+	}
+	if err := json.Unmarshal(files[IndexFile], &index); err != nil {
+		return nil, index, fmt.Errorf("%s: %w", IndexFile, err)
+	}
+	return files, index, nil
+}

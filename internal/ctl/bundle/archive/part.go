@@ -130,6 +130,9 @@ func (s *Sink) LogFile(name string, f *os.File) error {
 // Text adds text and keeps its beginning.
 func (s *Sink) Text(name string, r io.Reader) error { return s.keep(name, &head{most: s.most}, r) }
 
+// Bytes is like Text, for content in memory.
+func (s *Sink) Bytes(name string, data []byte) error { return s.Text(name, bytes.NewReader(data)) }
+
 func (s *Sink) keep(name string, k keeper, r io.Reader) error {
 	content, cut, err := read(k, r)
 	if len(content) == 0 && err != nil {

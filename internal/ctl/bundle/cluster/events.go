@@ -4,14 +4,15 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
@@ -27,15 +28,7 @@ type event struct {
 func (k *Cluster) events(ctx context.Context, s *archive.Sink) error {
 	var shown []event
 	others := map[string]int{}
-	listErr := k.each(ctx, kind{path: "/api/v1", resource: "events"}, func(o map[string]any) error {
-		data, err := json.Marshal(o)
-		var e corev1.Event
-		if err == nil {
-			err = json.Unmarshal(data, &e)
-		}
-		if err != nil {
-			return err
-		}
+	listErr := each(ctx, k, kind{path: "/api/v1", resource: "events"}, func(_ metav1.TypeMeta, e corev1.Event) error {
 		at := eventTime(e)
 		if !isOfNetworks(e) {
 			others[e.InvolvedObject.Kind+" "+e.Reason] += max(1, int(e.Count))
@@ -51,7 +44,7 @@ func (k *Cluster) events(ctx context.Context, s *archive.Sink) error {
 	for _, e := range shown {
 		fmt.Fprintln(&b, e.text)
 	}
-	for _, what := range slices.SortedFunc(mapsKeys(others), func(a, b string) int { return cmp.Or(others[b]-others[a], strings.Compare(a, b)) }) {
+	for _, what := range slices.SortedFunc(maps.Keys(others), func(a, b string) int { return cmp.Or(others[b]-others[a], strings.Compare(a, b)) }) {
 		fmt.Fprintf(&counts, "%6d %s\n", others[what], what)
 	}
 	return errors.Join(listErr, s.Log("cluster/events.txt", &b), s.Text("cluster/events-others.txt", &counts))
@@ -87,14 +80,9 @@ func eventTime(e corev1.Event) time.Time {
 // but nothing from its spec that could be confidential.
 func (k *Cluster) podsOfNodes(ctx context.Context, s *archive.Sink) error {
 	var b bytes.Buffer
-	err := k.each(ctx, kind{path: "/api/v1", resource: "pods"}, func(o map[string]any) error {
-		data, err := json.Marshal(o)
-		var p corev1.Pod
-		if err == nil {
-			err = json.Unmarshal(data, &p)
-		}
-		if err != nil || !k.wanted(p.Spec.NodeName) && (k.All || len(k.Nodes) > 0) {
-			return err
+	err := each(ctx, k, kind{path: "/api/v1", resource: "pods"}, func(_ metav1.TypeMeta, p corev1.Pod) error {
+		if !k.wanted(p.Spec.NodeName) && (k.All || len(k.Nodes) > 0) {
+			return nil
 		}
 		var ips []string
 		for _, ip := range p.Status.PodIPs {

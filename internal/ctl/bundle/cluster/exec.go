@@ -23,16 +23,16 @@ import (
 const program = "/berthctl"
 
 // maxStderr bounds the program's standard error that is kept, in bytes.
-const maxSaid = 16 << 10
+const maxStderr = 16 << 10
 
 // node adds the bundle that berthctl writes in a node's berthd pod.
 func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error {
 	pod, ok := k.daemons()[node]
 	switch {
 	case !ok && k.noPods != nil:
-		return fmt.Errorf("which pod is berthd's is not known: %w", k.noPods)
+		return fmt.Errorf("the berthd pod of the node is unknown: %w", k.noPods)
 	case !ok:
-		return fmt.Errorf("no pod with %s=%s is on it: run berthctl support-bundle on the node itself", connect.NameLabel, connect.DaemonName)
+		return fmt.Errorf("no pod with %s=%s runs on it: run berthctl support-bundle on the node itself", connect.NameLabel, connect.DaemonName)
 	case pod.Status.Phase != corev1.PodRunning:
 		return fmt.Errorf("pod %s/%s of berthd is %s: run berthctl support-bundle on the node itself", pod.Namespace, pod.Name, pod.Status.Phase)
 	}
@@ -40,15 +40,15 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 		program, "support-bundle", "--local", "--output=-", "--since=" + k.Since.String(), "--timeout=" + k.Timeout.String(), "--max-file-size=" + k.FileSize,
 	}
 	r, w := io.Pipe()
-	said := &bounded{most: maxSaid}
+	stderr := &bounded{most: maxStderr}
 	ended := make(chan error, 1)
 	go func() {
-		err := k.exec(ctx, pod, args, w, said)
+		err := k.exec(ctx, pod, args, w, stderr)
 		_ = w.CloseWithError(err)
 		ended <- err
 	}()
 	err := s.Copy("nodes/"+node, r)
-	_ = r.CloseWithError(errors.New("no more is wanted")) // ends the program if it goes on
+	_ = r.CloseWithError(errors.New("the bundle is read")) // ends the program if it goes on
 	execErr := <-ended
 	switch {
 	case err == nil:
@@ -56,7 +56,7 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 	case execErr != nil && !errors.Is(execErr, io.ErrClosedPipe) && ctx.Err() == nil:
 		err = fmt.Errorf("running %s in pod %s/%s: %w", program, pod.Namespace, pod.Name, execErr)
 	}
-	if text := strings.TrimSpace(said.String()); text != "" {
+	if text := strings.TrimSpace(stderr.String()); text != "" {
 		err = fmt.Errorf("%w; it says: %s", err, text)
 	}
 	return err
@@ -64,7 +64,7 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 
 // exec runs a program in berthd's container, over WebSocket, or over SPDY if the server or a
 // proxy does not support it.
-func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, said io.Writer) error {
+func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, stderr io.Writer) error {
 	container, _ := connect.Container(&pod, connect.DaemonName)
 	req := k.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").
 		Param("container", container.Name).Param("stdout", "true").Param("stderr", "true")
@@ -87,7 +87,7 @@ func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, 
 		return err
 	}
 	ctx = klog.NewContext(ctx, logr.Discard()) // the error has what the library logs
-	return both.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: said})
+	return both.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: stderr})
 }
 
 // bounded keeps the beginning of what is written. It has a lock because the library may

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
-	"maps"
 	"slices"
 	"strings"
 
@@ -17,8 +15,6 @@ import (
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/connect"
 )
-
-func mapsKeys(m map[string]int) iter.Seq[string] { return maps.Keys(m) }
 
 // lineBytes is a lower bound of the average length of a log line. It converts a size to a
 // number of lines to request.

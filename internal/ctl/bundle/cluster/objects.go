@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
@@ -75,7 +76,8 @@ const (
 // does not serve is no error: which of Berth's kinds exist depends on the mode.
 func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error {
 	files := &documents{s: s, name: "cluster/" + kind.name()}
-	err := k.each(ctx, kind, func(o map[string]any) error {
+	err := each(ctx, k, kind, func(list metav1.TypeMeta, o map[string]any) error {
+		o["apiVersion"], o["kind"] = list.APIVersion, strings.TrimSuffix(list.Kind, "List")
 		if kind.ours && !isOurs(o) {
 			return nil
 		}
@@ -91,25 +93,24 @@ func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error
 }
 
 // each calls do for every object of a kind.
-func (k *Cluster) each(ctx context.Context, kind kind, do func(map[string]any) error) error {
+func each[T any](ctx context.Context, k *Cluster, kind kind, do func(metav1.TypeMeta, T) error) error {
 	next, n := "", 0
 	for {
 		req := k.core.Get().AbsPath(kind.path, kind.resource)
 		if kind.labels == ours && k.Namespace != "" {
 			req = k.core.Get().AbsPath(kind.path, "namespaces", k.Namespace, kind.resource)
 		}
-		list, err := listPage(ctx, req.Param("labelSelector", kind.labels), next)
+		list, err := listPage[T](ctx, req.Param("labelSelector", kind.labels), next)
 		if err != nil {
 			return err
 		}
 		for _, o := range list.Items {
-			o["apiVersion"], o["kind"] = list.APIVersion, strings.TrimSuffix(list.Kind, "List")
-			if err := do(o); err != nil {
+			if err := do(list.TypeMeta, o); err != nil {
 				return err
 			}
 		}
 		if n += len(list.Items); n >= maxObjects && list.Metadata.Continue != "" {
-			return fmt.Errorf("there are more than %d", n)
+			return fmt.Errorf("more than %d objects", n)
 		}
 		if next = list.Metadata.Continue; next == "" {
 			return nil
@@ -117,20 +118,17 @@ func (k *Cluster) each(ctx context.Context, kind kind, do func(map[string]any) e
 	}
 }
 
-// list is a page of a list of any kind.
-type list struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Metadata   struct {
-		Continue string `json:"continue"`
-	} `json:"metadata"`
-	Items []map[string]any `json:"items"`
+// list is a page of a list.
+type list[T any] struct {
+	metav1.TypeMeta
+	Metadata metav1.ListMeta `json:"metadata"`
+	Items    []T             `json:"items"`
 }
 
 // maxPage bounds a page, in bytes. A page of the largest objects is far smaller.
 const maxPage = 64 << 20
 
-func listPage(ctx context.Context, req *rest.Request, next string) (l list, err error) {
+func listPage[T any](ctx context.Context, req *rest.Request, next string) (l list[T], err error) {
 	r, err := req.Param("limit", fmt.Sprint(page)).Param("continue", next).SetHeader("Accept", "application/json").Stream(ctx)
 	if err != nil {
 		return l, err

@@ -24,7 +24,7 @@ const maxAnswer = 64 << 20
 func (k *Cluster) operator(ctx context.Context, s *archive.Sink, pod corev1.Pod) error {
 	port := operatorPort(&pod)
 	if port == 0 {
-		return errors.New("it serves nothing at a loopback address, which port forwarding needs: see its --health-address")
+		return errors.New("it serves nothing on a loopback address, which port forwarding needs: see its --health-address")
 	}
 	folder := "cluster/operators/" + pod.Name
 	return k.served(ctx, pod, port, append(health(s, folder), answer{introspect.SettingsPath, func(r io.Reader) error {

@@ -32,8 +32,7 @@ func operatorPod(phase corev1.PodPhase, args ...string) corev1.Pod {
 	}
 }
 
-// TestOperator: what an operator serves is in the bundle, and of what it does not the
-// bundle says why.
+// The bundle has what an operator serves, and why the rest is missing.
 func TestOperator(t *testing.T) {
 	const secret = "Planted7Secret"
 	current := http.NewServeMux()
@@ -62,12 +61,7 @@ func TestOperator(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := &Cluster{Options: Options{Timeout: time.Minute}, dial: dials(t, tc.pod, tc.port, tc.serves), pods: []corev1.Pod{tc.pod}}
-			parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != "operator kube-system/berth-operator-1" })
-			var out bytes.Buffer
-			a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
-			harness.OK(t, a.Collect(t.Context(), 1, parts))
-			index, err := a.Close()
-			harness.OK(t, err)
+			parts, contents, index := collect(t, k, "operator kube-system/berth-operator-1")
 			var files []string
 			for _, f := range index.Files {
 				base, ok := strings.CutPrefix(f.Name, "cluster/operators/berth-operator-1/")
@@ -77,14 +71,12 @@ func TestOperator(t *testing.T) {
 				files = append(files, base)
 			}
 			slices.Sort(files)
-			contents, _, err := archive.Open(&out)
-			harness.OK(t, err)
-			if len(parts) != 1 || !slices.Equal(files, tc.files) {
+			if parts != 1 || !slices.Equal(files, tc.files) {
 				t.Errorf("files %v, want %v; %s", files, tc.files, contents[archive.ErrorsFile])
 			}
 			for _, missing := range tc.missing {
 				if !bytes.Contains(contents[archive.ErrorsFile], []byte(missing)) {
-					t.Errorf("%q is not told:\n%s", missing, contents[archive.ErrorsFile])
+					t.Errorf("%q is missing:\n%s", missing, contents[archive.ErrorsFile])
 				}
 			}
 			if len(tc.missing) == 0 && len(index.Errors) > 0 {
@@ -99,7 +91,21 @@ func TestOperator(t *testing.T) {
 	}
 }
 
-// dials is a way to a port of a pod where something serves; nil: nobody listens.
+// collect collects the parts of a name, and returns how many there are and what they add.
+func collect(t *testing.T, k *Cluster, name string) (n int, files map[string][]byte, index archive.Index) {
+	t.Helper()
+	parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != name })
+	var out bytes.Buffer
+	a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
+	harness.OK(t, a.Collect(t.Context(), 1, parts))
+	_, err := a.Close()
+	harness.OK(t, err)
+	files, index, err = archive.Open(&out)
+	harness.OK(t, err)
+	return len(parts), files, index
+}
+
+// dials returns a dialer for one port of a pod. Without a handler nothing listens there.
 func dials(t *testing.T, to corev1.Pod, at uint16, serves http.Handler) connect.Dialer {
 	return func(_ context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
 		if port != at || pod.Name != to.Name {
@@ -115,7 +121,7 @@ func dials(t *testing.T, to corev1.Pod, at uint16, serves http.Handler) connect.
 	}
 }
 
-// TestGateway: what a gateway of a node that is asked for serves is in the bundle.
+// The bundle has what gateways on the chosen nodes serve.
 func TestGateway(t *testing.T) {
 	serves := http.NewServeMux()
 	serves.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) })
@@ -128,17 +134,10 @@ func TestGateway(t *testing.T) {
 	}
 	for node, want := range map[string]int{"node-1": 1, "node-2": 0} {
 		k := &Cluster{Options: Options{Timeout: time.Minute, Nodes: []string{node}}, dial: dials(t, pod, v1alpha1.EgressHealthPort, serves), gateways: []corev1.Pod{pod}}
-		parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != "gateway egress/internet-1" })
-		var out bytes.Buffer
-		a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
-		harness.OK(t, a.Collect(t.Context(), 1, parts))
-		_, err := a.Close()
-		harness.OK(t, err)
-		contents, _, err := archive.Open(&out)
-		harness.OK(t, err)
+		parts, contents, _ := collect(t, k, "gateway egress/internet-1")
 		for name, text := range map[string]string{"metrics.txt": "up 1", "readyz.txt": "not-forwarded"} {
-			if has := bytes.Contains(contents["cluster/gateways/egress/internet-1/"+name], []byte(text)); len(parts) != want || has != (want == 1) {
-				t.Errorf("of %s: %d parts, %s: %v", node, len(parts), name, has)
+			if has := bytes.Contains(contents["cluster/gateways/egress/internet-1/"+name], []byte(text)); parts != want || has != (want == 1) {
+				t.Errorf("of %s: %d parts, %s: %v", node, parts, name, has)
 			}
 		}
 	}

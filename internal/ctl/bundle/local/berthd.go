@@ -81,3 +81,11 @@ func joinJSON(s *archive.Sink, name string, v any, err error) error {
 	}
 	return errors.Join(err, jsonErr)
 }
+
+// kubeletAddress is the default of the kubelet's health endpoint (--healthz-port).
+const kubeletAddress = "127.0.0.1:10248"
+
+// kubelet adds the kubelet's health. Its version is in the Node.
+func kubelet(ctx context.Context, s *archive.Sink) error {
+	return ask(ctx, kubeletAddress, "/healthz", func(r io.Reader) error { return s.Text("kubelet-healthz.txt", io.LimitReader(r, 64<<10)) })
+}

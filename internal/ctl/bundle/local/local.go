@@ -2,12 +2,11 @@
 // It needs no API server, no running daemon, and no program of the node except journalctl.
 //
 //	local.go    parts and settings
-//	berthd.go   endpoints of the daemon
-//	files.go    records, network configuration, /proc
+//	berthd.go   endpoints of the daemon and the kubelet
+//	files.go    records, network configuration, /proc, related processes
 //	logs.go     logs of pods, of units, of the kernel
 //	runtime.go  the container runtime
 //	ovsdb.go    Open vSwitch's database
-//	process.go  related processes
 package local
 
 import (
@@ -67,7 +66,7 @@ func Parts(ctx context.Context, o Options) []archive.Part {
 	parts := []archive.Part{
 		n.part("settings", func(_ context.Context, s *archive.Sink) error {
 			if err != nil {
-				err = fmt.Errorf("%w; those of %s are taken to find things", err, source)
+				err = fmt.Errorf("%w; using those of %s instead", err, source)
 			}
 			return joinJSON(s, "settings.json", settings, err)
 		}),

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Libraries that read the kernel's state meet what others put there.
+// A panic of a library that reads the kernel's state is an error of its part.
 func TestPanicOfAWriterIsItsError(t *testing.T) {
 	var got []byte
 	err := piped(func(w io.Writer) error {

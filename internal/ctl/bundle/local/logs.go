@@ -27,7 +27,7 @@ func (n *node) podLogs(ctx context.Context, s *archive.Sink) error {
 	dir := n.at(podLogDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("%w (a container does not see it; the API server has the logs of pods too)", err)
+		return fmt.Errorf("%w (not visible in a container; the API server has the logs of pods too)", err)
 	}
 	for _, e := range entries {
 		if !strings.Contains(e.Name(), "berth") {
@@ -65,7 +65,7 @@ var units = []string{"berthd", "kubelet", "containerd", "crio", "docker", "cri-d
 func (n *node) journal(ctx context.Context, s *archive.Sink) error {
 	program, err := exec.LookPath("journalctl")
 	if err != nil {
-		return fmt.Errorf("the journal of the kubelet and the runtime: %w (run berthctl on the node itself for it)", err)
+		return fmt.Errorf("the journal of the kubelet and the runtime: %w (run berthctl on the node itself to collect it)", err)
 	}
 	for _, unit := range units {
 		s.Failed(unit, n.journalOf(ctx, s, program, unit))
@@ -76,8 +76,8 @@ func (n *node) journal(ctx context.Context, s *archive.Sink) error {
 func (n *node) journalOf(ctx context.Context, s *archive.Sink, program, unit string) error {
 	cmd := exec.CommandContext(ctx, program, "--unit", unit, "--no-pager", "--quiet", "--output", "short-iso-precise",
 		fmt.Sprintf("--since=-%ds", int(n.Since.Seconds())), fmt.Sprintf("--lines=%d", s.Most()/100))
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	cmd.WaitDelay = time.Second
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -91,7 +91,7 @@ func (n *node) journalOf(ctx context.Context, s *archive.Sink, program, unit str
 		err = s.Log("logs/journal-"+unit+".log", io.MultiReader(bytes.NewReader(first), out))
 	}
 	if waitErr := cmd.Wait(); waitErr != nil {
-		err = errors.Join(err, fmt.Errorf("%w: %s", waitErr, strings.TrimSpace(said.String())))
+		err = errors.Join(err, fmt.Errorf("%w: %s", waitErr, strings.TrimSpace(stderr.String())))
 	}
 	return err
 }

@@ -83,7 +83,7 @@ func askOVSDB(ctx context.Context, endpoint string, most int64) (map[string][]ma
 		return nil, fmt.Errorf("read the answer of Open vSwitch's database: %w", errors.Join(err, ctx.Err()))
 	}
 	if reply.Error != nil || len(reply.Result) < len(ovsTables) {
-		return nil, fmt.Errorf("Open vSwitch's database answers %v, and %d of %d questions", reply.Error, len(reply.Result), len(ovsTables))
+		return nil, fmt.Errorf("Open vSwitch's database replies %v, with %d of %d results", reply.Error, len(reply.Result), len(ovsTables))
 	}
 	out := map[string][]map[string]any{}
 	for i, t := range ovsTables {

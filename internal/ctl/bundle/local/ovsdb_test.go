@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// collect is what is in a bundle of Open vSwitch's database at an endpoint.
+// collect returns a bundle of Open vSwitch's database at an endpoint.
 func collect(t *testing.T, endpoint string) (files map[string][]byte, index archive.Index) {
 	t.Helper()
 	n := node{Options: Options{Timeout: 5 * time.Second, Root: "/"}, ports: true, ovsdbAt: endpoint}
@@ -30,7 +30,7 @@ func collect(t *testing.T, endpoint string) (files map[string][]byte, index arch
 	return files, index
 }
 
-// Of Open vSwitch's rows those with Berth's mark are in the bundle, and no others.
+// The bundle has Open vSwitch's rows with Berth's external ID, and no others.
 func TestRowsOfOpenVSwitch(t *testing.T) {
 	if ovsMark != ovsdb.AttachmentID {
 		t.Fatalf("the mark is %q, and Berth's rows have %q", ovsMark, ovsdb.AttachmentID)
@@ -49,7 +49,7 @@ func TestRowsOfOpenVSwitch(t *testing.T) {
 	}
 }
 
-// One that is not there, or speaks otherwise, is told, and ends.
+// A database that is missing or speaks another protocol is an error, in time.
 func TestOpenVSwitchThatDoesNotAnswer(t *testing.T) {
 	dir := t.TempDir()
 	for name, tt := range map[string]struct{ says, want string }{

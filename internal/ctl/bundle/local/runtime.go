@@ -28,7 +28,7 @@ func (n *node) socket() (string, error) {
 			return n.at(s), nil
 		}
 	}
-	return "", errors.New("no socket of a container runtime is at the usual places: see --cri-socket")
+	return "", errors.New("no socket of a container runtime at the usual paths: set --cri-socket")
 }
 
 // runtimeInfo is the state of a runtime. Only the network part of its configuration is

@@ -3,9 +3,10 @@ package aws
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -15,12 +16,14 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const (
 	describeENIs = "DescribeNetworkInterfaces"
 	attach       = "AttachNetworkInterface"
 	noENIs       = "<networkInterfaceSet/>"
+	onePrefix    = "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>"
 	oneAddress   = "<assignedPrivateIpAddressesSet><item><privateIpAddress>10.0.0.9</privateIpAddress></item></assignedPrivateIpAddressesSet>"
 )
 
@@ -33,40 +36,21 @@ var (
 // TestRepeats says for each kind of call and trouble how many requests are
 // sent, and what comes out.
 func TestRepeats(t *testing.T) {
-	describe := func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, cloud.ENIFilter{}); return err }
-	assign := func(ctx context.Context, c cloud.API) error {
+	describe := listing(cloud.ENIFilter{})
+	assign := func(ctx context.Context, c cloud.API) (any, error) {
 		// A connection that was used before, as usual: net/http must not repeat either.
 		if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); err != nil {
-			return err
+			return nil, err
 		}
-		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1})
-		return err
+		return assigning(cloud.Amount{Addresses: 1})(ctx, c)
 	}
-	assignIPv6 := func(ctx context.Context, c cloud.API) error {
-		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 1})
-		return err
-	}
-	unassignIPv6 := func(ctx context.Context, c cloud.API) error {
-		return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("2001:db8::9/128")})
-	}
-	attachENI := func(ctx context.Context, c cloud.API) error {
-		_, err := c.AttachENI(ctx, "eni-1", "i-1", 1)
-		return err
-	}
-	detach := func(ctx context.Context, c cloud.API) error { return c.DetachENI(ctx, "eni-attach-1") }
-	del := func(ctx context.Context, c cloud.API) error { return c.DeleteENI(ctx, "eni-1") }
+	assignIPv6, unassignIPv6, setGroups := assigning(cloud.Amount{IPv6: 1}), unassigning("2001:db8::9/128"), settingGroups("sg-1")
 	gone := refusal(400, "InvalidNetworkInterfaceID.NotFound", "gone")
-	associateOne := func(ctx context.Context, c cloud.API) error {
-		_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
-		return err
-	}
-	disassociateOne := func(ctx context.Context, c cloud.API) error { return c.DisassociateBranch(ctx, "trunk-assoc-1") }
-	setGroups := func(ctx context.Context, c cloud.API) error { return c.SetGroups(ctx, "eni-1", []string{"sg-1"}) }
 	link, noLink := ok(associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7")), refusal(400, "InvalidAssociationID.NotFound", "")
 
-	tests := []struct {
+	for _, tt := range []struct {
 		name    string
-		call    func(context.Context, cloud.API) error
+		call    call
 		action  string
 		answers []answer
 		sent    int
@@ -87,44 +71,34 @@ func TestRepeats(t *testing.T) {
 		{"assign IPv6, throttled", assignIPv6, pace.AssignIPv6.Action, []answer{throttled, ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9"))}, 2, cloud.Unknown},
 		{"unassign IPv6, reply lost", unassignIPv6, pace.UnassignIPv6.Action, []answer{dropped, ok(pace.UnassignIPv6.Action, "")}, 2, cloud.Unknown},
 		{"assign, subnet full", assign, pace.Assign.Action, []answer{refusal(400, "InsufficientFreeAddressesInSubnet", "")}, 1, cloud.SubnetFull},
-		{"attach, reply lost", attachENI, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
-		{"attach, throttled", attachENI, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},
-		{"delete, reply lost, then throttled", del, "DeleteNetworkInterface", []answer{dropped, throttled}, 1 + pace.ThrottledTries, cloud.Transient},
-		{"delete, reply lost", del, "DeleteNetworkInterface", []answer{dropped, gone}, 2, cloud.Unknown},
-		{"delete, gone before", del, "DeleteNetworkInterface", []answer{gone}, 1, cloud.Gone},
-		{"detach, reply lost", detach, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
-		{"detach, throttled, then gone", detach, "DetachNetworkInterface", []answer{throttled, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Gone},
-		{"associate, reply lost", associateOne, associate, []answer{dropped, internal, link}, 3, cloud.Unknown},
-		{"associate, throttled", associateOne, associate, []answer{throttled, link}, 2, cloud.Unknown},
-		{"associate, VLAN taken", associateOne, associate, []answer{refusal(400, "InvalidVlanId.Duplicate", "")}, 1, cloud.Conflict},
-		{"disassociate, reply lost", disassociateOne, disassociate, []answer{dropped, noLink}, 2, cloud.Unknown},
-		{"disassociate, gone before", disassociateOne, disassociate, []answer{noLink}, 1, cloud.Gone},
-		{"disassociate, throttled, then gone", disassociateOne, disassociate, []answer{throttled, noLink}, 2, cloud.Gone},
-		{"set groups, reply lost", setGroups, "ModifyNetworkInterfaceAttribute", []answer{dropped, ok("ModifyNetworkInterfaceAttribute", "<return>true</return>")}, 2, cloud.Unknown},
-	}
-	for _, tt := range tests {
+		{"attach, reply lost", attaching, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
+		{"attach, throttled", attaching, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},
+		{"delete, reply lost", deleting, "DeleteNetworkInterface", []answer{dropped, gone}, 2, cloud.Unknown},
+		{"detach, reply lost", detaching, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
+		{"detach, throttled, then gone", detaching, "DetachNetworkInterface", []answer{throttled, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Gone},
+		{"associate, reply lost", associating(7), associate, []answer{dropped, internal, link}, 3, cloud.Unknown},
+		{"associate, VLAN taken", associating(7), associate, []answer{refusal(400, "InvalidVlanId.Duplicate", "")}, 1, cloud.Conflict},
+		{"disassociate, reply lost", disassociating, disassociate, []answer{dropped, noLink}, 2, cloud.Unknown},
+		{"set groups, reply lost", setGroups, modify, []answer{dropped, ok(modify, "<return>true</return>")}, 2, cloud.Unknown},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := serve(t, map[string][]answer{tt.action: tt.answers, "DescribeSubnets": {ok("DescribeSubnets", "<subnetSet/>")}})
 			var seen record
-			err := tt.call(t.Context(), client(t, s, func(o *setup) { o.Pace.Observer = &seen }))
+			_, err := tt.call(t.Context(), client(t, s, func(o *setup) { o.Pace.Observer = &seen }))
 			if tt.want == cloud.Unknown && err != nil {
 				t.Fatalf("got %v", err)
 			}
 			if tt.want != cloud.Unknown && cloud.ClassOf(err) != tt.want {
 				t.Errorf("got class %v (%v), want %v", cloud.ClassOf(err), err, tt.want)
 			}
-			if n := len(s.sent(tt.action)); n != tt.sent {
-				t.Errorf("%d requests sent, want %d", n, tt.sent)
-			}
+			check.Equal(t, len(s.sent(tt.action)), tt.sent, "requests sent")
 			total := 0
 			for key, n := range seen.codes {
 				if strings.HasPrefix(key, tt.action+" ") {
 					total += n
 				}
 			}
-			if total != tt.sent {
-				t.Errorf("the observer saw %v, want %d calls", seen.codes, tt.sent)
-			}
+			check.Equal(t, total, tt.sent, "the observer saw %v", seen.codes)
 		})
 	}
 }
@@ -220,15 +194,9 @@ func TestNoCredentials(t *testing.T) {
 			if cloud.ClassOf(err) != tt.want {
 				t.Errorf("class %v, want %v: %v", cloud.ClassOf(err), tt.want, err)
 			}
-			if err == nil || !strings.Contains(err.Error(), "IAM role") {
-				t.Errorf("error %q does not say what to do", err)
-			}
-			if len(s.calls) != 0 {
-				t.Errorf("%d unsigned calls were sent", len(s.calls))
-			}
-			if seen.count(pace.Assign.Action+" "+pace.CodeCredentials) != 1 {
-				t.Errorf("the observer saw %v", seen.codes)
-			}
+			check.ErrorSays(t, err, "IAM role")
+			check.Equal(t, len(s.calls), 0, "unsigned calls were sent")
+			check.Equal(t, seen.count(pace.Assign.Action+" "+pace.CodeCredentials), 1, "the observer saw %v", seen.codes)
 		})
 	}
 }
@@ -266,9 +234,7 @@ func TestBlackHole(t *testing.T) {
 	if cloud.ClassOf(err) != cloud.Transient || err == nil || !strings.Contains(err.Error(), "no reply within 100ms") {
 		t.Errorf("got %v (class %v)", err, cloud.ClassOf(err))
 	}
-	if seen.count(describeENIs+" "+pace.CodeNoReply) != 1 {
-		t.Errorf("the observer saw %v, want one call without a reply", seen.codes)
-	}
+	check.Equal(t, seen.count(describeENIs+" "+pace.CodeNoReply), 1, "the observer saw %v", seen.codes)
 }
 
 // TestCanceled: the caller's context is honoured on the wire and in the
@@ -288,9 +254,7 @@ func TestCanceled(t *testing.T) {
 	if cloud.ClassOf(err) != cloud.Throttled || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "not sent") {
 		t.Errorf("in the queue: %v (class %v)", err, cloud.ClassOf(err))
 	}
-	if n := len(s.sent(describeENIs)); n != 1 {
-		t.Errorf("%d requests, want 1", n)
-	}
+	check.Equal(t, len(s.sent(describeENIs)), 1, "requests")
 }
 
 func TestNewRefusesBadOptions(t *testing.T) {
@@ -305,10 +269,56 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		{Options{IMDSEndpoint: "http://127.0.0.1:1", MetadataTimeout: time.Millisecond}, "AWS_REGION"},
 	} {
 		_, err := New(t.Context(), tt.o)
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%+v: error %v, want one that names %q", tt.o, err, tt.want)
-		}
+		check.ErrorSays(t, err, tt.want)
 	}
 }
 
 var _ sdk.CredentialsProvider = (*rotating)(nil)
+
+// A machine whose clock is hours off is refused once by EC2, as its signature is of
+// another time (five minutes are allowed, IAM User Guide, "Signature Version 4"). The
+// calls after that are signed with EC2's time, which its answers tell.
+func TestWrongClock(t *testing.T) {
+	for name, c := range map[string]struct {
+		ahead time.Duration // EC2's clock is, of this machine's
+		code  string
+	}{
+		"three hours behind": {3 * time.Hour, "SignatureDoesNotMatch"},
+		"three hours ahead":  {-3 * time.Hour, "RequestExpired"},
+		"of 1970":            {55 * 365 * 24 * time.Hour, "AuthFailure"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			refused := 0
+			s := &server{}
+			s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				form, _ := url.ParseQuery(string(body))
+				now := time.Now().Add(c.ahead)
+				a := ok(form.Get("Action"), oneAddress)
+				if signed, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date")); err != nil || now.Sub(signed).Abs() > 5*time.Minute {
+					refused++
+					a = refusal(http.StatusForbidden, c.code, "Signature not yet current or expired")
+				}
+				w.Header().Set("Date", now.UTC().Format(http.TimeFormat))
+				w.Header().Set("Content-Type", "text/xml")
+				w.WriteHeader(a.status)
+				_, _ = io.WriteString(w, a.body)
+			}))
+			t.Cleanup(s.Close)
+			api := client(t, s)
+			assign := func() error {
+				_, err := api.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1})
+				return err
+			}
+			if err := assign(); err != nil && cloud.ClassOf(err) != cloud.Permission {
+				t.Errorf("the first call: %v", err)
+			}
+			for range 3 {
+				if err := assign(); err != nil {
+					t.Errorf("a call after the first: %v", err)
+				}
+			}
+			check.Equal(t, refused, 1, "refused calls")
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // hasty is a clock on which waiting takes no real time: it moves on by what
@@ -48,8 +50,71 @@ func (h *hasty) After(d time.Duration) <-chan time.Time {
 
 func (h *hasty) advance(d time.Duration) { h.After(d) }
 
-// call is one of which only the error counts.
-type call func(context.Context, cloud.API) error
+// call is a call of the API, mostly about the ENIs eni-1 and eni-2 and the instance i-1.
+type call func(context.Context, cloud.API) (any, error)
+
+func creating(q cloud.CreateENI) call {
+	return func(ctx context.Context, c cloud.API) (any, error) { return c.CreateENI(ctx, q) }
+}
+
+func assigning(n cloud.Amount) call {
+	return func(ctx context.Context, c cloud.API) (any, error) { return c.AssignAddresses(ctx, "eni-1", n) }
+}
+
+func unassigning(things ...string) call {
+	var list []netip.Prefix
+	for _, t := range things {
+		list = append(list, netip.MustParsePrefix(t))
+	}
+	return func(ctx context.Context, c cloud.API) (any, error) {
+		return nil, c.UnassignAddresses(ctx, "eni-1", list)
+	}
+}
+
+func attaching(ctx context.Context, c cloud.API) (any, error) {
+	return c.AttachENI(ctx, "eni-1", "i-1", 2)
+}
+func detaching(ctx context.Context, c cloud.API) (any, error) {
+	return nil, c.DetachENI(ctx, "eni-attach-1")
+}
+func deleting(ctx context.Context, c cloud.API) (any, error) { return nil, c.DeleteENI(ctx, "eni-1") }
+
+func associating(vlan int) call {
+	return func(ctx context.Context, c cloud.API) (any, error) {
+		return c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: vlan}, "t")
+	}
+}
+
+func disassociating(ctx context.Context, c cloud.API) (any, error) {
+	return nil, c.DisassociateBranch(ctx, "trunk-assoc-1")
+}
+
+func settingGroups(groups ...string) call {
+	return func(ctx context.Context, c cloud.API) (any, error) { return nil, c.SetGroups(ctx, "eni-1", groups) }
+}
+
+func tagging(tags map[string]string) call {
+	return func(ctx context.Context, c cloud.API) (any, error) { return nil, c.Tag(ctx, "eni-1", tags) }
+}
+
+func listing(f cloud.ENIFilter) call {
+	return func(ctx context.Context, c cloud.API) (any, error) { return c.ENIs(ctx, f) }
+}
+
+func listingSubnets(f cloud.SubnetFilter) call {
+	return func(ctx context.Context, c cloud.API) (any, error) { return c.Subnets(ctx, f) }
+}
+
+func listingInstances(ids ...string) call {
+	return func(ctx context.Context, c cloud.API) (any, error) { return c.Instances(ctx, ids) }
+}
+
+func listingGroups(tags map[string]string) call {
+	return func(ctx context.Context, c cloud.API) (any, error) { return c.SecurityGroups(ctx, "vpc-1", tags) }
+}
+
+func listingRoutes(ctx context.Context, c cloud.API) (any, error) { return c.RouteTables(ctx, "vpc-1") }
+func limitsOf(ctx context.Context, c cloud.API) (any, error)      { return c.Limits(ctx, "x") }
 
 // answer is one HTTP reply of the server; drop closes the connection instead.
 type answer struct {
@@ -183,10 +248,7 @@ func (o setup) client(t testing.TB, change ...func(*setup)) cloud.API {
 	for _, f := range change {
 		f(&o)
 	}
-	c, err := New(t.Context(), o.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := check.Must(New(t.Context(), o.Options))(t)
 	return pace.Cloud(c, o.Pace)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // labSpec is one VPC with a roomy and a tiny subnet, dual stack, and nodes.
@@ -42,10 +43,7 @@ func labSpec() spec.Spec {
 // labClient serves a lab and returns a client of it on the real clock.
 func labClient(t *testing.T, s spec.Spec, change ...func(*setup)) (*endpoints.Cloud, cloud.API) {
 	t.Helper()
-	lab, err := endpoints.Serve(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := check.Must(endpoints.Serve(s))(t)
 	t.Cleanup(lab.Close)
 	key := lab.Credentials()
 	o := setup{Options{
@@ -53,17 +51,6 @@ func labClient(t *testing.T, s spec.Spec, change ...func(*setup)) (*endpoints.Cl
 		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
 	}, pace.Options{CallTimeout: time.Minute}}
 	return lab, o.client(t, change...)
-}
-
-func must[T any](t *testing.T) func(v T, err error) T {
-	t.Helper()
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
 }
 
 // eventually repeats a call that meets a state that has to pass.
@@ -92,97 +79,81 @@ func TestLabLife(t *testing.T) {
 	ctx := t.Context()
 	id := lab.Cloud.Instances.ID("node")
 
-	node := must[cloud.Instance](t)(c.Instance(ctx, id))
+	node := check.Must(c.Instance(ctx, id))(t)
 	if node.Type != "t3.small" || node.State != "running" || len(node.ENIs) != 1 || node.ENIs[0].Primary != node.Primary || node.ENIs[0].Attachment.DeviceIndex != 0 {
 		t.Fatalf("instance %+v", node)
 	}
-	if l := must[cloud.Limits](t)(c.Limits(ctx, node.Type)); l != (cloud.Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}) {
-		t.Errorf("limits %+v", l)
-	}
-	subnets := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID, Zone: node.Zone, Tags: map[string]string{"for": "pods"}}))
+	check.Equal(t, check.Must(c.Limits(ctx, node.Type))(t), (cloud.Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}), "limits")
+	subnets := check.Must(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID, Zone: node.Zone, Tags: map[string]string{"for": "pods"}}))(t)
 	if len(subnets) != 1 || subnets[0].ID != node.SubnetID || subnets[0].CIDR.String() != "10.0.0.0/22" || len(subnets[0].IPv6) != 1 {
 		t.Fatalf("subnets %+v", subnets)
 	}
 
-	groups := must[[]string](t)(c.SecurityGroups(ctx, node.VPCID, nil))
+	groups := check.Must(c.SecurityGroups(ctx, node.VPCID, nil))(t)
 	if len(groups) != 3 || !slices.IsSorted(groups) || !slices.Contains(groups, node.ENIs[0].Groups[0]) {
 		t.Errorf("security groups %v", groups)
 	}
-	if got := must[[]string](t)(c.SecurityGroups(ctx, node.VPCID, map[string]string{"for": "pods", "by": "*"})); len(got) != 1 || !slices.Contains(groups, got[0]) {
+	if got := check.Must(c.SecurityGroups(ctx, node.VPCID, map[string]string{"for": "pods", "by": "*"}))(t); len(got) != 1 || !slices.Contains(groups, got[0]) {
 		t.Errorf("security groups %v for the tags, of %v", got, groups)
 	}
-	if got := must[[]cloud.RouteTable](t)(c.RouteTables(ctx, node.VPCID)); len(got) != 1 || !got[0].Main || got[0].ID == "" {
+	if got := check.Must(c.RouteTables(ctx, node.VPCID))(t); len(got) != 1 || !got[0].Main || got[0].ID == "" {
 		t.Errorf("route tables %+v, want the main one", got)
 	}
-	if got := must[[]string](t)(c.SecurityGroups(ctx, "vpc-00000000000000000", nil)); len(got) != 0 {
-		t.Errorf("security groups %v of no VPC", got)
-	}
+	check.Equal(t, len(check.Must(c.SecurityGroups(ctx, "vpc-00000000000000000", nil))(t)), 0, "security groups of no VPC")
 
 	req := cloud.CreateENI{
 		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Amount: cloud.Amount{Addresses: 2},
 		Tags: map[string]string{"berth.dev/created-at": "2026-01-02T03:04:05Z", "owner": "*"},
 	}
-	eni := must[cloud.ENI](t)(c.CreateENI(ctx, req))
-	if again := must[cloud.ENI](t)(c.CreateENI(ctx, req)); again.ID != eni.ID {
+	eni := check.Must(c.CreateENI(ctx, req))(t)
+	if again := check.Must(c.CreateENI(ctx, req))(t); again.ID != eni.ID {
 		t.Errorf("the same token made %s, then %s", eni.ID, again.ID)
 	}
 	if !maps.Equal(eni.Tags, req.Tags) || len(eni.Addresses) != 2 || !eni.Primary.IsValid() || len(eni.MAC) != 6 {
 		t.Errorf("made %+v", eni)
 	}
-	detached := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{Status: "available", VPCID: node.VPCID, Tags: map[string]string{"owner": "*"}}))
+	detached := check.Must(c.ENIs(ctx, cloud.ENIFilter{Status: "available", VPCID: node.VPCID, Tags: map[string]string{"owner": "*"}}))(t)
 	if len(detached) != 1 || detached[0].ID != eni.ID {
 		t.Errorf("detached interfaces %+v", detached)
 	}
 
-	attachment := must[string](t)(c.AttachENI(ctx, eni.ID, id, 1))
-	if err := c.SetDeleteOnTermination(ctx, eni.ID, attachment, true); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Tag(ctx, eni.ID, map[string]string{"owner": "node"}); err != nil {
-		t.Fatal(err)
-	}
-	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID, "eni-00000000000000000"}}))
+	attachment := check.Must(c.AttachENI(ctx, eni.ID, id, 1))(t)
+	check.OK(t, c.SetDeleteOnTermination(ctx, eni.ID, attachment, true))
+	check.OK(t, c.Tag(ctx, eni.ID, map[string]string{"owner": "node"}))
+	list := check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID, "eni-00000000000000000"}}))(t)
 	if len(list) != 1 || list[0].Attachment == nil || !list[0].Attachment.DeleteOnTermination || list[0].Attachment.ID != attachment ||
 		list[0].Attachment.InstanceID != id || list[0].Attachment.DeviceIndex != 1 || list[0].Tags["owner"] != "node" {
 		t.Fatalf("attached %+v", list)
 	}
-	both := must[[]cloud.Instance](t)(c.Instances(ctx, []string{id, "i-00000000000000000", lab.Cloud.Instances.ID("xen")}))
+	both := check.Must(c.Instances(ctx, []string{id, "i-00000000000000000", lab.Cloud.Instances.ID("xen")}))(t)
 	if len(both) != 2 || both[0].State != "running" || both[0].VPCID != node.VPCID {
 		t.Errorf("instances %+v", both)
 	}
-	tagged := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{
+	tagged := check.Must(c.ENIs(ctx, cloud.ENIFilter{
 		InstanceIDs: []string{id, lab.Cloud.Instances.ID("xen")}, VPCID: node.VPCID, Status: "in-use", Tags: map[string]string{"owner": "node"},
-	}))
+	}))(t)
 	if len(tagged) != 1 || tagged[0].ID != eni.ID {
 		t.Errorf("interfaces of both nodes with the tag: %+v", tagged)
 	}
 
-	addrs := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Addresses: 1}))
+	addrs := check.Must(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Addresses: 1}))(t)
 	if len(addrs) != 1 || slices.Contains(eni.Addresses, addrs[0].Addr()) || !subnets[0].CIDR.Contains(addrs[0].Addr()) {
 		t.Errorf("assigned %v", addrs)
 	}
-	if err := c.UnassignAddresses(ctx, eni.ID, append(addrs, cloud.HostPrefixes(eni.Addresses)...)); err != nil {
-		t.Fatal(err)
-	}
-	prefixes := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Prefixes: 2}))
+	check.OK(t, c.UnassignAddresses(ctx, eni.ID, append(addrs, cloud.HostPrefixes(eni.Addresses)...)))
+	prefixes := check.Must(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Prefixes: 2}))(t)
 	if len(prefixes) != 2 || prefixes[0].Bits() != 28 {
 		t.Errorf("assigned %v", prefixes)
 	}
-	list = must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}}))
+	list = check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}}))(t)
 	if len(list[0].Addresses) != 0 || !slices.Equal(list[0].Prefixes, prefixes) {
 		t.Errorf("now %+v", list[0])
 	}
-	if err := c.UnassignAddresses(ctx, eni.ID, prefixes); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, c.UnassignAddresses(ctx, eni.ID, prefixes))
 
-	if err := c.DetachENI(ctx, attachment); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, c.DetachENI(ctx, attachment))
 	eventually(t, func() error { return c.DeleteENI(ctx, eni.ID) })
-	if left := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}})); len(left) != 0 {
-		t.Errorf("left %+v", left)
-	}
+	check.Equal(t, len(check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}}))(t)), 0, "left")
 }
 
 // TestLabIPv6 makes ENIs with both families, and gives and takes IPv6 addresses
@@ -190,34 +161,28 @@ func TestLabLife(t *testing.T) {
 func TestLabIPv6(t *testing.T) {
 	lab, c := labClient(t, labSpec())
 	ctx := t.Context()
-	node := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.Instances.ID("node")))
-	block := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{node.SubnetID}}))[0].IPv6[0]
+	node := check.Must(c.Instance(ctx, lab.Cloud.Instances.ID("node")))(t)
+	block := check.Must(c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{node.SubnetID}}))(t)[0].IPv6[0]
 	for _, n := range []cloud.Amount{{IPv6: 2}, {IPv6Prefixes: 1}, {Addresses: 1, IPv6Prefixes: 2}, {Prefixes: 1, IPv6: 1}} {
-		e := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Amount: n}))
-		if got := (cloud.Amount{Addresses: len(e.Addresses), Prefixes: len(e.Prefixes), IPv6: len(e.IPv6), IPv6Prefixes: len(e.IPv6Prefixes)}); got != n {
-			t.Errorf("made with %+v, want %+v", got, n)
-		}
+		e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Amount: n}))(t)
+		check.Equal(t, (cloud.Amount{Addresses: len(e.Addresses), Prefixes: len(e.Prefixes), IPv6: len(e.IPv6), IPv6Prefixes: len(e.IPv6Prefixes)}), n, "the new ENI has")
 	}
 	eni := node.ENIs[0].ID
 	has := func(want ...netip.Prefix) {
 		t.Helper()
-		e := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni}}))[0]
+		e := check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni}}))(t)[0]
 		if got := append(cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes...); !slices.Equal(got, want) || len(e.Addresses)+len(e.Prefixes) != 0 {
 			t.Errorf("has %+v, want %v", e, want)
 		}
 	}
-	addrs := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni, cloud.Amount{IPv6: 2}))
-	prefixes := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni, cloud.Amount{IPv6Prefixes: 1}))
+	addrs := check.Must(c.AssignAddresses(ctx, eni, cloud.Amount{IPv6: 2}))(t)
+	prefixes := check.Must(c.AssignAddresses(ctx, eni, cloud.Amount{IPv6Prefixes: 1}))(t)
 	if len(addrs) != 2 || len(prefixes) != 1 || prefixes[0].Bits() != 80 || !block.Contains(prefixes[0].Addr()) {
 		t.Errorf("assigned %v and %v of %v", addrs, prefixes, block)
 	}
 	has(addrs[0], addrs[1], prefixes[0])
-	if err := c.UnassignAddresses(ctx, eni, addrs[:1]); err != nil {
-		t.Error(err)
-	}
-	if err := c.UnassignAddresses(ctx, eni, prefixes); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, c.UnassignAddresses(ctx, eni, addrs[:1]))
+	check.NoError(t, c.UnassignAddresses(ctx, eni, prefixes))
 	has(addrs[1])
 }
 
@@ -228,14 +193,14 @@ func TestLabRefusals(t *testing.T) {
 	lab, c := labClient(t, s)
 	ctx := t.Context()
 	id := lab.Cloud.Instances.ID("node")
-	node := must[cloud.Instance](t)(c.Instance(ctx, id))
-	xen := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.Instances.ID("xen")))
-	tiny := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID}))
+	node := check.Must(c.Instance(ctx, id))(t)
+	xen := check.Must(c.Instance(ctx, lab.Cloud.Instances.ID("xen")))(t)
+	tiny := check.Must(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID}))(t)
 	tiny = slices.DeleteFunc(tiny, func(s cloud.Subnet) bool { return s.CIDR.Bits() != 28 })
 	primary := node.ENIs[0]
-	eni := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, ClientToken: "t"}))
-	attachment := must[string](t)(c.AttachENI(ctx, eni.ID, id, 1))
-	inTiny := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: tiny[0].ID, Amount: cloud.Amount{Addresses: 3}}))
+	eni := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, ClientToken: "t"}))(t)
+	attachment := check.Must(c.AttachENI(ctx, eni.ID, id, 1))(t)
+	inTiny := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: tiny[0].ID, Amount: cloud.Amount{Addresses: 3}}))(t)
 	const noENI, noInstance = "eni-00000000000000000", "i-00000000000000000"
 
 	_, createGone := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-00000000000000000"})
@@ -263,7 +228,7 @@ func TestLabRefusals(t *testing.T) {
 	if third != nil {
 		t.Fatal(third)
 	}
-	fourth := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))
+	fourth := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))(t)
 	_, noSlot := c.AttachENI(ctx, fourth.ID, id, 3)
 	var quota error
 	for range 9 {
@@ -323,7 +288,7 @@ func TestLabRefusals(t *testing.T) {
 func TestLabLostReply(t *testing.T) {
 	lab, c := labClient(t, labSpec())
 	ctx := t.Context()
-	node := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.Instances.ID("node")))
+	node := check.Must(c.Instance(ctx, lab.Cloud.Instances.ID("node")))(t)
 	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "DescribeNetworkInterfaces"} {
 		if _, err := lab.Cloud.API.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1}); err != nil {
 			t.Fatal(err)
@@ -333,14 +298,10 @@ func TestLabLostReply(t *testing.T) {
 	if got, err := c.AssignAddresses(ctx, eni, cloud.Amount{Addresses: 2}); cloud.ClassOf(err) != cloud.Transient {
 		t.Errorf("got %v, %v; want class transient", got, err)
 	}
-	if n := lab.Cloud.API.Stats()["AssignPrivateIpAddresses"].Count; n != 1 {
-		t.Errorf("%d calls, want 1", n)
-	}
-	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni}}))
-	if len(list[0].Addresses) != 2 {
-		t.Errorf("%d addresses, want the 2 of the call whose reply was lost", len(list[0].Addresses))
-	}
-	must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))
+	check.Equal(t, lab.Cloud.API.Stats()["AssignPrivateIpAddresses"].Count, 1, "calls")
+	list := check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni}}))(t)
+	check.Equal(t, len(list[0].Addresses), 2, "addresses")
+	check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))(t)
 	if calls, enis := lab.Cloud.API.Stats()["CreateNetworkInterface"].Count, len(lab.Cloud.Snapshot().ENIs); calls != 2 || enis != 3 {
 		t.Errorf("%d calls to create made the number of interfaces %d, want 2 calls and 3 interfaces", calls, enis)
 	}
@@ -352,17 +313,15 @@ func TestLabRoleCredentials(t *testing.T) {
 	clearAWS(t)
 	s := labSpec()
 	lab, err := endpoints.Serve(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(lab.Close)
 	lab.Cloud.Keys.SetCredentialTTL(5 * time.Second)
 	o := Options{
 		EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), HTTPClient: calm,
 	}
-	id := must[cloud.Identity](t)(NewMetadata(o).Identity(t.Context()))
+	id := check.Must(NewMetadata(o).Identity(t.Context()))(t)
 	c := setup{o, pace.Options{CallTimeout: time.Minute}}.client(t)
-	node := must[cloud.Instance](t)(c.Instance(t.Context(), id.InstanceID))
+	node := check.Must(c.Instance(t.Context(), id.InstanceID))(t)
 	if id.PrimaryIPv4 != node.Primary || id.PrimaryMAC.String() != node.ENIs[0].MAC.String() || id.SubnetID != node.SubnetID ||
 		id.VPCID != node.VPCID || id.Zone != node.Zone || id.Region != lab.Cloud.Region() || id.InstanceType != node.Type || len(id.VPCCIDRs) != 2 {
 		t.Errorf("metadata say %+v, EC2 says %+v", id, node)

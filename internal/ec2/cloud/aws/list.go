@@ -29,25 +29,21 @@ type filters []types.Filter
 // add filters by a property; an empty value adds no filter.
 func (f *filters) add(name, value string) {
 	if value != "" {
-		*f = append(*f, types.Filter{Name: sdk.String(name), Values: []string{literal(value)}})
+		f.anyOf(name, []string{value})
 	}
 }
 
 // tags filters by tags, in a stable order.
 func (f *filters) tags(tags map[string]string) {
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
-		*f = append(*f, types.Filter{Name: sdk.String("tag:" + k), Values: []string{literal(tags[k])}})
+		f.anyOf("tag:"+k, []string{tags[k]})
 	}
 }
 
 // tagged filters by tags with one of several values each, in a stable order.
 func (f *filters) tagged(tags map[string][]string) {
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
-		values := make([]string, len(tags[k]))
-		for i, v := range tags[k] {
-			values[i] = literal(v)
-		}
-		f.anyOf("tag:"+k, values)
+		f.anyOf("tag:"+k, tags[k])
 	}
 }
 
@@ -58,9 +54,14 @@ func literal(v string) string {
 
 // anyOf filters by a property with one of several values; no values add no filter.
 func (f *filters) anyOf(name string, values []string) {
-	if len(values) > 0 {
-		*f = append(*f, types.Filter{Name: sdk.String(name), Values: values})
+	if len(values) == 0 {
+		return
 	}
+	literals := make([]string, len(values))
+	for i, v := range values {
+		literals[i] = literal(v)
+	}
+	*f = append(*f, types.Filter{Name: sdk.String(name), Values: literals})
 }
 
 // from is a page token as a parameter.

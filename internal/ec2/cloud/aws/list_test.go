@@ -1,17 +1,19 @@
 package aws
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 var sameValues = cmp.Options{cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})}
@@ -45,14 +47,14 @@ func TestListings(t *testing.T) {
 	for _, tt := range []struct {
 		name, action string
 		pages        []string
-		call         func(context.Context, cloud.API) (any, error)
+		call         call
 		want         any
 		asked        string // name=value pairs
 	}{
 		{
 			"ENIs", describeENIs, []string{"<networkInterfaceSet>" + fullENI + `<item><networkInterfaceId>eni-0b</networkInterfaceId><status>available</status>
 <tagSet><item><key>berth.dev/created-at</key><value>yesterday</value></item></tagSet></item>` + branch("eni-0c", "x") + "</networkInterfaceSet>"},
-			func(ctx context.Context, c cloud.API) (any, error) { return c.ENIs(ctx, cloud.ENIFilter{}) },
+			listing(cloud.ENIFilter{}),
 			[]cloud.ENI{{
 				ID: "eni-0a", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 10}, Type: cloud.InterfaceOrdinary, Status: "in-use",
 				Description: "made by Berth", VPCID: "vpc-1", SubnetID: "subnet-1", Zone: "eu-west-1a", Groups: []string{"sg-1", "sg-2"},
@@ -75,9 +77,7 @@ func TestListings(t *testing.T) {
 				"<networkInterfaceSet><item><networkInterfaceId>eni-2</networkInterfaceId></item></networkInterfaceSet><nextToken>b</nextToken>",
 				"<networkInterfaceSet><item><networkInterfaceId>eni-3</networkInterfaceId></item></networkInterfaceSet><nextToken/>",
 			},
-			func(ctx context.Context, c cloud.API) (any, error) {
-				return c.ENIs(ctx, cloud.ENIFilter{VPCID: "vpc-1"})
-			},
+			listing(cloud.ENIFilter{VPCID: "vpc-1"}),
 			[]cloud.ENI{{ID: "eni-1"}, {ID: "eni-2"}, {ID: "eni-3"}}, "Filter.1.Value.1=vpc-1 NextToken=b MaxResults=1000",
 		},
 		{
@@ -85,9 +85,7 @@ func TestListings(t *testing.T) {
 				"<securityGroupInfo><item><groupId>sg-2</groupId></item></securityGroupInfo><nextToken>a</nextToken>",
 				"<securityGroupInfo><item><groupId>sg-1</groupId></item></securityGroupInfo>",
 			},
-			func(ctx context.Context, c cloud.API) (any, error) {
-				return c.SecurityGroups(ctx, "vpc-1", map[string]string{"for": "pods"})
-			},
+			listingGroups(map[string]string{"for": "pods"}),
 			[]string{"sg-1", "sg-2"}, "Filter.1.Value.1=vpc-1 Filter.2.Name=tag:for NextToken=a",
 		},
 		{
@@ -97,7 +95,7 @@ func TestListings(t *testing.T) {
 					"<item><subnetId>subnet-2</subnetId><associationState><state>disassociated</state></associationState></item>",
 					"<item><gatewayId>igw-1</gatewayId>"+associated+"</item>")),
 			},
-			func(ctx context.Context, c cloud.API) (any, error) { return c.RouteTables(ctx, "vpc-1") },
+			listingRoutes,
 			[]cloud.RouteTable{{ID: "rtb-1", Main: true}, {ID: "rtb-2", Subnets: []string{"subnet-1"}}},
 			"Filter.1.Name=vpc-id Filter.1.Value.1=vpc-1 NextToken=a",
 		},
@@ -106,9 +104,7 @@ func TestListings(t *testing.T) {
 <ipv6CidrBlockAssociationSet><item><ipv6CidrBlock>2001:db8::/64</ipv6CidrBlock><ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item>
 <item><ipv6CidrBlock>2001:db8:1::/64</ipv6CidrBlock><ipv6CidrBlockState><state>disassociated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet>
 <availableIpAddressCount>251</availableIpAddressCount><availabilityZone>z</availabilityZone></item></subnetSet>`},
-			func(ctx context.Context, c cloud.API) (any, error) {
-				return c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{"subnet-1"}, VPCID: "vpc-1", Zone: "z"})
-			},
+			listingSubnets(cloud.SubnetFilter{IDs: []string{"subnet-1"}, VPCID: "vpc-1", Zone: "z"}),
 			[]cloud.Subnet{{
 				ID: "subnet-1", VPCID: "vpc-1", Zone: "z", CIDR: netip.MustParsePrefix("10.0.1.0/24"),
 				IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251,
@@ -119,9 +115,7 @@ func TestListings(t *testing.T) {
 				"<reservationSet><item><instancesSet>" + fmt.Sprintf(instance, "i-1") + "</instancesSet></item><item><instancesSet>" +
 					"<item><instanceId>i-2</instanceId><instanceState><name>terminated</name></instanceState></item></instancesSet></item></reservationSet>",
 			},
-			func(ctx context.Context, c cloud.API) (any, error) {
-				return c.Instances(ctx, []string{"i-1", "i-2", "i-3"})
-			},
+			listingInstances("i-1", "i-2", "i-3"),
 			[]cloud.Instance{
 				{ID: "i-1", Type: "m5.large", State: "running", Zone: "z", VPCID: "vpc-1", SubnetID: "subnet-1", Primary: netip.MustParseAddr("10.0.0.10")},
 				{ID: "i-2", State: "terminated"},
@@ -143,9 +137,7 @@ func TestListings(t *testing.T) {
 			}
 			for _, pair := range strings.Fields(tt.asked) {
 				name, value, _ := strings.Cut(pair, "=")
-				if last := s.calls[len(s.calls)-1]; last.Get(name) != value {
-					t.Errorf("asked for %v, want %s", last, pair)
-				}
+				check.Equal(t, s.calls[len(s.calls)-1].Get(name), value, "asked for %s", pair)
 			}
 		})
 	}
@@ -234,9 +226,7 @@ func TestENIFilters(t *testing.T) {
 				t.Fatalf("%d requests, want %d", len(sent), tt.sent)
 			}
 			for key, want := range tt.last {
-				if got := sent[len(sent)-1].Get(key); got != want {
-					t.Errorf("%s is %q, want %q", key, got, want)
-				}
+				check.Equal(t, sent[len(sent)-1].Get(key), want, "%s is", key)
 			}
 			for _, r := range sent {
 				n := 0
@@ -245,10 +235,89 @@ func TestENIFilters(t *testing.T) {
 						n++
 					}
 				}
-				if n > 200 {
-					t.Errorf("%d values in a request", n)
-				}
+				check.AtMost(t, n, 200, "values in a request")
 			}
 		})
+	}
+}
+
+const describeTypes = "DescribeInstanceTypes"
+
+func typeElement(name, head, network string) string {
+	return "<instanceTypeSet><item><instanceType>" + name + "</instanceType>" + head + "<networkInfo>" + network + "</networkInfo></item></instanceTypeSet>"
+}
+
+func typeInfo(name, head, network string) answer {
+	return ok(describeTypes, typeElement(name, head, network))
+}
+
+func TestLimits(t *testing.T) {
+	network := `<maximumNetworkInterfaces>4</maximumNetworkInterfaces><ipv4AddressesPerInterface>15</ipv4AddressesPerInterface>
+<ipv6AddressesPerInterface>15</ipv6AddressesPerInterface><ipv6Supported>true</ipv6Supported>`
+	cards := `<maximumNetworkInterfaces>60</maximumNetworkInterfaces><ipv4AddressesPerInterface>50</ipv4AddressesPerInterface><ipv6Supported>false</ipv6Supported>
+<networkCards><item><networkCardIndex>1</networkCardIndex><maximumNetworkInterfaces>14</maximumNetworkInterfaces></item>
+<item><networkCardIndex>0</networkCardIndex><maximumNetworkInterfaces>15</maximumNetworkInterfaces></item></networkCards>`
+	for _, tt := range []struct {
+		name, head, network string
+		want                cloud.Limits
+	}{
+		{"nitro", "<hypervisor>nitro</hypervisor>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}},
+		{"xen", "<hypervisor>xen</hypervisor>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15}},
+		{"metal", "<bareMetal>true</bareMetal>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}},
+		{"several cards", "<hypervisor>nitro</hypervisor>", cards, cloud.Limits{MaxENIs: 15, IPv4PerENI: 50, Prefixes: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := serve(t, map[string][]answer{describeTypes: {typeInfo("x.large", tt.head, tt.network)}})
+			c := client(t, s)
+			var wg sync.WaitGroup
+			for range 20 {
+				wg.Go(func() {
+					if got, err := c.Limits(t.Context(), "x.large"); err != nil || got != tt.want {
+						t.Errorf("got %+v, %v; want %+v", got, err, tt.want)
+					}
+				})
+			}
+			wg.Wait()
+			check.Equal(t, len(s.calls), 1, "requests")
+		})
+	}
+}
+
+// TestLimitsFallback: the table answers while EC2 cannot be asked, and EC2 is
+// asked again later; a type that EC2 does not know is an error.
+func TestLimitsFallback(t *testing.T) {
+	s := serve(t, map[string][]answer{describeTypes: {
+		refusal(403, "UnauthorizedOperation", "no"),
+		typeInfo("m5.large", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>"),
+	}})
+	clk := newHasty()
+	c := client(t, s, func(o *setup) { o.Pace.Clock = clk })
+	for range 2 {
+		got, err := c.Limits(t.Context(), "m5.large")
+		if want := (cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true}); err != nil || got != want {
+			t.Fatalf("got %+v, %v; want the table's %+v", got, err, want)
+		}
+	}
+	check.Equal(t, len(s.calls), 1, "requests within the time of the fallback")
+	clk.advance(10 * time.Minute)
+	if got, err := c.Limits(t.Context(), "m5.large"); err != nil || got.MaxENIs != 7 {
+		t.Errorf("after the time of the fallback: %+v, %v", got, err)
+	}
+
+	unlisted := client(t, serve(t, map[string][]answer{describeTypes: {ok(describeTypes, "<instanceTypeSet/>")}}))
+	if got, err := unlisted.Limits(t.Context(), "m5.large"); err != nil || got.MaxENIs != 3 {
+		t.Errorf("a type that EC2 does not list and the table knows: %+v, %v", got, err)
+	}
+
+	for name, a := range map[string]answer{
+		"type unknown to EC2":       ok(describeTypes, "<instanceTypeSet/>"),
+		"type unknown to the table": refusal(403, "UnauthorizedOperation", "no"),
+	} {
+		c := client(t, serve(t, map[string][]answer{describeTypes: {a}}))
+		got, err := c.Limits(t.Context(), "no.such")
+		if err == nil || cloud.ClassOf(err) == cloud.Unknown || name == "type unknown to EC2" && !strings.Contains(err.Error(), "does not exist in this region") ||
+			!strings.Contains(err.Error(), `"no.such" either: allow ec2:DescribeInstanceTypes`) {
+			t.Errorf("%s: got %+v, %v", name, got, err)
+		}
 	}
 }

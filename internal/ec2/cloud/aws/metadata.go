@@ -16,6 +16,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	smithymw "github.com/aws/smithy-go/middleware"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/retry"
 )
@@ -129,29 +130,29 @@ func (r *metadataReading) bad(path, value, expected string) {
 }
 
 // get reads one path, and retries while the service is coming up.
-func (r *metadataReading) get(path string, need presence) string {
-	for failures := 0; r.err == nil; failures++ {
-		body, err := r.m.once(r.ctx, path)
-		if err == nil {
-			return body
-		}
-		switch status := statusOf(err); {
-		case status == http.StatusNotFound && need == optional:
-			return ""
-		case status == http.StatusForbidden:
-			r.fail(path, cloud.Permission, fmt.Errorf("the metadata service is disabled for this instance (HttpEndpoint): %w", err))
-			return ""
-		case !r.again(err, status):
-			r.fail(path, cloud.Permission, err)
-			return ""
-		}
-		select {
-		case <-time.After(retry.Delay(metadataPause, metadataMaxPause, failures)):
-		case <-r.ctx.Done():
-			r.fail(path, cloud.Transient, fmt.Errorf("%w; last: %w", context.Cause(r.ctx), err))
-		}
+func (r *metadataReading) get(path string, need presence) (body string) {
+	if r.err != nil {
+		return ""
 	}
-	return ""
+	class := cloud.Transient
+	err := retry.Until(r.ctx, clock.Real{}, retry.Policy{First: metadataPause, Most: metadataMaxPause}, func(ctx context.Context) (err error) {
+		body, err = r.m.once(ctx, path)
+		switch status := statusOf(err); {
+		case err == nil, status == http.StatusNotFound && need == optional:
+			return nil
+		case status == http.StatusForbidden:
+			class = cloud.Permission
+			return retry.Stop(fmt.Errorf("the metadata service is disabled for this instance (HttpEndpoint): %w", err))
+		case !r.again(err, status):
+			class = cloud.Permission
+			return retry.Stop(err)
+		}
+		return err
+	})
+	if err != nil {
+		r.fail(path, class, err)
+	}
+	return body
 }
 
 // again reports whether an error may be temporary. A required path may appear while the instance boots.

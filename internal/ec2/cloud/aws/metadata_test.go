@@ -18,6 +18,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const nic = "network/interfaces/macs/02:00:00:00:00:0a/"
@@ -128,9 +129,7 @@ func TestIdentity(t *testing.T) {
 			if d := gocmp.Diff(tt.want, got, sameValues); d != "" || err != nil {
 				t.Errorf("%s: %v %s", tt.name, err, d)
 			}
-			if tt.server.tokens != tt.tokens {
-				t.Errorf("%s: %d tokens fetched, want %d", tt.name, tt.server.tokens, tt.tokens)
-			}
+			check.Equal(t, tt.server.tokens, tt.tokens, "%s: tokens fetched", tt.name)
 		})
 	}
 }
@@ -180,11 +179,6 @@ func TestRegionFromMetadata(t *testing.T) {
 	clearAWS(t)
 	o := (&metadataServer{paths: machine()}).options()
 	o.Credentials = static
-	c, err := New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := c.api.Options().Region; got != "eu-west-1" {
-		t.Errorf("region %q, want eu-west-1", got)
-	}
+	c := check.Must(New(t.Context(), o))(t)
+	check.Equal(t, c.api.Options().Region, "eu-west-1", "region")
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // operatorsAlone are the actions that node mode does not call: only the operator has
@@ -42,18 +43,12 @@ func TestPoliciesListTheActionsCalled(t *testing.T) {
 func actionsCalled(t *testing.T) []string {
 	t.Helper()
 	var actions []string
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := check.Must(filepath.Glob("*.go"))(t)
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		code, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		code := check.Must(os.ReadFile(name))(t)
 		for _, m := range regexp.MustCompile(`\bc\.api\.(\w+)`).FindAllSubmatch(code, -1) {
 			actions = append(actions, "ec2:"+string(m[1]))
 		}
@@ -65,24 +60,17 @@ func actionsCalled(t *testing.T) []string {
 // policyActions are what a policy of deploy/iam allows, in order.
 func policyActions(t *testing.T, file string) []string {
 	t.Helper()
-	data, err := os.ReadFile("../../../../deploy/iam/" + file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := check.Must(os.ReadFile("../../../../deploy/iam/" + file))(t)
 	var policy struct {
 		Statement []struct {
 			Effect string
 			Action any // one or a list
 		}
 	}
-	if err := json.Unmarshal(data, &policy); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, json.Unmarshal(data, &policy))
 	var actions []string
 	for _, s := range policy.Statement {
-		if s.Effect != "Allow" {
-			t.Errorf("a statement has the effect %q", s.Effect)
-		}
+		check.Equal(t, s.Effect, "Allow", "the effect of a statement")
 		switch a := s.Action.(type) {
 		case string:
 			actions = append(actions, a)
@@ -112,7 +100,7 @@ func TestPoliciesOfBranches(t *testing.T) {
 				group("3", "berth.dev/cluster", "other"), group("4", "kubernetes.io/cluster/other", "owned"))
 			s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey(), {ID: "AKIALABLABLABLABLAB2", Secret: "berth", Policy: policy}}
 			lab, err := endpoints.Serve(s)
-			fine(t, err)
+			check.OK(t, err)
 			t.Cleanup(lab.Close)
 			as := func(k spec.AccessKey) cloud.API {
 				return setup{Options{
@@ -121,7 +109,7 @@ func TestPoliciesOfBranches(t *testing.T) {
 				}, pace.Options{}}.client(t)
 			}
 			ctx, admin, berth := t.Context(), as(s.AccessKeys[0]), as(s.AccessKeys[1])
-			node := must[cloud.Instance](t)(admin.Instance(ctx, lab.Cloud.Instances.ID("node-a")))
+			node := check.Must(admin.Instance(ctx, lab.Cloud.Instances.ID("node-a")))(t)
 			groups := []string{"sg-00000000000000001", "sg-00000000000000002"}
 			create := func(api cloud.API, kind cloud.InterfaceType, cluster string) (string, error) {
 				e, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Type: kind, Tags: map[string]string{"berth.dev/cluster": cluster}})
@@ -138,7 +126,7 @@ func TestPoliciesOfBranches(t *testing.T) {
 				with := append([]string{theirs}, groups...)
 				_, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: with, Tags: map[string]string{"berth.dev/cluster": "lab"}})
 				wants("make an ENI with the group "+theirs, !operator, err)
-				wants("give an ENI the group "+theirs, false, berth.SetGroups(ctx, must[string](t)(create(admin, "", "lab")), with))
+				wants("give an ENI the group "+theirs, false, berth.SetGroups(ctx, check.Must(create(admin, "", "lab"))(t), with))
 			}
 			_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: groups, Tags: map[string]string{"berth.dev/cluster": "lab"}})
 			wants("make an ENI with groups of the cluster", true, err)
@@ -150,13 +138,13 @@ func TestPoliciesOfBranches(t *testing.T) {
 			_, err = berth.AttachENI(ctx, trunk, node.ID, 1)
 			wants("attach it", true, err)
 			for vlan, of := range []string{"lab", "other"} {
-				id := must[string](t)(create(admin, "", of))
+				id := check.Must(create(admin, "", of))(t)
 				wants("groups of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				asked := cloud.Association{TrunkID: trunk, BranchID: id, VLAN: 1 + vlan}
 				a, err := berth.AssociateBranch(ctx, asked, "")
 				wants("associate of "+of, operator, err)
 				if !operator {
-					a = must[cloud.Association](t)(admin.AssociateBranch(ctx, asked, ""))
+					a = check.Must(admin.AssociateBranch(ctx, asked, ""))(t)
 				}
 				wants("groups of a branch of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				wants("disassociate of "+of, operator, berth.DisassociateBranch(ctx, a.ID))

@@ -32,12 +32,8 @@ func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, thin
 // created refuses an ENI of another type or address than was requested.
 func (r *reading) created(req cloud.CreateENI, e cloud.ENI) {
 	defer r.in("networkInterface", e.ID)()
-	r.as("interfaceType", string(e.Type), string(req.Type))
-	if req.Primary.IsValid() && e.Primary != req.Primary {
-		r.bad("privateIpAddress", e.Primary.String(), req.Primary.String())
-	}
-	if req.IPv6Address.IsValid() && !slices.Contains(e.IPv6, req.IPv6Address) {
-		r.bad("ipv6AddressesSet", fmt.Sprint(e.IPv6), req.IPv6Address.String())
+	if property, got, want := req.Differs(e); property != "" {
+		r.bad(property, got, want)
 	}
 }
 

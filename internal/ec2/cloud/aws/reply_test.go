@@ -1,13 +1,14 @@
 package aws
 
 import (
-	"context"
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const (
@@ -17,6 +18,7 @@ const (
 	create            = "CreateNetworkInterface"
 	associate         = "AssociateTrunkInterface"
 	disassociate      = "DisassociateTrunkInterface"
+	modify            = "ModifyNetworkInterfaceAttribute"
 )
 
 // The elements of answers, and the sets that they come in.
@@ -99,44 +101,14 @@ func typeLimits(enis, addresses string) string {
 // A reply that is not what was asked for, or cannot be, is as good as lost, and
 // says why. The call is not made again.
 func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
-	const prefix = "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>"
 	const main, one = "<item><main>true</main></item>", "<item><main>false</main><subnetId>subnet-1</subnetId></item>"
 	home, atHome := subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "251"), cloud.SubnetFilter{VPCID: "vpc-1", Zone: "a"}
-	assign := func(n cloud.Amount) call {
-		return func(ctx context.Context, c cloud.API) error { _, err := c.AssignAddresses(ctx, "eni-1", n); return err }
-	}
-	oneMore, twoMore, aPrefix := assign(cloud.Amount{Addresses: 1}), assign(cloud.Amount{Addresses: 2}), assign(cloud.Amount{Prefixes: 1})
-	oneSix, twoSix, aSixPrefix := assign(cloud.Amount{IPv6: 1}), assign(cloud.Amount{IPv6: 2}), assign(cloud.Amount{IPv6Prefixes: 1})
-	listENIs := func(f cloud.ENIFilter) call {
-		return func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, f); return err }
-	}
-	listSubnets := func(f cloud.SubnetFilter) call {
-		return func(ctx context.Context, c cloud.API) error { _, err := c.Subnets(ctx, f); return err }
-	}
-	twoInstances := func(ctx context.Context, c cloud.API) error {
-		_, err := c.Instances(ctx, []string{"i-1", "i-2"})
-		return err
-	}
-	listRoutes := func(ctx context.Context, c cloud.API) error { _, err := c.RouteTables(ctx, "vpc-1"); return err }
-	listGroups := func(ctx context.Context, c cloud.API) error {
-		_, err := c.SecurityGroups(ctx, "vpc-1", nil)
-		return err
-	}
-	createTrunk := func(ctx context.Context, c cloud.API) error {
-		_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Type: cloud.InterfaceTrunk, Primary: netip.MustParseAddr("10.0.0.9")})
-		return err
-	}
-	createWithIPv6 := func(ctx context.Context, c cloud.API) error {
-		_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", IPv6Address: netip.MustParseAddr("2001:db8::9")})
-		return err
-	}
-	associateOne := func(ctx context.Context, c cloud.API) error {
-		_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
-		return err
-	}
-	disassociateOne := func(ctx context.Context, c cloud.API) error { return c.DisassociateBranch(ctx, "trunk-assoc-1") }
-	branches := []cloud.InterfaceType{cloud.InterfaceBranch}
-	limitsOf := func(ctx context.Context, c cloud.API) error { _, err := c.Limits(ctx, "x"); return err }
+	oneMore, twoMore, aPrefix := assigning(cloud.Amount{Addresses: 1}), assigning(cloud.Amount{Addresses: 2}), assigning(cloud.Amount{Prefixes: 1})
+	oneSix, twoSix, aSixPrefix := assigning(cloud.Amount{IPv6: 1}), assigning(cloud.Amount{IPv6: 2}), assigning(cloud.Amount{IPv6Prefixes: 1})
+	twoInstances, listGroups := listingInstances("i-1", "i-2"), listingGroups(nil)
+	createTrunk := creating(cloud.CreateENI{SubnetID: "subnet-1", Type: cloud.InterfaceTrunk, Primary: netip.MustParseAddr("10.0.0.9")})
+	createWithIPv6 := creating(cloud.CreateENI{SubnetID: "subnet-1", IPv6Address: netip.MustParseAddr("2001:db8::9")})
+	associateOne, branches := associating(7), []cloud.InterfaceType{cloud.InterfaceBranch}
 	for _, tt := range []struct {
 		name, action, answer string
 		call                 call
@@ -147,15 +119,15 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		{"too few", pace.Assign.Action, assignedSet("10.0.0.5"), twoMore, "1 IPv4 addresses"},
 		{"one twice", pace.Assign.Action, assignedSet("10.0.0.5", "10.0.0.5"), twoMore, "each once"},
 		{"another ENI", pace.Assign.Action, "<networkInterfaceId>eni-9</networkInterfaceId>" + assignedSet("10.0.0.5", "10.0.0.6"), twoMore, "eni-9"},
-		{"prefixes too", pace.Assign.Action, assignedSet("10.0.0.5", "10.0.0.6") + prefix, twoMore, "1 prefixes"},
-		{"a prefix", pace.Assign.Action, prefix, aPrefix, ""},
+		{"prefixes too", pace.Assign.Action, assignedSet("10.0.0.5", "10.0.0.6") + onePrefix, twoMore, "1 prefixes"},
+		{"a prefix", pace.Assign.Action, onePrefix, aPrefix, ""},
 		{"addresses for a prefix", pace.Assign.Action, assignedSet("10.0.0.5"), aPrefix, "1 IPv4 addresses and 0 prefixes\": expected 0 IPv4 addresses and 1 prefixes"},
-		{"another ENI listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{IDs: []string{"eni-1"}}), "eni-2"},
-		{"another instance's ENI listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{InstanceIDs: []string{"i-1", "i-3"}}), "i-2"},
-		{"an ENI without the tag listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{Tags: map[string]string{"a": "b"}}), "tagSet[a]"},
+		{"another ENI listed", describeENIs, enis(eni("eni-2", "i-2")), listing(cloud.ENIFilter{IDs: []string{"eni-1"}}), "eni-2"},
+		{"another instance's ENI listed", describeENIs, enis(eni("eni-2", "i-2")), listing(cloud.ENIFilter{InstanceIDs: []string{"i-1", "i-3"}}), "i-2"},
+		{"an ENI without the tag listed", describeENIs, enis(eni("eni-2", "i-2")), listing(cloud.ENIFilter{Tags: map[string]string{"a": "b"}}), "tagSet[a]"},
 		{"an ENI with IPv4 addresses and none of its own", describeENIs, enis(strings.Replace(eni("eni-2", "i-2"), "<vpcId>", "<privateIpAddressesSet><item><privateIpAddress>10.0.0.5</privateIpAddress></item></privateIpAddressesSet><vpcId>", 1)),
-			listENIs(cloud.ENIFilter{IDs: []string{"eni-2"}}), "privateIpAddress"},
-		{"the ENI asked for", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{IDs: []string{"eni-2"}, InstanceID: "i-2"}), ""},
+			listing(cloud.ENIFilter{IDs: []string{"eni-2"}}), "privateIpAddress"},
+		{"the ENI asked for", describeENIs, enis(eni("eni-2", "i-2")), listing(cloud.ENIFilter{IDs: []string{"eni-2"}, InstanceID: "i-2"}), ""},
 		{"nothing assigned", pace.Assign.Action, "", oneMore, "0 IPv4 addresses"},
 		{"an empty set assigned", pace.Assign.Action, assignedSet(), oneMore, "0 IPv4 addresses"},
 		{"an element without an address", pace.Assign.Action, "<assignedPrivateIpAddressesSet><item/></assignedPrivateIpAddressesSet>", oneMore, "assignedPrivateIpAddressesSet"},
@@ -179,17 +151,17 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		{"an IPv6 address for a prefix", pace.AssignIPv6.Action, assignedIPv6("2001:db8::5"), aSixPrefix, "1 IPv6 addresses and 0 prefixes"},
 		{"IPv6 prefixes too", pace.AssignIPv6.Action, assignedIPv6("2001:db8::5") + assignedIPv6Prefixes("2001:db8:0:0:1::/80"), oneSix, "1 prefixes"},
 
-		{"ENIs", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{VPCID: "vpc-1"}), ""},
-		{"an ENI twice, as it is", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{}), ""},
-		{"an ENI on two instances", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-1", "i-2")), listENIs(cloud.ENIFilter{}), "eni-1"},
-		{"an ENI of another VPC", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{VPCID: "vpc-2"}), "vpcId"},
-		{"an attached ENI for a detached one", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{Status: "available"}), "attachment"},
-		{"a branch, which is not attached", describeENIs, enis(branch("eni-1", "x")), listENIs(cloud.ENIFilter{Status: "in-use", Types: branches, Tagged: map[string][]string{"nic": {"y", "x"}}}), ""},
-		{"a branch for a detached ENI", describeENIs, enis(branch("eni-1", "x")), listENIs(cloud.ENIFilter{Status: "available"}), "status \"in-use\""},
-		{"a branch of an instance", describeENIs, enis(branch("eni-1", "x")), listENIs(cloud.ENIFilter{InstanceID: "i-1"}), "attachment.instanceId"},
-		{"another type", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{Types: branches}), "interfaceType"},
-		{"another value of the tag", describeENIs, enis(branch("eni-1", "z")), listENIs(cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "x"}}}), "tagSet[nic]"},
-		{"no such tag", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "x"}}}), "tagSet[nic]"},
+		{"ENIs", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-2", "i-2")), listing(cloud.ENIFilter{VPCID: "vpc-1"}), ""},
+		{"an ENI twice, as it is", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-1", "i-1")), listing(cloud.ENIFilter{}), ""},
+		{"an ENI on two instances", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-1", "i-2")), listing(cloud.ENIFilter{}), "eni-1"},
+		{"an ENI of another VPC", describeENIs, enis(eni("eni-1", "i-1")), listing(cloud.ENIFilter{VPCID: "vpc-2"}), "vpcId"},
+		{"an attached ENI for a detached one", describeENIs, enis(eni("eni-1", "i-1")), listing(cloud.ENIFilter{Status: "available"}), "attachment"},
+		{"a branch, which is not attached", describeENIs, enis(branch("eni-1", "x")), listing(cloud.ENIFilter{Status: "in-use", Types: branches, Tagged: map[string][]string{"nic": {"y", "x"}}}), ""},
+		{"a branch for a detached ENI", describeENIs, enis(branch("eni-1", "x")), listing(cloud.ENIFilter{Status: "available"}), "status \"in-use\""},
+		{"a branch of an instance", describeENIs, enis(branch("eni-1", "x")), listing(cloud.ENIFilter{InstanceID: "i-1"}), "attachment.instanceId"},
+		{"another type", describeENIs, enis(eni("eni-1", "i-1")), listing(cloud.ENIFilter{Types: branches}), "interfaceType"},
+		{"another value of the tag", describeENIs, enis(branch("eni-1", "z")), listing(cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "x"}}}), "tagSet[nic]"},
+		{"no such tag", describeENIs, enis(eni("eni-1", "i-1")), listing(cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "x"}}}), "tagSet[nic]"},
 
 		{"another IPv6 address", "CreateNetworkInterface", items("networkInterface", "<networkInterfaceId>eni-1</networkInterfaceId><ipv6AddressesSet><item><ipv6Address>2001:db8::5</ipv6Address></item></ipv6AddressesSet>"), createWithIPv6, "2001:db8::5"},
 		{"a trunk as asked for", create, created("trunk", "10.0.0.9"), createTrunk, ""},
@@ -209,34 +181,34 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		{"an association with a VLAN below zero", associate, associated("trunk-assoc-1", "eni-1", "eni-2", "-7"), associateOne, "vlanId"},
 		{"an association without a VLAN", associate, strings.ReplaceAll(associated("trunk-assoc-1", "eni-1", "eni-2", "7"), "vlanId", "greKey"), associateOne, "vlanId"},
 		{"an association by GRE", associate, strings.Replace(associated("trunk-assoc-1", "eni-1", "eni-2", "7"), "VLAN", "GRE", 1), associateOne, "interfaceProtocol \"GRE\""},
-		{"disassociated", disassociate, "<return>true</return>", disassociateOne, ""},
-		{"not disassociated", disassociate, "<return>false</return>", disassociateOne, "return \"false\""},
-		{"perhaps disassociated", disassociate, "", disassociateOne, "return"},
+		{"disassociated", disassociate, "<return>true</return>", disassociating, ""},
+		{"not disassociated", disassociate, "<return>false</return>", disassociating, "return \"false\""},
+		{"perhaps disassociated", disassociate, "", disassociating, "return"},
 
-		{"subnets", describeSubnets, subnets(home), listSubnets(atHome), ""},
-		{"a free count below zero", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "-1")), listSubnets(atHome), "availableIpAddressCount"},
-		{"a free count of 2^31", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "2147483648")), listSubnets(atHome), "availableIpAddressCount"},
-		{"more free than there are", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "257")), listSubnets(atHome), "availableIpAddressCount"},
-		{"a subnet of the world", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "0.0.0.0/0", "251")), listSubnets(atHome), "cidrBlock"},
-		{"an IPv6-only subnet", describeSubnets, subnets(native("<availableIpAddressCount>0</availableIpAddressCount>")), listSubnets(atHome), ""},
-		{"an IPv6-only subnet without a count", describeSubnets, subnets(native("")), listSubnets(atHome), ""},
-		{"an IPv6-only subnet with a block of IPv4", describeSubnets, subnets(native("<cidrBlock>10.0.0.0/24</cidrBlock>")), listSubnets(atHome), "ipv6Native"},
-		{"an IPv6-only subnet with IPv4 addresses", describeSubnets, subnets(native("<availableIpAddressCount>7</availableIpAddressCount>")), listSubnets(atHome), "ipv6Native"},
-		{"a subnet of no family", describeSubnets, subnets(strings.Replace(native("<availableIpAddressCount>0</availableIpAddressCount>"), "true", "false", 1)), listSubnets(atHome), "cidrBlock"},
-		{"a subnet of another VPC", describeSubnets, subnets(subnet("subnet-1", "vpc-2", "a", "10.0.0.0/24", "251")), listSubnets(atHome), "vpcId"},
-		{"a subnet of another zone", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "b", "10.0.0.0/24", "251")), listSubnets(atHome), "availabilityZone"},
-		{"another subnet", describeSubnets, subnets(subnet("subnet-2", "vpc-1", "a", "10.0.0.0/24", "251")), listSubnets(cloud.SubnetFilter{IDs: []string{"subnet-1"}}), "subnetId"},
-		{"a subnet without the tag", describeSubnets, subnets(home), listSubnets(cloud.SubnetFilter{Tags: map[string]string{"a": "b"}}), "tagSet"},
-		{"a subnet twice", describeSubnets, subnets(home, subnet("subnet-1", "vpc-1", "a", "10.1.0.0/24", "2")), listSubnets(atHome), "subnet-1"},
+		{"subnets", describeSubnets, subnets(home), listingSubnets(atHome), ""},
+		{"a free count below zero", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "-1")), listingSubnets(atHome), "availableIpAddressCount"},
+		{"a free count of 2^31", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "2147483648")), listingSubnets(atHome), "availableIpAddressCount"},
+		{"more free than there are", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "257")), listingSubnets(atHome), "availableIpAddressCount"},
+		{"a subnet of the world", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "0.0.0.0/0", "251")), listingSubnets(atHome), "cidrBlock"},
+		{"an IPv6-only subnet", describeSubnets, subnets(native("<availableIpAddressCount>0</availableIpAddressCount>")), listingSubnets(atHome), ""},
+		{"an IPv6-only subnet without a count", describeSubnets, subnets(native("")), listingSubnets(atHome), ""},
+		{"an IPv6-only subnet with a block of IPv4", describeSubnets, subnets(native("<cidrBlock>10.0.0.0/24</cidrBlock>")), listingSubnets(atHome), "ipv6Native"},
+		{"an IPv6-only subnet with IPv4 addresses", describeSubnets, subnets(native("<availableIpAddressCount>7</availableIpAddressCount>")), listingSubnets(atHome), "ipv6Native"},
+		{"a subnet of no family", describeSubnets, subnets(strings.Replace(native("<availableIpAddressCount>0</availableIpAddressCount>"), "true", "false", 1)), listingSubnets(atHome), "cidrBlock"},
+		{"a subnet of another VPC", describeSubnets, subnets(subnet("subnet-1", "vpc-2", "a", "10.0.0.0/24", "251")), listingSubnets(atHome), "vpcId"},
+		{"a subnet of another zone", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "b", "10.0.0.0/24", "251")), listingSubnets(atHome), "availabilityZone"},
+		{"another subnet", describeSubnets, subnets(subnet("subnet-2", "vpc-1", "a", "10.0.0.0/24", "251")), listingSubnets(cloud.SubnetFilter{IDs: []string{"subnet-1"}}), "subnetId"},
+		{"a subnet without the tag", describeSubnets, subnets(home), listingSubnets(cloud.SubnetFilter{Tags: map[string]string{"a": "b"}}), "tagSet"},
+		{"a subnet twice", describeSubnets, subnets(home, subnet("subnet-1", "vpc-1", "a", "10.1.0.0/24", "2")), listingSubnets(atHome), "subnet-1"},
 
 		{"instances", describeInstances, instances(instanceIn("i-1", "running"), instanceIn("i-2", "stopped")), twoInstances, ""},
 		{"another instance", describeInstances, instances(instanceIn("i-1", "running"), instanceIn("i-3", "running")), twoInstances, "i-3"},
 		{"an instance in two states", describeInstances, instances(instanceIn("i-1", "running"), instanceIn("i-1", "terminated")), twoInstances, "i-1"},
 
-		{"route tables", describeRoutes, routeTables(routeTable("rtb-1", "vpc-1", main), routeTable("rtb-2", "vpc-1", one)), listRoutes, ""},
-		{"a route table of another VPC", describeRoutes, routeTables(routeTable("rtb-1", "vpc-2", main)), listRoutes, "vpcId"},
-		{"two main route tables", describeRoutes, routeTables(routeTable("rtb-1", "vpc-1", main), routeTable("rtb-2", "vpc-1", main)), listRoutes, "main"},
-		{"two route tables of a subnet", describeRoutes, routeTables(routeTable("rtb-1", "vpc-1", one), routeTable("rtb-2", "vpc-1", one)), listRoutes, "subnet-1"},
+		{"route tables", describeRoutes, routeTables(routeTable("rtb-1", "vpc-1", main), routeTable("rtb-2", "vpc-1", one)), listingRoutes, ""},
+		{"a route table of another VPC", describeRoutes, routeTables(routeTable("rtb-1", "vpc-2", main)), listingRoutes, "vpcId"},
+		{"two main route tables", describeRoutes, routeTables(routeTable("rtb-1", "vpc-1", main), routeTable("rtb-2", "vpc-1", main)), listingRoutes, "main"},
+		{"two route tables of a subnet", describeRoutes, routeTables(routeTable("rtb-1", "vpc-1", one), routeTable("rtb-2", "vpc-1", one)), listingRoutes, "subnet-1"},
 
 		{"limits", describeTypes, typeLimits("4", "15"), limitsOf, ""},
 		{"no ENIs", describeTypes, typeLimits("0", "15"), limitsOf, "at least one"},
@@ -248,20 +220,143 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		{"no limit of addresses", describeTypes, typeElement("x", "", "<maximumNetworkInterfaces>2</maximumNetworkInterfaces>"), limitsOf, "ipv4AddressesPerInterface"},
 		{"no limit of ENIs", describeTypes, typeElement("x", "", "<ipv4AddressesPerInterface>2</ipv4AddressesPerInterface>"), limitsOf, "maximumNetworkInterfaces"},
 
-		{"a route table without an ID", describeRoutes, routeTables(routeTable("", "vpc-1")), listRoutes, "routeTableId"},
+		{"a route table without an ID", describeRoutes, routeTables(routeTable("", "vpc-1")), listingRoutes, "routeTableId"},
 		{"a security group without an ID", pace.DescribeSecurityGroups.Action, "<securityGroupInfo><item><groupName>x</groupName></item></securityGroupInfo>", listGroups, "groupId"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := serve(t, map[string][]answer{tt.action: {ok(tt.action, tt.answer)}})
-			err := tt.call(t.Context(), client(t, s))
+			_, err := tt.call(t.Context(), client(t, s))
 			if tt.says != "" {
 				doubtful(t, err, tt.says)
 			} else if err != nil {
 				t.Error(err)
 			}
-			if len(s.calls) != 1 {
-				t.Errorf("%d requests, want 1", len(s.calls))
+			check.Equal(t, len(s.calls), 1, "requests")
+		})
+	}
+}
+
+// TestErrorClasses sends every refusal through the SDK.
+func TestErrorClasses(t *testing.T) {
+	tests := []struct {
+		status        int
+		code, message string
+		want          cloud.Class
+	}{
+		{503, "RequestLimitExceeded", "Request limit exceeded.", cloud.Throttled},
+		{503, "Client.RequestLimitExceeded", "Request limit exceeded.", cloud.Throttled},
+		{400, "Throttling", "Rate exceeded", cloud.Throttled},
+		{400, "ThrottlingException", "Rate exceeded", cloud.Throttled},
+		{400, "RequestThrottled", "", cloud.Throttled},
+		{503, "SlowDown", "", cloud.Throttled},
+		{400, "EC2ThrottledException", "", cloud.Throttled},
+		{429, "SomethingNew", "", cloud.Throttled},
+
+		{400, "InsufficientFreeAddressesInSubnet", "The specified subnet does not have enough free addresses to satisfy the request.", cloud.SubnetFull},
+		{400, "InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.", cloud.SubnetFull},
+		{400, "InvalidParameterValue", "There aren't sufficient free Ipv4 addresses or prefixes", cloud.SubnetFull},
+
+		{400, "InvalidParameterValue", "There aren't sufficient free Ipv6 addresses or prefixes", cloud.SubnetFull},
+		{400, "InvalidParameterValue", "Subnet does not contain any IPv6 CIDR block ranges", cloud.SubnetFull},
+
+		{400, "PrivateIpAddressLimitExceeded", "Number of private addresses will exceed limit.", cloud.LimitReached},
+		{400, "AttachmentLimitExceeded", "Interface count 4 exceeds the limit for t3.small", cloud.LimitReached},
+		{400, "AttachmentLimitExceeded", "Branch interface count 10 exceeds the limit for m5.large", cloud.LimitReached},
+		{400, "NetworkInterfaceLimitExceeded", "", cloud.LimitReached},
+		{400, "SecurityGroupsPerInterfaceLimitExceeded", "", cloud.LimitReached},
+		{400, "SomethingNewLimitExceeded", "", cloud.LimitReached},
+
+		{400, "InvalidNetworkInterfaceID.NotFound", "The networkInterface ID 'eni-1' does not exist", cloud.Gone},
+		{400, "InvalidInstanceID.NotFound", "The instance ID 'i-1' does not exist", cloud.Gone},
+		{400, "InvalidAttachmentID.NotFound", "", cloud.Gone},
+		{400, "InvalidSubnetID.NotFound", "", cloud.Gone},
+		{400, "InvalidGroup.NotFound", "", cloud.Gone},
+		{400, "InvalidVpcID.NotFound", "", cloud.Gone},
+		{400, "InvalidSecurityGroupID.NotFound", "", cloud.Gone},
+		{400, "InvalidAssociationID.NotFound", "", cloud.Gone},
+		{400, "InvalidParameterValue", "Some of the specified addresses are not assigned to interface eni-1", cloud.Gone},
+
+		{400, "InvalidNetworkInterface.InUse", "Interface: [eni-1] in use.", cloud.Conflict},
+		{400, "InvalidParameterValue", "Network interface 'eni-1' is currently in use.", cloud.Conflict},
+		{400, "InvalidParameterValue", "Instance 'i-1' already has an interface attached at device index '1'.", cloud.Conflict},
+		{400, "IncorrectState", "", cloud.Conflict},
+		{400, "IncorrectInstanceState", "", cloud.Conflict},
+		{400, "InvalidIPAddress.InUse", "", cloud.Conflict},
+		{400, "Resource.AlreadyAssigned", "", cloud.Conflict},
+		{400, "DependencyViolation", "", cloud.Conflict},
+		{400, "InvalidVlanId.Duplicate", "VlanId '7' is in use", cloud.Conflict},
+
+		{403, "UnauthorizedOperation", "You are not authorized to perform this operation.", cloud.Permission},
+		{401, "AuthFailure", "AWS was not able to validate the provided access credentials", cloud.Permission},
+		{403, "SignatureDoesNotMatch", "", cloud.Permission},
+		{400, "MissingAuthenticationToken", "", cloud.Permission},
+		{400, "OptInRequired", "", cloud.Permission},
+		{400, "PendingVerification", "", cloud.Permission},
+		{400, "Blocked", "", cloud.Permission},
+		{400, "ExpiredToken", "", cloud.Permission},
+		{400, "RequestExpired", "", cloud.Permission},
+		{403, "InvalidClientTokenId", "", cloud.Permission},
+
+		{500, "InternalError", "An internal error has occurred", cloud.Transient},
+		{500, "InternalFailure", "", cloud.Transient},
+		{503, "Unavailable", "", cloud.Transient},
+		{503, "ServiceUnavailable", "", cloud.Transient},
+		{503, "Server.Unavailable", "", cloud.Transient},
+		{500, "SomethingNew", "", cloud.Transient},
+
+		{400, "IdempotentParameterMismatch", "", cloud.Bug},
+		{400, "InvalidParameterValue", "Value (x) for parameter y is invalid.", cloud.Bug},
+		{400, "InvalidParameterCombination", "", cloud.Bug},
+		{400, "MissingParameter", "", cloud.Bug},
+		{400, "UnsupportedOperation", "", cloud.Bug},
+		{400, "OperationNotPermitted", "The network interface at device index 0 and networkCard index 0 cannot be detached.", cloud.Bug},
+		{400, "InvalidNetworkInterfaceId.Malformed", "", cloud.Bug},
+		{400, "SomethingNew", "", cloud.Bug},
+	}
+	for _, tt := range tests {
+		t.Run(tt.code, func(t *testing.T) {
+			s := serve(t, map[string][]answer{"AttachNetworkInterface": {refusal(tt.status, tt.code, tt.message)}})
+			_, err := client(t, s).AttachENI(t.Context(), "eni-1", "i-1", 1)
+			e, ok := errors.AsType[*cloud.Error](err)
+			if !ok {
+				t.Fatalf("error %v is no *cloud.Error", err)
 			}
+			if e.Class != tt.want || e.Op != "AttachNetworkInterface" || e.Code != tt.code {
+				t.Errorf("got class %v, op %s, code %s; want class %v (%v)", e.Class, e.Op, e.Code, tt.want, err)
+			}
+			if tt.message != "" && e.Message != tt.message {
+				t.Errorf("message %q, want %q", e.Message, tt.message)
+			}
+		})
+	}
+}
+
+// TestForeignReplies: error pages of proxies and load balancers are not errors of EC2.
+func TestForeignReplies(t *testing.T) {
+	tests := []struct {
+		name string
+		a    answer
+		want cloud.Class
+	}{
+		{"empty success", answer{status: 200}, cloud.Transient},
+		{"only white space", answer{status: 200, body: " \n"}, cloud.Transient},
+		{"log-in page", answer{status: 200, body: "<html><body>Log in</body></html>"}, cloud.Transient},
+		{"another action's answer", ok("DescribeVpcs", ""), cloud.Transient},
+		{"cut short", answer{status: 200, body: ok("DescribeNetworkInterfaces", "").body[:150]}, cloud.Transient},
+		{"not XML", answer{status: 200, body: `{"ok":true}`}, cloud.Transient},
+		{"bad gateway page", answer{status: 502, body: "<html>Bad Gateway</html>"}, cloud.Transient},
+		{"bad gateway, empty", answer{status: 502}, cloud.Transient},
+		{"forbidden page", answer{status: 403, body: "<html>no</html>"}, cloud.Bug},
+		{"moved", answer{status: 301}, cloud.Transient},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := serve(t, map[string][]answer{"DescribeNetworkInterfaces": {tt.a}})
+			list, err := client(t, s).ENIs(t.Context(), cloud.ENIFilter{})
+			if err == nil {
+				t.Fatalf("taken for a listing of %d interfaces", len(list))
+			}
+			check.Equal(t, cloud.ClassOf(err), tt.want, "class")
 		})
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"testing"
 
 	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // world is an EC2 with two instances, of which an m5.large may have nine branches and a
@@ -69,19 +69,14 @@ func labWorld(t *testing.T) world {
 		s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, spec.SecurityGroup{Name: fmt.Sprint(n)})
 	}
 	s.Instances = []spec.Instance{{Name: "large", Type: "m5.large", Subnet: "a"}, {Name: "small", Type: "t3.small", Subnet: "a"}}
-	lab, err := endpoints.Serve(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := check.Must(endpoints.Serve(s))(t)
 	t.Cleanup(lab.Close)
 	key := lab.Credentials()
 	raw, err := New(t.Context(), Options{
 		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Logger: slog.New(slog.DiscardHandler),
 		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	w := world{
 		API: pace.Cloud(raw, pace.Options{}), raw: raw, large: lab.Cloud.Instances.ID("large"), small: lab.Cloud.Instances.ID("small"),
 		lose: func(action string) {
@@ -91,9 +86,7 @@ func labWorld(t *testing.T) world {
 		},
 		calls: func(action string) int { return lab.Cloud.API.Stats()[action].Count },
 		terminate: func(id string) {
-			if err := lab.Cloud.Instances.Terminate(id); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, lab.Cloud.Instances.Terminate(id))
 		},
 		unknownENI: "eni-00000000000000000", unknownLink: "trunk-assoc-00000000000000000",
 	}
@@ -127,40 +120,33 @@ func refused(t *testing.T, what string, err error, class cloud.Class, code strin
 	}
 }
 
-func fine(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // create makes an ENI in the subnet of the instances, if the request does not say where.
 func (w world) create(t *testing.T, req cloud.CreateENI) cloud.ENI {
 	t.Helper()
 	if req.SubnetID == "" {
 		req.SubnetID = w.home
 	}
-	return must[cloud.ENI](t)(w.CreateENI(t.Context(), req))
+	return check.Must(w.CreateENI(t.Context(), req))(t)
 }
 
 // trunk makes a trunk and attaches it to the larger instance.
 func (w world) trunk(t *testing.T, index int) (id, attachment string) {
 	t.Helper()
 	e := w.create(t, cloud.CreateENI{Type: cloud.InterfaceTrunk})
-	return e.ID, must[string](t)(w.AttachENI(t.Context(), e.ID, w.large, index))
+	return e.ID, check.Must(w.AttachENI(t.Context(), e.ID, w.large, index))(t)
 }
 
 // associate makes a new branch of a trunk.
 func (w world) associate(t *testing.T, trunk string, vlan int) cloud.Association {
 	t.Helper()
 	a := cloud.Association{TrunkID: trunk, BranchID: w.create(t, cloud.CreateENI{}).ID, VLAN: vlan}
-	return must[cloud.Association](t)(w.AssociateBranch(t.Context(), a, ""))
+	return check.Must(w.AssociateBranch(t.Context(), a, ""))(t)
 }
 
 // look describes an ENI, which has to be there.
 func (w world) look(t *testing.T, id string) cloud.ENI {
 	t.Helper()
-	list := must[[]cloud.ENI](t)(w.ENIs(t.Context(), cloud.ENIFilter{IDs: []string{id}}))
+	list := check.Must(w.ENIs(t.Context(), cloud.ENIFilter{IDs: []string{id}}))(t)
 	if len(list) != 1 {
 		t.Fatalf("%s is listed as %+v", id, list)
 	}
@@ -175,13 +161,13 @@ func TestTrunkLife(t *testing.T) {
 		if e.Type != cloud.InterfaceTrunk || len(e.Addresses) != 2 {
 			t.Errorf("made %+v", e)
 		}
-		attachment := must[string](t)(w.AttachENI(ctx, e.ID, w.large, 1))
+		attachment := check.Must(w.AttachENI(ctx, e.ID, w.large, 1))(t)
 		b := w.create(t, cloud.CreateENI{Primary: netip.MustParseAddr("10.0.3.77"), Tags: map[string]string{"nic": "x*"}})
 		if b.Type != cloud.InterfaceOrdinary || b.Primary.String() != "10.0.3.77" {
 			t.Errorf("made %+v", b)
 		}
 		asked := cloud.Association{TrunkID: e.ID, BranchID: b.ID, VLAN: 4094}
-		a := must[cloud.Association](t)(w.AssociateBranch(ctx, asked, "once"))
+		a := check.Must(w.AssociateBranch(ctx, asked, "once"))(t)
 		if asked.ID = a.ID; a.ID == "" || a != asked {
 			t.Errorf("associated %+v, want %+v", a, asked)
 		}
@@ -189,22 +175,22 @@ func TestTrunkLife(t *testing.T) {
 			b.Type != cloud.InterfaceBranch || b.Status != "in-use" || b.Attachment != nil {
 			t.Errorf("a branch %+v of the trunk %+v", b, e)
 		}
-		fine(t, w.SetGroups(ctx, b.ID, w.groups[:5]))
-		must[[]netip.Prefix](t)(w.AssignAddresses(ctx, b.ID, cloud.Amount{Addresses: 9}))
+		check.OK(t, w.SetGroups(ctx, b.ID, w.groups[:5]))
+		check.Must(w.AssignAddresses(ctx, b.ID, cloud.Amount{Addresses: 9}))(t)
 		_, err := w.raw.AssignAddresses(ctx, b.ID, cloud.Amount{Addresses: 1}) // an ENI of an m5.large has ten
 		refused(t, "an address too many of a branch", err, cloud.LimitReached, "PrivateIpAddressLimitExceeded")
 		if got := w.look(t, b.ID); len(got.Addresses) != 9 || !slices.Equal(sorted(got.Groups), sorted(w.groups[:5])) {
 			t.Errorf("the branch has %+v", got)
 		}
 
-		fine(t, w.DisassociateBranch(ctx, a.ID))
+		check.OK(t, w.DisassociateBranch(ctx, a.ID))
 		if got := w.look(t, b.ID); got.Type != cloud.InterfaceOrdinary || got.Status != "available" {
 			t.Errorf("afterwards it is %+v", got)
 		}
 		refused(t, "again", w.DisassociateBranch(ctx, a.ID), cloud.Gone, "InvalidAssociationID.NotFound")
-		must[cloud.Association](t)(w.AssociateBranch(ctx, cloud.Association{TrunkID: e.ID, BranchID: b.ID, VLAN: 4094}, ""))
+		check.Must(w.AssociateBranch(ctx, cloud.Association{TrunkID: e.ID, BranchID: b.ID, VLAN: 4094}, ""))(t)
 		refused(t, "to detach a trunk that has branches", w.DetachENI(ctx, attachment), cloud.Conflict, "DependencyViolation")
-		fine(t, w.DeleteENI(ctx, b.ID)) // which ends the association too
+		check.OK(t, w.DeleteENI(ctx, b.ID)) // which ends the association too
 		w.associate(t, e.ID, 4094)
 	})
 }
@@ -216,7 +202,7 @@ func TestTrunkIsDetached(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		id, attachment := w.trunk(t, 1)
 		a := w.associate(t, id, 1)
-		fine(t, w.DisassociateBranch(t.Context(), a.ID))
+		check.OK(t, w.DisassociateBranch(t.Context(), a.ID))
 		eventually(t, func() error { return w.DetachENI(t.Context(), attachment) })
 		eventually(t, func() error { return w.DeleteENI(t.Context(), id) })
 	})
@@ -227,7 +213,7 @@ func TestBranchesOfALostInstance(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		kept, _ := w.trunk(t, 1)
 		gone, attachment := w.trunk(t, 2)
-		fine(t, w.SetDeleteOnTermination(t.Context(), gone, attachment, true))
+		check.OK(t, w.SetDeleteOnTermination(t.Context(), gone, attachment, true))
 		one, two := w.associate(t, kept, 7), w.associate(t, gone, 7)
 		w.terminate(w.large)
 		var left []cloud.ENI
@@ -243,9 +229,7 @@ func TestBranchesOfALostInstance(t *testing.T) {
 			types[e.ID] = e.Type
 		}
 		want := map[string]cloud.InterfaceType{kept: cloud.InterfaceTrunk, one.BranchID: cloud.InterfaceOrdinary, two.BranchID: cloud.InterfaceOrdinary}
-		if d := cmp.Diff(want, types); d != "" {
-			t.Error(d)
-		}
+		check.Same(t, types, want)
 		refused(t, "the association", w.DisassociateBranch(t.Context(), one.ID), cloud.Gone, "InvalidAssociationID.NotFound")
 	})
 }
@@ -257,7 +241,7 @@ func TestTrunkRefusals(t *testing.T) {
 		trunk, _ := w.trunk(t, 1)
 		taken, free, loose := w.associate(t, trunk, 7), w.create(t, cloud.CreateENI{}).ID, w.create(t, cloud.CreateENI{Type: cloud.InterfaceTrunk}).ID
 		attached := w.create(t, cloud.CreateENI{}).ID
-		must[string](t)(w.AttachENI(ctx, attached, w.small, 1))
+		check.Must(w.AttachENI(ctx, attached, w.small, 1))(t)
 		many, away := w.create(t, cloud.CreateENI{Amount: cloud.Amount{Addresses: 10}}).ID, w.create(t, cloud.CreateENI{SubnetID: w.away}).ID
 		for _, tt := range []struct {
 			name          string
@@ -317,8 +301,8 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 			return w.raw.CreateENI(ctx, cloud.CreateENI{SubnetID: w.home, Primary: netip.MustParseAddr(addr), ClientToken: token})
 		}
 		const addr = "10.0.3.77"
-		e := must[cloud.ENI](t)(create(addr, "1"))
-		if again := must[cloud.ENI](t)(create(addr, "1")); again.ID != e.ID {
+		e := check.Must(create(addr, "1"))(t)
+		if again := check.Must(create(addr, "1"))(t); again.ID != e.ID {
 			t.Errorf("made %s, then %s", e.ID, again.ID)
 		}
 		for _, tt := range []struct {
@@ -339,8 +323,8 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 			_, err := create(tt.addr, token)
 			refused(t, tt.addr, err, tt.class, tt.code)
 		}
-		fine(t, w.DeleteENI(ctx, e.ID))
-		if e = must[cloud.ENI](t)(create(addr, "2")); e.Primary.String() != addr {
+		check.OK(t, w.DeleteENI(ctx, e.ID))
+		if e = check.Must(create(addr, "2"))(t); e.Primary.String() != addr {
 			t.Errorf("made %+v", e)
 		}
 	})
@@ -356,12 +340,12 @@ func TestAssociatedOnce(t *testing.T) {
 		for _, token := range []string{"", "once"} {
 			before := w.calls("AssociateTrunkInterface")
 			w.lose("AssociateTrunkInterface")
-			first := must[cloud.Association](t)(w.AssociateBranch(ctx, a, token))
+			first := check.Must(w.AssociateBranch(ctx, a, token))(t)
 			if n := w.calls("AssociateTrunkInterface") - before; n != 2 || first.ID == "" {
 				t.Errorf("%+v after %d calls, want 2", first, n)
 			}
 			if token != "" {
-				if again := must[cloud.Association](t)(w.AssociateBranch(ctx, a, token)); again != first {
+				if again := check.Must(w.AssociateBranch(ctx, a, token))(t); again != first {
 					t.Errorf("%+v, then %+v", first, again)
 				}
 				other := a
@@ -371,14 +355,14 @@ func TestAssociatedOnce(t *testing.T) {
 			}
 			before = w.calls("DisassociateTrunkInterface")
 			w.lose("DisassociateTrunkInterface")
-			fine(t, w.DisassociateBranch(ctx, first.ID))
+			check.OK(t, w.DisassociateBranch(ctx, first.ID))
 			if n, got := w.calls("DisassociateTrunkInterface")-before, w.look(t, a.BranchID); n != 2 || got.Status != "available" {
 				t.Errorf("%+v after %d calls, want it available after 2", got, n)
 			}
 		}
 		before := w.calls("ModifyNetworkInterfaceAttribute")
 		w.lose("ModifyNetworkInterfaceAttribute")
-		fine(t, w.SetGroups(ctx, a.BranchID, w.groups[1:3]))
+		check.OK(t, w.SetGroups(ctx, a.BranchID, w.groups[1:3]))
 		if n, got := w.calls("ModifyNetworkInterfaceAttribute")-before, w.look(t, a.BranchID); n != 2 || !slices.Equal(sorted(got.Groups), sorted(w.groups[1:3])) {
 			t.Errorf("%+v after %d calls, want two groups after 2", got, n)
 		}
@@ -398,12 +382,12 @@ func TestFiltersOfBranches(t *testing.T) {
 		}
 		for id, name := range names {
 			if name == "x" || name == "star" {
-				must[cloud.Association](t)(w.AssociateBranch(ctx, cloud.Association{TrunkID: trunk, BranchID: id, VLAN: len(name)}, ""))
+				check.Must(w.AssociateBranch(ctx, cloud.Association{TrunkID: trunk, BranchID: id, VLAN: len(name)}, ""))(t)
 			}
 		}
 		for id := range names {
 			if names[id] == "none" {
-				must[string](t)(w.AttachENI(ctx, id, w.large, 2))
+				check.Must(w.AttachENI(ctx, id, w.large, 2))(t)
 			}
 		}
 		many := []string{"x", "*"}
@@ -428,14 +412,12 @@ func TestFiltersOfBranches(t *testing.T) {
 			{"of no values", cloud.ENIFilter{Tagged: map[string][]string{"nic": nil}, Types: []cloud.InterfaceType{cloud.InterfaceBranch}}, "star x"},
 		} {
 			var got []string
-			for _, e := range must[[]cloud.ENI](t)(w.ENIs(ctx, tt.f)) {
+			for _, e := range check.Must(w.ENIs(ctx, tt.f))(t) {
 				if name, ok := names[e.ID]; ok { // others are the instances' primary ones
 					got = append(got, name)
 				}
 			}
-			if s := strings.Join(sorted(got), " "); s != tt.want {
-				t.Errorf("%s: found %q, want %q", tt.name, s, tt.want)
-			}
+			check.Equal(t, strings.Join(sorted(got), " "), tt.want, "%s: found", tt.name)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // small is a VPC with a subnet of 11 addresses and one m5.large.
@@ -28,10 +29,12 @@ func class(t *testing.T, err error, want cloud.Class) {
 	}
 }
 
-func ok(t *testing.T, err error) {
+// refused is class for a call with another result.
+func refused(t *testing.T, want cloud.Class) func(_ any, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+	return func(_ any, err error) {
+		t.Helper()
+		class(t, err, want)
 	}
 }
 
@@ -48,51 +51,38 @@ func free(t *testing.T, c *Cloud) int {
 func TestLifeOfAnENI(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	req := cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{Group}, Amount: cloud.Amount{Addresses: 3}, ClientToken: "t", Tags: map[string]string{"a": "1"}}
-	e, err := c.CreateENI(ctx, req)
-	ok(t, err)
+	e := check.Must(c.CreateENI(ctx, req))(t)
 	if again, err := c.CreateENI(ctx, req); err != nil || again.ID != e.ID || len(e.Addresses) != 3 || free(t, c) != 6 {
 		t.Errorf("%+v, then %+v (%v), %d free", e, again, err, free(t, c))
 	}
 	req.Addresses = 4
-	_, err = c.CreateENI(ctx, req)
-	class(t, err, cloud.Bug)
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 6}})
-	class(t, err, cloud.SubnetFull)
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2"})
-	class(t, err, cloud.Gone)
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{"sg-9"}})
-	class(t, err, cloud.Gone)
-	_, err = c.AttachENI(ctx, e.ID, "i-1", 0)
-	class(t, err, cloud.Conflict)
-	a, err := c.AttachENI(ctx, e.ID, "i-1", 1)
-	ok(t, err)
-	ok(t, c.SetDeleteOnTermination(ctx, e.ID, a, true))
-	ok(t, c.Tag(ctx, e.ID, map[string]string{"b": "2"}))
+	refused(t, cloud.Bug)(c.CreateENI(ctx, req))
+	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 6}}))
+	refused(t, cloud.Gone)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2"}))
+	refused(t, cloud.Gone)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{"sg-9"}}))
+	refused(t, cloud.Conflict)(c.AttachENI(ctx, e.ID, "i-1", 0))
+	a := check.Must(c.AttachENI(ctx, e.ID, "i-1", 1))(t)
+	check.OK(t, c.SetDeleteOnTermination(ctx, e.ID, a, true))
+	check.OK(t, c.Tag(ctx, e.ID, map[string]string{"b": "2"}))
 	class(t, c.DeleteENI(ctx, e.ID), cloud.Conflict)
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 7})
-	class(t, err, cloud.LimitReached) // 10 on an ENI of an m5.large
-	got, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 6})
-	ok(t, err)
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
-	class(t, err, cloud.SubnetFull)
+	refused(t, cloud.LimitReached)(c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 7})) // 10 on an ENI of an m5.large
+	got := check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 6}))(t)
+	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"}))
 	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{netip.MustParsePrefix("10.9.9.9/32")}), cloud.Gone)
-	ok(t, c.UnassignAddresses(ctx, e.ID, got[:5]))
+	check.OK(t, c.UnassignAddresses(ctx, e.ID, got[:5]))
 
-	list, err := c.ENIs(ctx, cloud.ENIFilter{InstanceIDs: []string{"i-0", "i-1"}, Tags: map[string]string{"a": "1", "b": "2"}})
-	ok(t, err)
+	list := check.Must(c.ENIs(ctx, cloud.ENIFilter{InstanceIDs: []string{"i-0", "i-1"}, Tags: map[string]string{"a": "1", "b": "2"}}))(t)
 	if len(list) != 1 || len(list[0].Addresses) != 4 || !list[0].Attachment.DeleteOnTermination || list[0].Attachment.Status != "attached" {
 		t.Errorf("listed %+v", list)
 	}
 	list[0].Addresses[0] = netip.Addr{}
 	if truth := c.State.Truth(); len(truth) != 2 || !truth[1].Addresses[0].IsValid() {
-		t.Errorf("a caller changed the books: %+v", truth)
+		t.Errorf("a caller changed the state of the cloud: %+v", truth)
 	}
-	ok(t, c.DetachENI(ctx, a))
+	check.OK(t, c.DetachENI(ctx, a))
 	class(t, c.DetachENI(ctx, a), cloud.Gone)
-	ok(t, c.DeleteENI(ctx, e.ID))
-	if n := free(t, c); n != 10 {
-		t.Errorf("%d free at the end, want 10", n)
-	}
+	check.OK(t, c.DeleteENI(ctx, e.ID))
+	check.Equal(t, free(t, c), 10, "free at the end")
 	if s := c.Front.Total(pace.CreateENI.Action); s.Calls != 7 || s.Failed != 5 || s.Refused != 0 {
 		t.Errorf("creations %+v", s)
 	}
@@ -105,15 +95,12 @@ func TestLifeOfAnENI(t *testing.T) {
 func TestTerminate(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	for i := range 2 {
-		e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
-		ok(t, err)
-		a, err := c.AttachENI(ctx, e.ID, "i-1", 1+i)
-		ok(t, err)
-		ok(t, c.SetDeleteOnTermination(ctx, e.ID, a, i == 0))
+		e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"}))(t)
+		a := check.Must(c.AttachENI(ctx, e.ID, "i-1", 1+i))(t)
+		check.OK(t, c.SetDeleteOnTermination(ctx, e.ID, a, i == 0))
 	}
 	c.State.Terminate("i-1")
-	_, err := c.Instance(ctx, "i-1")
-	class(t, err, cloud.Gone)
+	refused(t, cloud.Gone)(c.Instance(ctx, "i-1"))
 	left, err := c.ENIs(ctx, cloud.ENIFilter{Status: "available"})
 	if err != nil || len(left) != 1 || len(c.State.Truth()) != 1 || free(t, c) != 10 {
 		t.Errorf("%+v left (%v), %d free", left, err, free(t, c))
@@ -124,23 +111,19 @@ func TestTerminate(t *testing.T) {
 func TestPrefixes(t *testing.T) {
 	c, ctx := New(Options{}), t.Context()
 	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/26", map[string]string{"for": "pods"})
-	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Prefixes: 1}})
-	ok(t, err)
-	more, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
-	ok(t, err)
+	e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Prefixes: 1}}))(t)
+	more := check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}))(t)
 	if more[0] == e.Prefixes[0] || more[0].Bits() != 28 || free(t, c) != 59-1-32 {
 		t.Errorf("prefixes %v and %v, %d free", e.Prefixes, more, free(t, c))
 	}
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
-	class(t, err, cloud.SubnetFull) // 26 are free, but no aligned 16
-	ok(t, c.UnassignAddresses(ctx, e.ID, more))
+	refused(t, cloud.SubnetFull)(c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})) // 26 are free, but no aligned 16
+	check.OK(t, c.UnassignAddresses(ctx, e.ID, more))
 	if back, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}); err != nil || back[0] != more[0] {
 		t.Errorf("%v: %v", back, err)
 	}
-	ok(t, c.UnassignAddresses(ctx, e.ID, more))
+	check.OK(t, c.UnassignAddresses(ctx, e.ID, more))
 	c.State.SetFragmented("subnet-1", true)
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
-	class(t, err, cloud.SubnetFull)
+	refused(t, cloud.SubnetFull)(c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}))
 }
 
 // TestIPv6: a subnet with an IPv6 block gives addresses and prefixes of it, by calls
@@ -149,48 +132,36 @@ func TestIPv6(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	c.State.SetIPv6("subnet-1", "2001:db8::/64")
 	c.State.AddSubnet("subnet-2", "b", "10.1.0.0/28", nil)
-	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1, IPv6Prefixes: 2}})
-	ok(t, err)
+	e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1, IPv6Prefixes: 2}}))(t)
 	if len(e.Addresses) != 1 || len(e.IPv6) != 0 || len(e.IPv6Prefixes) != 2 || free(t, c) != 8 {
 		t.Errorf("made %+v, %d free", e, free(t, c))
 	}
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2", Amount: cloud.Amount{IPv6: 1}})
-	class(t, err, cloud.SubnetFull) // it has none
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6: 1, IPv6Prefixes: 1}})
-	class(t, err, cloud.Bug)
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8, IPv6: 1}})
-	class(t, err, cloud.SubnetFull)
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6Prefixes: 65533}})
-	class(t, err, cloud.SubnetFull) // 65536 less the first and the last, and two
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1, IPv6: 1})
-	class(t, err, cloud.Bug)
-	_, err = c.AttachENI(ctx, e.ID, "i-1", 1)
-	ok(t, err)
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 9})
-	class(t, err, cloud.LimitReached) // 10 on an ENI of an m5.large, none of them a primary one
-	got, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 8})
-	ok(t, err)
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6Prefixes: 1})
-	class(t, err, cloud.LimitReached)
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1}) // IPv4 has limits of its own
-	ok(t, err)
+	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2", Amount: cloud.Amount{IPv6: 1}})) // it has none
+	refused(t, cloud.Bug)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6: 1, IPv6Prefixes: 1}}))
+	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8, IPv6: 1}}))
+	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6Prefixes: 65533}})) // 65536 less the first and the last, and two
+	refused(t, cloud.Bug)(c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1, IPv6: 1}))
+	check.Must(c.AttachENI(ctx, e.ID, "i-1", 1))(t)
+	refused(t, cloud.LimitReached)(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 9})) // 10 on an ENI of an m5.large, none of them a primary one
+	got := check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 8}))(t)
+	refused(t, cloud.LimitReached)(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6Prefixes: 1}))
+	check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1}))(t) // IPv4 has limits of its own
 	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{netip.MustParsePrefix("2001:db8::999/128")}), cloud.Gone)
 	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{got[0], cloud.HostPrefix(e.Addresses[0])}), cloud.Bug)
-	ok(t, c.UnassignAddresses(ctx, e.ID, got[:7]))
-	ok(t, c.UnassignAddresses(ctx, e.ID, e.IPv6Prefixes[:1]))
+	check.OK(t, c.UnassignAddresses(ctx, e.ID, got[:7]))
+	check.OK(t, c.UnassignAddresses(ctx, e.ID, e.IPv6Prefixes[:1]))
 
 	subnets, err := c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{"subnet-1"}})
 	if want := netip.MustParsePrefix("2001:db8::/64"); err != nil || len(subnets) != 1 || !slices.Equal(subnets[0].IPv6, []netip.Prefix{want}) {
 		t.Errorf("listed %+v: %v", subnets, err)
 	}
-	list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}})
-	ok(t, err)
+	list := check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}}))(t)
 	if !slices.Equal(list[0].IPv6, []netip.Addr{got[7].Addr()}) || !slices.Equal(list[0].IPv6Prefixes, e.IPv6Prefixes[1:]) || len(list[0].Addresses) != 2 {
 		t.Errorf("listed %+v", list[0])
 	}
 	list[0].IPv6[0], list[0].IPv6Prefixes[0] = netip.Addr{}, netip.Prefix{}
 	if truth := c.State.Truth()[1]; !truth.IPv6[0].IsValid() || !truth.IPv6Prefixes[0].IsValid() {
-		t.Errorf("a caller changed the books: %+v", truth)
+		t.Errorf("a caller changed the state of the cloud: %+v", truth)
 	}
 	c.State.Steal(e.ID, got[7].Addr())
 	if truth := c.State.Truth()[1]; len(truth.IPv6) != 0 || len(truth.Addresses) != 2 {
@@ -199,19 +170,13 @@ func TestIPv6(t *testing.T) {
 	if four, six := c.Front.Total(pace.Assign.Action).Calls, c.Front.Total(pace.AssignIPv6.Action).Calls; four != 1 || six != 4 {
 		t.Errorf("%d calls of %s and %d of %s, want 1 and 4", four, pace.Assign.Action, six, pace.AssignIPv6.Action)
 	}
-	if n := c.Front.Total(pace.UnassignIPv6.Action).Calls; n != 4 {
-		t.Errorf("%d calls of %s, want 4", n, pace.UnassignIPv6.Action)
-	}
+	check.Equal(t, c.Front.Total(pace.UnassignIPv6.Action).Calls, 4, "calls of %s", pace.UnassignIPv6.Action)
 	c.Front.Inject(Fault{Action: pace.AssignIPv6.Action, Err: Err(cloud.SubnetFull, "")})
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1})
-	ok(t, err)
-	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 1})
-	class(t, err, cloud.SubnetFull)
+	check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1}))(t)
+	refused(t, cloud.SubnetFull)(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 1}))
 	c.State.Terminate("i-1")
-	ok(t, c.DeleteENI(ctx, e.ID))
-	if n := c.State.subnets["subnet-1"].six.free(); n != 65534 {
-		t.Errorf("%d prefixes free at the end, want 65534", n)
-	}
+	check.OK(t, c.DeleteENI(ctx, e.ID))
+	check.Equal(t, c.State.subnets["subnet-1"].six.free(), 65534, "prefixes free at the end")
 }
 
 // TestSpace6: no address is given twice or lies in a prefix, and a prefix comes again
@@ -247,35 +212,23 @@ func TestDelays(t *testing.T) {
 			Shared: &Bucket{Rate: 1, Size: 4}, Buckets: map[string]Bucket{pace.CreateENI.Action: {Rate: 1, Size: 1}},
 		}), t.Context()
 		start := time.Now()
-		e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
-		ok(t, err)
-		if took := time.Since(start); took != 100*time.Millisecond {
-			t.Errorf("the call took %v", took)
-		}
-		_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
-		class(t, err, cloud.Throttled)
-		_, err = c.AttachENI(ctx, e.ID, "i-1", 1)
-		ok(t, err)
+		e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"}))(t)
+		check.Equal(t, time.Since(start), 100*time.Millisecond, "the call took")
+		refused(t, cloud.Throttled)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"}))
+		check.Must(c.AttachENI(ctx, e.ID, "i-1", 1))(t)
 		status := func() string {
-			list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}})
-			ok(t, err)
+			list := check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}}))(t)
 			return list[0].Attachment.Status
 		}
-		if s := status(); s != "attaching" {
-			t.Errorf("status %q after 100 ms", s)
-		}
+		check.Equal(t, status(), "attaching", "status after 100 ms")
 		time.Sleep(2 * time.Second) //nolint:forbidigo // bubble time
-		if s := status(); s != "attached" {
-			t.Errorf("status %q after 2 s", s)
-		}
+		check.Equal(t, status(), "attached", "status after 2 s")
 		refused := c.Front.Total().Refused
 		for range 10 {
 			_, _ = c.RouteTables(ctx, VPC)
 		}
 		// 4 at first and 3.4 in the time since the first call, of which 4 calls had theirs.
-		if n := c.Front.Total().Refused - refused; n != 7 {
-			t.Errorf("%d of 10 calls were refused, want 7", n)
-		}
+		check.Equal(t, c.Front.Total().Refused-refused, 7, "refused calls of 10")
 	})
 }
 
@@ -290,10 +243,8 @@ func TestManyNodes(t *testing.T) {
 	for i := range nodes {
 		id := fmt.Sprintf("i-%d", i)
 		for index := 1; index < 4; index++ {
-			e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8}, ClientToken: fmt.Sprint(id, index)})
-			ok(t, err)
-			_, err = c.AttachENI(ctx, e.ID, id, index)
-			ok(t, err)
+			e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8}, ClientToken: fmt.Sprint(id, index)}))(t)
+			check.Must(c.AttachENI(ctx, e.ID, id, index))(t)
 		}
 		if list, err := c.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil || len(list) != 4 {
 			t.Fatalf("%d ENIs: %v", len(list), err)
@@ -326,14 +277,11 @@ func TestFaultsAndLag(t *testing.T) {
 		c.Front.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Transient, ""), After: true})
 		c.Front.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Conflict, "")})
 		for _, want := range []cloud.Class{cloud.Transient, cloud.Conflict} {
-			_, err := c.AssignAddresses(ctx, e, cloud.Amount{Addresses: 1})
-			class(t, err, want)
+			refused(t, want)(c.AssignAddresses(ctx, e, cloud.Amount{Addresses: 1}))
 		}
 		for _, want := range []int{0, 1} {
-			in, err := c.Instance(ctx, "i-1")
-			ok(t, err)
-			list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e}})
-			ok(t, err)
+			in := check.Must(c.Instance(ctx, "i-1"))(t)
+			list := check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e}}))(t)
 			if len(list) != 1 || len(list[0].Addresses) != want || len(in.ENIs[1].Addresses) != want || len(c.State.Truth()[1].Addresses) != 1 {
 				t.Errorf("listed %+v, and %+v of the instance; want %d addresses", list, in.ENIs, want)
 			}
@@ -388,22 +336,17 @@ func TestAssociations(t *testing.T) {
 			trunk string
 			vlan  int
 		}{{second, 1}, {first, 2}, {first, 1}} {
-			e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
-			ok(t, err)
-			a, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: at.trunk, BranchID: e.ID, VLAN: at.vlan}, "")
-			ok(t, err)
+			e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"}))(t)
+			a := check.Must(c.AssociateBranch(ctx, cloud.Association{TrunkID: at.trunk, BranchID: e.ID, VLAN: at.vlan}, ""))(t)
 			want = append([]cloud.Association{a}, want...)
 		}
-		if got := c.State.Associations(); !slices.Equal(got, want) {
-			t.Errorf("got %+v, want %+v", got, want)
-		}
+		check.Equal(t, c.State.Associations(), want, "associations")
 		shown := func(status string) int {
-			list, err := c.ENIs(ctx, cloud.ENIFilter{Status: status, Types: []cloud.InterfaceType{cloud.InterfaceBranch, cloud.InterfaceOrdinary}, IDs: []string{want[0].BranchID}})
-			ok(t, err)
+			list := check.Must(c.ENIs(ctx, cloud.ENIFilter{Status: status, Types: []cloud.InterfaceType{cloud.InterfaceBranch, cloud.InterfaceOrdinary}, IDs: []string{want[0].BranchID}}))(t)
 			return len(list)
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // bubble time
-		ok(t, c.DisassociateBranch(ctx, want[0].ID))
+		check.OK(t, c.DisassociateBranch(ctx, want[0].ID))
 		if shown("in-use") != 1 || shown("available") != 0 {
 			t.Error("the end of the association is shown at once")
 		}
@@ -411,8 +354,6 @@ func TestAssociations(t *testing.T) {
 		if shown("in-use") != 0 || shown("available") != 1 {
 			t.Error("the end of the association is not shown after a second")
 		}
-		if got := c.State.Associations(); !slices.Equal(got, want[1:]) {
-			t.Errorf("got %+v, want %+v", got, want[1:])
-		}
+		check.Equal(t, c.State.Associations(), want[1:], "associations")
 	})
 }

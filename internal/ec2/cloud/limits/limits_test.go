@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func TestLookup(t *testing.T) {
@@ -45,10 +47,7 @@ func TestEveryRowIsWellFormed(t *testing.T) {
 		if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(line, "#") {
 			continue
 		}
-		e, err := ParseRow(line)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := check.Must(ParseRow(line))(t)
 		if e.Row() != line {
 			t.Errorf("row %q is written back as %q", line, e.Row())
 		}
@@ -74,9 +73,7 @@ func TestBranches(t *testing.T) {
 		"m5.large": 9, "m5.xlarge": 18, "c5.2xlarge": 38, "c5.4xlarge": 54, "m5.24xlarge": 107, "a1.medium": 10, "p5.48xlarge": 120,
 		"t3.large": 0, "m4.large": 0, "": 0, "m5": 0, "m5.larg": 0, "5.large": 0, "# type": 0, "m5.large\t9": 0,
 	} {
-		if got := Branches(instanceType); got != want {
-			t.Errorf("Branches(%q) = %d, want %d", instanceType, got, want)
-		}
+		check.Equal(t, Branches(instanceType), want, "Branches(%q)", instanceType)
 	}
 }
 

@@ -3,6 +3,7 @@ package pace
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // limited is a Set in which the calls of one action have a ceiling.
@@ -85,30 +87,26 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestHeld: who wants to know of a call that waits for long is told once, and
+// TestHeld: a call that waits for long is reported once, and
 // not of one that does not.
 func TestHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(Assign, Limit{Rate: 0.05, Burst: 1})
 		start := time.Now()
-		var told []time.Duration
+		var reported []time.Duration
 		call := func() {
 			ctx := cloud.WithHeld(t.Context(), time.Now().Add(15*time.Second), func(op string) {
-				if op != Assign.Action {
-					t.Errorf("told of %s", op)
-				}
-				told = append(told, time.Since(start))
+				check.Equal(t, op, Assign.Action, "the action reported")
+				reported = append(reported, time.Since(start))
 			})
-			if err := s.Do(ctx, Assign, func(context.Context) Reply { return Reply{} }); err != nil {
-				t.Error(err)
-			}
+			check.NoError(t, s.Do(ctx, Assign, func(context.Context) Reply { return Reply{} }))
 		}
 		call()
 		call()
 		time.Sleep(10 * time.Second) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen
 		call()                       // has to wait for ten seconds
-		if len(told) != 1 || told[0] != 15*time.Second {
-			t.Errorf("told after %v, want once, after 15s", told)
+		if len(reported) != 1 || reported[0] != 15*time.Second {
+			t.Errorf("reported after %v, want once, after 15s", reported)
 		}
 	})
 }
@@ -132,9 +130,7 @@ func TestCancel(t *testing.T) {
 		}
 		gaveUp := turn{"leaves: context deadline exceeded", 500 * time.Millisecond}
 		w.expect(gaveUp, gaveUp, gaveUp, turn{"stays", time.Second}, turn{"stays", 2 * time.Second})
-		if n := s.actions[Assign.Action].queue.len(); n != 0 {
-			t.Errorf("%d waiters left behind", n)
-		}
+		check.Equal(t, s.actions[Assign.Action].queue.len(), 0, "waiters left behind")
 	})
 }
 
@@ -157,9 +153,7 @@ func TestFinishesFirst(t *testing.T) {
 		for range 3 {
 			r := <-w.turns
 			got[r.name] = true
-			if (r.at - time.Second).Abs() > time.Millisecond {
-				t.Errorf("%s after %v, want a second", r.name, r.at)
-			}
+			check.AtMost(t, (r.at - time.Second).Abs(), time.Millisecond, "%s after %v", r.name, r.at)
 		}
 		if !got["attach b"] || !got["create c"] || !got["create d"] {
 			t.Errorf("got %v", got)
@@ -271,4 +265,78 @@ func TestAllCallsEnd(t *testing.T) {
 			t.Errorf("%d begun ones wait, alarm %v", s.begun, s.alarm)
 		}
 	})
+}
+
+// A call that is recalled while it waits is not sent, and leaves its turn to
+// others; one that was sent is awaited.
+func TestRecalledCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewSet(Options{Ceilings: map[string]Limit{Assign.Action: {Rate: 0.1, Burst: 1}}})
+		recalled := make(chan struct{})
+		ctx := cloud.WithRecall(t.Context(), recalled)
+		begin, sent := time.Now(), 0
+		send := func(took time.Duration) func(context.Context) Reply {
+			return func(ctx context.Context) Reply {
+				sent++
+				select {
+				case <-time.After(took):
+					return Reply{}
+				case <-ctx.Done():
+					return Reply{Err: &cloud.Error{Class: cloud.Transient, Err: ctx.Err()}}
+				}
+			}
+		}
+		time.AfterFunc(2*time.Second, func() { close(recalled) })
+		first := make(chan error, 1)
+		go func() { first <- s.Do(ctx, Assign, send(3*time.Second)) }()
+		synctest.Wait()
+		err := s.Do(ctx, Assign, send(0))
+		if !errors.Is(err, cloud.ErrRecalled) || cloud.ClassOf(err) != cloud.Throttled || time.Since(begin) != 2*time.Second {
+			t.Errorf("after %v: %v", time.Since(begin), err)
+		}
+		if err := <-first; err != nil {
+			t.Errorf("sent, and recalled then: %v", err)
+		}
+		if err := s.Do(t.Context(), Assign, send(0)); err != nil || time.Since(begin) != 10*time.Second {
+			t.Errorf("after %v: %v, want the turn of the recalled one", time.Since(begin), err)
+		}
+		check.Equal(t, sent, 2, "calls were sent")
+	})
+}
+
+// After a refusal a call that nobody waits for leaves the rate to those of other
+// processes, and an urgent one does not; as soon as it is needed, it goes. A
+// process without peers yields to nobody.
+func TestSpareCallsYield(t *testing.T) {
+	after := func(peers bool, call func(ctx context.Context, needed chan struct{}) context.Context) (waited time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			s := NewSet(Options{Peers: peers})
+			s.report(s.join(Assign, 0, false, 0).permit, refused)
+			begin, needed := time.Now(), make(chan struct{})
+			p, _, _, err := s.acquire(call(t.Context(), needed), Assign, 0)
+			check.OK(t, err)
+			s.report(p, passed)
+			waited = time.Since(begin)
+		})
+		return waited
+	}
+	urgent := func(ctx context.Context, _ chan struct{}) context.Context { return ctx }
+	spare := func(ctx context.Context, needed chan struct{}) context.Context { return cloud.WithSpare(ctx, needed) }
+	soon := func(ctx context.Context, needed chan struct{}) context.Context {
+		time.AfterFunc(time.Second, func() { close(needed) })
+		return cloud.WithSpare(ctx, needed)
+	}
+	for _, tt := range []struct {
+		name  string
+		peers bool
+		call  func(context.Context, chan struct{}) context.Context
+		want  time.Duration
+	}{
+		{"urgent", true, urgent, firstHold},
+		{"spare", true, spare, spareFactor * spareLeast},
+		{"needed after a second", true, soon, time.Second},
+		{"spare, no peers", false, spare, 0},
+	} {
+		check.Equal(t, after(tt.peers, tt.call), tt.want, "%s: waited", tt.name)
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // answers is a cloud whose calls end as a script says, then well.
@@ -138,9 +139,14 @@ func TestCloudChoosesByFamily(t *testing.T) {
 	unassign := func(things ...netip.Prefix) func() error {
 		return func() error { return api.UnassignAddresses(ctx, eni, things) }
 	}
-	create := func(n cloud.Amount) func() error {
+	ask := func(q cloud.CreateENI) func() error {
+		q.SubnetID = "subnet-1"
+		return func() error { _, err := api.CreateENI(ctx, q); return err }
+	}
+	create := func(n cloud.Amount) func() error { return ask(cloud.CreateENI{Amount: n}) }
+	associate := func(vlan int) func() error {
 		return func() error {
-			_, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: n})
+			_, err := api.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: vlan}, "t")
 			return err
 		}
 	}
@@ -175,6 +181,15 @@ func TestCloudChoosesByFamily(t *testing.T) {
 		{"create with both kinds of IPv4", create(cloud.Amount{Addresses: 1, Prefixes: 1, IPv6: 1}), pace.CreateENI, "1 IPv4 addresses and 1 prefixes"},
 		{"create with both kinds of IPv6", create(cloud.Amount{Addresses: 1, IPv6Prefixes: 1, IPv6: 1}), pace.CreateENI, "1 IPv6 addresses and 1 prefixes"},
 		{"create with fewer than none", create(cloud.Amount{Addresses: 1, IPv6Prefixes: -1}), pace.CreateENI, "-1 prefixes"},
+		{"far too many", assign(cloud.Amount{Addresses: 1<<33 + 1}), pace.Assign, "expected 0 to 1000"},
+		{"take both kinds of IPv4", unassign(four, block4), pace.Unassign, "expected one of the two"},
+		{"create a branch", ask(cloud.CreateENI{Type: cloud.InterfaceBranch}), pace.CreateENI, "type \"branch\""},
+		{"a primary IPv6 address", ask(cloud.CreateENI{Primary: six.Addr()}), pace.CreateENI, "expected an IPv4 address"},
+		{"an IPv6 address of IPv4", ask(cloud.CreateENI{IPv6Address: four.Addr()}), pace.CreateENI, "expected an IPv6 address"},
+		{"an IPv6 address and a number", ask(cloud.CreateENI{IPv6Address: six.Addr(), Amount: cloud.Amount{IPv6: 1}}), pace.CreateENI, "or a number of them"},
+		{"VLAN 0", associate(0), pace.AssociateBranch, "expected 1 to 4094"},
+		{"VLAN 4095", associate(4095), pace.AssociateBranch, "expected 1 to 4094"},
+		{"no groups", func() error { return api.SetGroups(ctx, eni, nil) }, pace.ModifyENI, "expected one at least"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			sim.Front.ResetStats()
@@ -193,6 +208,14 @@ func TestCloudChoosesByFamily(t *testing.T) {
 	}
 }
 
+// TestNothingNeedsNoCall: a request for nothing succeeds without a call.
+func TestNothingNeedsNoCall(t *testing.T) {
+	a := &answers{}
+	api, ctx := pace.Cloud(a, pace.Options{}), t.Context()
+	_, err := api.Instances(ctx, nil)
+	check.NoError(t, errors.Join(err, api.UnassignAddresses(ctx, "eni-1", nil), api.Tag(ctx, "eni-1", nil)))
+}
+
 // TestCloudCountsAsEC2: a method makes as many calls as it takes with EC2.
 func TestCloudCountsAsEC2(t *testing.T) {
 	sim := cloudfake.New(cloudfake.Options{PageSize: 100})
@@ -205,9 +228,7 @@ func TestCloudCountsAsEC2(t *testing.T) {
 	api, ctx := pace.Cloud(sim, pace.Options{}), t.Context()
 	expect := func(what, action string, calls int) {
 		t.Helper()
-		if got := sim.Front.Total(action).Calls; got != calls {
-			t.Errorf("%s: %d calls of %s, want %d", what, got, action, calls)
-		}
+		check.Equal(t, sim.Front.Total(action).Calls, calls, "%s: calls of %s", what, action)
 	}
 	list, err := api.Instances(ctx, ids)
 	if err != nil || len(list) != 450 {
@@ -239,7 +260,5 @@ func TestCloudCountsAsEC2(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got := sim.Front.Total(pace.DescribeTypes.Action).Calls; got != 1 {
-		t.Errorf("%d calls for the limits of one type", got)
-	}
+	check.Equal(t, sim.Front.Total(pace.DescribeTypes.Action).Calls, 1, "calls for the limits of one type")
 }

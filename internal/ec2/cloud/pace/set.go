@@ -32,7 +32,7 @@ type Set struct {
 	seq      uint64    // of permits, in the order of sending
 	begun    int       // waiters of priority Begun
 	turns    int       // permits given in the state shared
-	spareAt  time.Time // when calls that are not urgent may go; see spare.go
+	spareAt  time.Time // when calls that are not urgent may go; see queue.go
 	alarm    *alarm    // nil when no turn depends on time
 }
 

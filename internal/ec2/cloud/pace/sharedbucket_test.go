@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const latency = 100 * time.Millisecond
@@ -171,15 +172,9 @@ func (r result) check(t *testing.T, least time.Duration, half, refused float64) 
 	last, median := r.last.Seconds()/least.Seconds(), r.median.Seconds()/least.Seconds()
 	t.Logf("%d calls, at least %.0f s: last node after %.1f s (%.3f), median %.1f s (%.3f), %.1f %% refused",
 		r.calls, least.Seconds(), r.last.Seconds(), last, r.median.Seconds(), median, 100*r.refused)
-	if last > 1.1 {
-		t.Errorf("the last node was done after %.3f of the least time, want at most 1.1", last)
-	}
-	if median > half {
-		t.Errorf("the median node was done after %.3f of the least time, want about half", median)
-	}
-	if r.refused > refused {
-		t.Errorf("%.1f %% of the calls were refused, want at most %.0f %%", 100*r.refused, 100*refused)
-	}
+	check.AtMost(t, last, 1.1, "the last node was done after, in parts of the least time")
+	check.AtMost(t, median, half, "the median node was done after, in parts of the least time")
+	check.AtMost(t, r.refused, refused, "%.1f %% of the calls were refused", 100*r.refused)
 }
 
 // TestSharedBucket: nodes join, with one bucket for the calls of all actions.
@@ -286,9 +281,7 @@ func TestTwoQueues(t *testing.T) {
 			}
 			least := bound(tt.assigns, b)
 			t.Logf("%d assignments took %v, at least %v", tt.assigns, took, least)
-			if took > least*11/10+2*time.Second {
-				t.Errorf("%d assignments took %v, want at most 1.1 times %v", tt.assigns, took, least)
-			}
+			check.AtMost(t, took, least*11/10+2*time.Second, "%d assignments took", tt.assigns)
 		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // bucket is EC2's side: a token bucket that the pacer knows nothing about.
@@ -205,9 +207,7 @@ func besideForeign(t *testing.T, foreign float64, seeds uint64, mostRefused int,
 		got := s.finish(calls)
 		rate := s.bucket.rate
 		took = append(took, got.seconds/(calls/(rate*rate/(rate+foreign))))
-		if sum(got.refused) > mostRefused {
-			t.Errorf("%d clients beside %v calls a second: %d calls were refused for %d that passed", len(s.pacers), foreign, sum(got.refused), sum(got.passed))
-		}
+		check.AtMost(t, sum(got.refused), mostRefused, "%d clients beside %v calls a second: refused calls for %d that passed", len(s.pacers), foreign, sum(got.passed))
 	}
 	slices.Sort(took)
 	return took

@@ -6,6 +6,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // draining returns a node with some running pods, whose new ENIs from now on get another subnet or
@@ -14,8 +15,7 @@ func draining(t *testing.T, w *world, p ipam.Policy, pods int, change func(*eni.
 	t.Helper()
 	s := eni.Settings{InstanceType: "m5.xlarge", Policy: p, DrainOutdated: true}
 	n := w.operator(w.cloud).set(t, w.objects[0], s)
-	n.run(pods)
-	pass(2 * minute)
+	n.runFor(pods, 2*minute)
 	n.wantPods(t, pods)
 	w.cloud.State.AddSubnet("subnet-new", "zone-a", "10.1.0.0/24", nil) // after the others were described
 	change(&s)
@@ -37,9 +37,7 @@ func (w *world) in(subnet string) (enis, addresses int) {
 
 func (w *writer) wantOutdated(t *testing.T, when string, want int) {
 	t.Helper()
-	if got := w.last().Outdated; got != want {
-		t.Errorf("%s: %d ENIs are outdated, want %d", when, got, want)
-	}
+	check.Equal(t, w.last().Outdated, want, "%s: outdated ENIs", when)
 }
 
 // warm is a policy with two free addresses on ENIs other than the primary.
@@ -60,15 +58,13 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 		if _, addresses := w.in("subnet-home"); addresses != 5 {
 			t.Errorf("%d addresses in the old subnet, want those of 5 pods", addresses)
 		}
-		n.run(3)
-		pass(30 * time.Second)
+		n.runFor(3, 30*time.Second)
 		n.wantPods(t, 8)
 		if _, addresses := w.in("subnet-new"); addresses != 5 {
 			t.Errorf("%d addresses in the new subnet, want 3 for pods and 2 free", addresses)
 		}
 		n.endOn(1)
-		n.run(0)
-		pass(3 * minute)
+		n.runFor(0, 3*minute)
 		n.wantPods(t, 3)
 		n.wantOutdated(t, "without pods on it", 0)
 		if enis, _ := w.in("subnet-home"); enis > 0 {
@@ -89,8 +85,7 @@ func TestRollingDrain(t *testing.T) {
 		}
 		for range 60 {
 			n.end()
-			n.run(1)
-			pass(30 * time.Second)
+			n.runFor(1, 30*time.Second)
 			n.wantPods(t, 15)
 		}
 		for n.last().Outdated > 0 {
@@ -98,8 +93,7 @@ func TestRollingDrain(t *testing.T) {
 				t.Fatalf("%d ENIs are outdated and no pod runs", n.last().Outdated)
 			}
 			n.end()
-			n.run(0)
-			pass(minute)
+			n.runFor(0, minute)
 		}
 		pass(3 * minute)
 		if enis, _ := w.in("subnet-home"); enis > 0 {
@@ -116,29 +110,25 @@ func TestDrainToOtherSecurityGroups(t *testing.T) {
 		"by ID":   func(s *eni.Settings) { s.Groups = []string{"sg-b", "sg-a"} },
 		"by tags": func(s *eni.Settings) { s.GroupTags = map[string]string{"for": "pods"} },
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				w.cloud.State.AddSecurityGroup("sg-a", map[string]string{"for": "pods"})
-				w.cloud.State.AddSecurityGroup("sg-b", map[string]string{"for": "pods"})
-				n := draining(t, w, warm, 5, change)
-				pass(30 * time.Second)
-				n.wantOutdated(t, "at once", 1)
-				n.endOn(1)
-				n.run(2)
-				pass(5 * minute)
-				n.wantPods(t, 2)
-				n.end()
-				n.end()
-				n.run(0)
-				pass(5 * minute)
-				n.wantOutdated(t, "in the end", 0)
-				for _, e := range w.attached() {
-					if len(e.Groups) != 2 || e.Groups[0] == e.Groups[1] {
-						t.Errorf("%s has the groups %v", e.ID, e.Groups)
-					}
+		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
+			w.cloud.State.AddSecurityGroup("sg-a", map[string]string{"for": "pods"})
+			w.cloud.State.AddSecurityGroup("sg-b", map[string]string{"for": "pods"})
+			n := draining(t, w, warm, 5, change)
+			pass(30 * time.Second)
+			n.wantOutdated(t, "at once", 1)
+			n.endOn(1)
+			n.runFor(2, 5*minute)
+			n.wantPods(t, 2)
+			n.end()
+			n.end()
+			n.runFor(0, 5*minute)
+			n.wantOutdated(t, "in the end", 0)
+			for _, e := range w.attached() {
+				if len(e.Groups) != 2 || e.Groups[0] == e.Groups[1] {
+					t.Errorf("%s has the groups %v", e.ID, e.Groups)
 				}
-			})
-		})
+			}
+		}))
 	}
 }
 
@@ -147,8 +137,7 @@ func TestOutdatedENIsStayUnlessAsked(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { toNewSubnet(s); s.DrainOutdated = false })
 		pass(5 * minute)
-		n.run(3)
-		pass(5 * minute)
+		n.runFor(3, 5*minute)
 		n.wantPods(t, 8)
 		if enis, addresses := w.in("subnet-home"); enis != 1 || addresses != 10 {
 			t.Errorf("%d ENIs and %d addresses in the old subnet, want it to have grown", enis, addresses)
@@ -163,16 +152,13 @@ func TestNoDrainToNowhere(t *testing.T) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { s.SubnetIDs = []string{"subnet-mistyped"} })
 		pass(10 * minute)
 		n.endOn(1)
-		n.run(0)
-		pass(10 * minute)
+		n.runFor(0, 10*minute)
 		if enis, addresses := w.in("subnet-home"); enis != 1 || addresses < 2 {
 			t.Errorf("%d ENIs and %d addresses in the old subnet", enis, addresses)
 		}
-		n.run(1)
-		pass(time.Second)
+		n.runFor(1, time.Second)
 		n.wantPods(t, 1)
-		n.run(11)
-		pass(minute)
+		n.runFor(11, minute)
 		n.wantPods(t, 12)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // Three subnets have 400 free addresses each, and 100 nodes need 11 each and one for the ENI: exactly
@@ -45,14 +46,9 @@ func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 		if n := w.cloud.Front.Count("CreateENI"); short != 2 || n != 102 {
 			t.Errorf("%d addresses are missing and %d ENIs were made; want 2 and 102", short, n)
 		}
-		subnets, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{Tags: s.SubnetTags})
-		if err != nil {
-			t.Fatal(err)
-		}
+		subnets := check.Must(w.cloud.Subnets(t.Context(), cloud.SubnetFilter{Tags: s.SubnetTags}))(t)
 		for _, sn := range subnets {
-			if sn.Free != 0 {
-				t.Errorf("%s has %d addresses left", sn.ID, sn.Free)
-			}
+			check.Equal(t, sn.Free, 0, "%s: addresses left", sn.ID)
 		}
 	})
 }
@@ -63,24 +59,18 @@ func TestJoinsShareCalls(t *testing.T) {
 		every time.Duration
 		most  int
 	}{{"at once", 0, 2}, {"within a second", 10 * time.Millisecond, 6}} {
-		t.Run(c.name, func(t *testing.T) {
-			bubble(t, 100, func(t *testing.T, w *world) {
-				w.cloud.Front.SetLatency("", 50*time.Millisecond)
-				p := w.operator(w.cloud)
-				for _, o := range w.objects {
-					p.set(t, o, settings(0, 8))
-					pass(c.every)
-				}
-				pass(20 * time.Second)
-				p.stop()
-				if n := w.cloud.Front.Count("ENIs", "Instances", "Instance"); n > c.most {
-					t.Errorf("%d describe calls, want at most %d", n, c.most)
-				}
-				if n := w.cloud.Front.Count("Subnets"); n > 2 {
-					t.Errorf("%d DescribeSubnets", n)
-				}
-			})
-		})
+		t.Run(c.name, inBubble(100, func(t *testing.T, w *world) {
+			w.cloud.Front.SetLatency("", 50*time.Millisecond)
+			p := w.operator(w.cloud)
+			for _, o := range w.objects {
+				p.set(t, o, settings(0, 8))
+				pass(c.every)
+			}
+			pass(20 * time.Second)
+			p.stop()
+			check.AtMost(t, w.cloud.Front.Count("ENIs", "Instances", "Instance"), c.most, "describe calls")
+			check.AtMost(t, w.cloud.Front.Count("Subnets"), 2, "DescribeSubnets")
+		}))
 	}
 }
 
@@ -115,16 +105,14 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 			pass(100 * time.Millisecond)
 			n.configure(t, settings(0, 8))
 		}
-		if got := w.cloud.Front.Count("CreateENI"); got != 1 {
-			t.Errorf("%d creates in 10 s of Set", got)
-		}
+		check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "creates in 10 s of Set")
 		w.cloud.Front.ClearFaults()
 		pass(3 * minute)
 	})
 }
 
 // Trouble of one node with the API stops neither other nodes nor its own growth.
-func TestPublishFailureStopsNobody(t *testing.T) {
+func TestPublishFailureConcernsOneNode(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		p.setAll(settings(0, 8))
@@ -132,9 +120,7 @@ func TestPublishFailureStopsNobody(t *testing.T) {
 		n.fail(errors.New("API server down"))
 		pass(10 * time.Second)
 		for _, o := range w.objects[1:] {
-			if o.available() != 8 {
-				t.Errorf("%s has %d addresses", o.name, o.available())
-			}
+			check.Equal(t, o.available(), 8, "%s: addresses", o.name)
 		}
 		n.fail(nil)
 		pass(3 * minute)
@@ -154,11 +140,8 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 		o.inv.ENIs[1].Addresses = e.Addresses[1:]
 		o.version++ // another operator released it, and published that
 		o.mu.Unlock()
-		if err := w.cloud.UnassignAddresses(t.Context(), e.ID, cloud.HostPrefixes(e.Addresses[:1])); err != nil {
-			t.Fatal(err)
-		}
-		o.run(1)
-		pass(10 * time.Second)
+		check.OK(t, w.cloud.UnassignAddresses(t.Context(), e.ID, cloud.HostPrefixes(e.Addresses[:1])))
+		o.runFor(1, 10*time.Second)
 		p.stop()
 		for _, x := range o.inventory().ENIs {
 			if slices.Contains(x.Addresses, stolen) {
@@ -170,29 +153,23 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 
 // An ENI that someone detached is no longer published once the node was observed after Invalidate, long
 // before the next full listing.
-func TestInvalidateFindsWhatIsGone(t *testing.T) {
+func TestInvalidateFindsDetachedENIs(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 4))
-		n.run(1)
-		pass(130 * time.Second)
+		n.runFor(1, 130*time.Second)
 		w.apart = true // the pod's address is taken away
 		looked := 0
 		for _, e := range w.attached() {
 			looked++
 			// Else the operator, if it looks meanwhile, attaches it again.
 			w.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Transient, "")})
-			if err := w.cloud.DetachENI(t.Context(), e.Attachment.ID); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, w.cloud.DetachENI(t.Context(), e.Attachment.ID))
 			pass(3 * time.Second)
-			if err := w.cloud.DeleteENI(t.Context(), e.ID); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, w.cloud.DeleteENI(t.Context(), e.ID))
 			w.cloud.Front.ClearFaults()
 			p.Invalidate(n.name)
-			n.run(0)
-			pass(5 * time.Second)
+			n.runFor(0, 5*time.Second)
 			if slices.ContainsFunc(n.inventory().ENIs, func(x eni.ENI) bool { return x.ID == e.ID }) {
 				t.Errorf("%s is published still", e.ID)
 			}
@@ -210,9 +187,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 		s.UsePrimaryAddress, w.usePrimary = true, true
 		n := p.set(t, w.objects[0], s)
 		pass(10 * time.Second)
-		if st := n.last(); st.Available != 8 {
-			t.Errorf("status %+v", st)
-		}
+		check.Equal(t, n.last().Available, 8, "status")
 		for _, c := range w.cloud.Front.Calls() {
 			if c.Op == "CreateENI" && c.N != 7 {
 				t.Errorf("asked for %d addresses besides the ENI's own, want 7", c.N)
@@ -229,7 +204,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	})
 }
 
-func TestRemoveTouchesNothingMore(t *testing.T) {
+func TestRemovedNodeIsNotChanged(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.SetLatency("CreateENI", time.Second)
 		p := w.operator(w.cloud)
@@ -244,8 +219,6 @@ func TestRemoveTouchesNothingMore(t *testing.T) {
 		p.set(t, w.objects[0], settings(0, 8)) // the next full listing shows the ENI that was left
 		pass(3 * minute)
 		p.stop()
-		if n.available() != 8 {
-			t.Errorf("%d addresses", n.available())
-		}
+		check.Equal(t, n.available(), 8, "addresses")
 	})
 }

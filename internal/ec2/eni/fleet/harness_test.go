@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // object is a node as its NodeNetwork would have it: what was published last, and a daemon that gives
@@ -265,12 +266,16 @@ func (w *writer) run(pods int) {
 	w.fleet.Kick(w.name)
 }
 
+// runFor is run, and lets time pass.
+func (w *writer) runFor(pods int, d time.Duration) {
+	w.run(pods)
+	pass(d)
+}
+
 // configure sets other settings.
 func (w *writer) configure(t *testing.T, s eni.Settings) {
 	t.Helper()
-	if err := w.fleet.Set(w.name, w.instance, s, eni.Inventory{}, w); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, w.fleet.Set(w.name, w.instance, s, eni.Inventory{}, w))
 }
 
 // fail has every Publish fail; nil: none.
@@ -324,6 +329,11 @@ func bubble(t *testing.T, nodes int, test func(t *testing.T, w *world)) {
 	})
 }
 
+// inBubble is bubble as a subtest.
+func inBubble(nodes int, test func(t *testing.T, w *world)) func(*testing.T) {
+	return func(t *testing.T) { bubble(t, nodes, test) }
+}
+
 // pass lets virtual time pass.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen
@@ -375,9 +385,7 @@ func (p *operator) set(t *testing.T, o *object, s eni.Settings) *writer {
 	seed := o.inv
 	o.mu.Unlock()
 	p.writers[o.name] = wr
-	if err := p.Set(o.name, o.instance, s, seed, wr); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, p.Set(o.name, o.instance, s, seed, wr))
 	return wr
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // instances answers EC2's questions about instances: all are in one state.
@@ -154,12 +155,14 @@ func TestSuspicionsShareCalls(t *testing.T) {
 		p.setAll(settings(0, 1))
 		pass(minute)
 		ec2.calls.Store(0)
+		ec2.state.Store("stopped")
 		for _, c := range []struct {
 			name, state string
 			wait        time.Duration
 			most        int32
 			trouble     cloud.Class
 		}{
+			{"stopped, which nobody suspects", "", minute, 0, cloud.Unknown},
 			{"stopped", "stopped", 5 * time.Second, 2, cloud.Conflict},
 			{"stopped for 5 min", "", 5 * minute, 12, cloud.Conflict},
 			{"run again", "running", 5 * time.Second, 2, cloud.Unknown},
@@ -176,9 +179,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 					t.Fatalf("%s: %s: %+v", c.name, n.name, s)
 				}
 			}
-			if n := ec2.calls.Swap(0); n > c.most {
-				t.Errorf("%s: %d calls, want %d at most", c.name, n, c.most)
-			}
+			check.AtMost(t, ec2.calls.Swap(0), c.most, "%s: calls", c.name)
 		}
 	})
 }
@@ -190,8 +191,7 @@ func TestStoppedInstanceIsNotChanged(t *testing.T) {
 		_, n := w.suspect(ec2)
 		pass(10 * time.Second)
 		before := w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI")
-		n.run(1)
-		pass(20 * time.Second)
+		n.runFor(1, 20*time.Second)
 		if s := n.last(); !strings.Contains(s.LastError, "stopped") || w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI") != before {
 			t.Errorf("status %+v; calls %v", s, w.cloud.Front.Calls())
 		}
@@ -218,11 +218,8 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 			t.Errorf("status of the other: %+v", s)
 		}
 		before := w.cloud.Front.Count("Instances")
-		n.run(1)
-		pass(5 * minute)
-		if n := w.cloud.Front.Count("Instances") - before; n != 0 {
-			t.Errorf("%d calls for a vanished instance", n)
-		}
+		n.runFor(1, 5*minute)
+		check.Equal(t, w.cloud.Front.Count("Instances")-before, 0, "calls for a vanished instance")
 		w.cloud.State.AddInstance(n.instance, "m5.xlarge", "subnet-home")
 		pass(5 * minute)
 		if s := n.last(); s.Vanished || s.LastError != "" || n.available() < 8 {
@@ -279,20 +276,18 @@ func TestInstancesThatCannotBeTrue(t *testing.T) {
 // type that the cloud names.
 func TestLimitsAreThoseOfTheCloud(t *testing.T) {
 	for _, said := range []string{"m5.4xlarge", "z9.none"} {
-		t.Run(said, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) { // of m5.xlarge
-				s := settings(0, 60)
-				s.InstanceType = said
-				n := w.operator(w.cloud).set(t, w.objects[0], s)
-				pass(30 * time.Second)
-				got := n.inventory()
-				if st := n.last(); st.InstanceType != "m5.xlarge" || st.LastError != "" || !st.AtCapacity {
-					t.Errorf("status %+v", st)
-				}
-				if got.InstanceType != "m5.xlarge" || got.Limits.MaxENIs != 4 || len(got.ENIs) > 4 || n.available() > 4*14 {
-					t.Errorf("%s with %d ENIs and %d addresses", got.InstanceType, len(got.ENIs), n.available())
-				}
-			})
-		})
+		t.Run(said, inBubble(1, func(t *testing.T, w *world) { // of m5.xlarge
+			s := settings(0, 60)
+			s.InstanceType = said
+			n := w.operator(w.cloud).set(t, w.objects[0], s)
+			pass(30 * time.Second)
+			got := n.inventory()
+			if st := n.last(); st.InstanceType != "m5.xlarge" || st.LastError != "" || !st.AtCapacity {
+				t.Errorf("status %+v", st)
+			}
+			if got.InstanceType != "m5.xlarge" || got.Limits.MaxENIs != 4 || len(got.ENIs) > 4 || n.available() > 4*14 {
+				t.Errorf("%s with %d ENIs and %d addresses", got.InstanceType, len(got.ENIs), n.available())
+			}
+		}))
 	}
 }

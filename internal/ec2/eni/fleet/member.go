@@ -99,7 +99,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 func (f *Fleet) pass(ctx context.Context, m *member, s *eni.Settings) time.Duration {
 	if s != nil {
 		if err := m.rec.Configure(*s); err != nil {
-			f.cfg.Logger.Error("settings not taken", "node", m.name, "error", err)
+			f.cfg.Logger.Error("settings not taken", "node", m.name, "err", err)
 		}
 	}
 	if l, ok := f.observatory.take(m.instance); ok {

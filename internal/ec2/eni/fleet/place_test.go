@@ -7,6 +7,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // If new ENIs are configured for a VPC other than the instance's, even by mistake, full listings still
@@ -78,10 +79,7 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 		w.cloud.State.AddSubnet("subnet-1", "zone-a", "10.1.0.0/25", nil)
 		var others []cloud.ENI
 		for range 128 - 5 {
-			e, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-1"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			e := check.Must(w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-1"}))(t)
 			others = append(others, e)
 		}
 		p := w.operator(w.cloud)
@@ -95,9 +93,7 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 			t.Errorf("%d calls for free counts in 2 min", n)
 		}
 		for _, e := range others {
-			if err := w.cloud.DeleteENI(t.Context(), e.ID); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, w.cloud.DeleteENI(t.Context(), e.ID))
 		}
 		pass(15 * time.Second)
 		p.stop()

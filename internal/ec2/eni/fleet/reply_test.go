@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // An address that is listed for two ENIs stays with the one that has it. Pods keep their addresses, and
@@ -60,7 +61,7 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 }
 
 // thief is a cloud that assigns addresses of one instance's ENIs to others as well: in replies or in
-// listings, while told to.
+// listings, while switched on.
 type thief struct {
 	w                 *world
 	of                string // the instance
@@ -170,9 +171,7 @@ func TestAddressesOfAnotherNode(t *testing.T) {
 		p.Remove(w.objects[0].name)
 		first := w.objects[0].inventory().ENIs
 		for _, a := range first[len(first)-1].Addresses {
-			if held := p.holders.other("", "subnet-home", netip.PrefixFrom(a, 32)); held != "" {
-				t.Errorf("%v is held by %s after its node was removed", a, held)
-			}
+			check.Equal(t, p.holders.other("", "subnet-home", netip.PrefixFrom(a, 32)), "", "the holder of %v after its node was removed", a)
 		}
 	})
 }
@@ -210,8 +209,7 @@ func TestAddressesOfAnEndedNode(t *testing.T) {
 		}
 		p.set(t, ghost, settings(0, 4))
 		n := p.set(t, w.objects[0], settings(0, 4))
-		n.run(6)
-		pass(5 * time.Second)
+		n.runFor(6, 5*time.Second)
 		n.wantPods(t, 6)
 	})
 }
@@ -261,43 +259,41 @@ func TestCIDRsOfSubnetsThatCannotBeTrue(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		first, then netip.Prefix
-		served      bool // before it is told
+		served      bool // before the second answer
 	}{
 		{"of others, from the start", others, truth, false},
 		{"of others, later", truth, others, true},
 		{"smaller, later", truth, smaller, true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, 2, func(t *testing.T, w *world) {
-				told := tt.first
-				p := w.operator(&api{Cloud: w.cloud, subnets: func(list []cloud.Subnet) {
-					for i := range list {
-						list[i].CIDR = told
-					}
-				}})
-				look := func(want bool) {
-					t.Helper()
-					for range 10 {
-						pass(30 * time.Second)
-						for _, n := range p.writers {
-							n.run(1)
-						}
-					}
-					pass(time.Second)
+		t.Run(tt.name, inBubble(2, func(t *testing.T, w *world) {
+			answer := tt.first
+			p := w.operator(&api{Cloud: w.cloud, subnets: func(list []cloud.Subnet) {
+				for i := range list {
+					list[i].CIDR = answer
+				}
+			}})
+			look := func(want bool) {
+				t.Helper()
+				for range 10 {
+					pass(30 * time.Second)
 					for _, n := range p.writers {
-						for _, e := range n.inventory().ENIs {
-							if want && e.Subnet != truth || e.Subnet.IsValid() && e.Subnet != truth {
-								t.Errorf("%s of %s was published in %v", e.ID, n.name, e.Subnet)
-							}
+						n.run(1)
+					}
+				}
+				pass(time.Second)
+				for _, n := range p.writers {
+					for _, e := range n.inventory().ENIs {
+						if want && e.Subnet != truth || e.Subnet.IsValid() && e.Subnet != truth {
+							t.Errorf("%s of %s was published in %v", e.ID, n.name, e.Subnet)
 						}
 					}
 				}
-				p.set(t, w.objects[0], settings(0, 4))
-				look(tt.served)
-				told = tt.then
-				p.set(t, w.objects[1], settings(0, 4))
-				look(true)
-			})
-		})
+			}
+			p.set(t, w.objects[0], settings(0, 4))
+			look(tt.served)
+			answer = tt.then
+			p.set(t, w.objects[1], settings(0, 4))
+			look(true)
+		}))
 	}
 }

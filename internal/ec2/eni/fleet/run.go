@@ -155,7 +155,7 @@ func (f *Fleet) repair(ctx context.Context) {
 		} else if young := f.cfg.Clock.Now().Sub(f.observatory.lastAt()); young < f.cfg.ListingInterval/2 {
 			wait -= young // the first node that joined asked for one
 		} else if err := f.observatory.list(ctx); err != nil {
-			f.cfg.Logger.Warn("full listing failed", "class", cloud.ClassOf(err).String(), "error", err)
+			f.cfg.Logger.Warn("full listing failed", "class", cloud.ClassOf(err).String(), "err", err)
 			wait = retry.Jitter(listRetry)
 		} else {
 			f.spread(f.cfg.ListingInterval / 4)
@@ -225,7 +225,7 @@ func (f *Fleet) collect(ctx context.Context) {
 			wait = min(wait, due.Sub(f.cfg.Clock.Now()))
 		}
 		if err != nil {
-			f.cfg.Logger.Warn("looking for orphans failed", "class", cloud.ClassOf(err).String(), "error", err)
+			f.cfg.Logger.Warn("looking for orphans failed", "class", cloud.ClassOf(err).String(), "err", err)
 			wait = min(wait, retry.Jitter(time.Minute))
 		}
 		if found.Deleted > 0 {

@@ -2,7 +2,9 @@ package fleet
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // An old leader goes on beside a new one, without any election. Once pods stop starting, nothing is
@@ -39,13 +42,9 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 		}
 		before := changes()
 		pass(15 * minute)
-		if n := changes() - before; n != 0 {
-			t.Errorf("%d changes in a quarter of an hour in which nothing happened", n)
-		}
+		check.Equal(t, changes()-before, 0, "changes in a quarter of an hour in which nothing happened")
 		for _, o := range w.objects {
-			if n := len(w.trunks(o.instance)); n != 1 {
-				t.Errorf("%s has %d trunks", o.name, n)
-			}
+			check.Equal(t, len(w.trunks(o.instance)), 1, "%s: trunks", o.name)
 			if o.available() < 8+len(o.used) {
 				t.Errorf("%s has %d addresses, %d used", o.name, o.available(), len(o.used))
 			}
@@ -64,9 +63,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		there := func() bool {
 			return slices.ContainsFunc(w.cloud.State.Truth(), func(e cloud.ENI) bool { return e.ID == made.ID })
 		}
-		if err := p.observatory.list(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, p.observatory.list(t.Context()))
 		p.spread(time.Second)
 		pass(10 * time.Second)
 		if !there() {
@@ -99,9 +96,7 @@ func seeds(t *testing.T) []uint64 {
 // random moments; at the end the cloud has exactly what is published.
 func TestSimulation(t *testing.T) {
 	for _, seed := range seeds(t) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, 0, func(t *testing.T, w *world) { simulate(t, w, rand.New(rand.NewPCG(seed, 0))) })
-		})
+		t.Run(fmt.Sprint(seed), inBubble(0, func(t *testing.T, w *world) { simulate(t, w, rand.New(rand.NewPCG(seed, 0))) }))
 	}
 }
 
@@ -171,9 +166,7 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 	w.cloud.Front.ClearFaults()
 	pass(60 * minute)
 	p.stop()
-	if err := p.shared.Catalog.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, p.shared.Catalog.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()))
 	truth, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{})
 	if err != nil {
 		t.Error(err)
@@ -194,4 +187,93 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 			t.Errorf("%s: %d pods wait, %d addresses, %d used", o.name, waiting, o.available(), with)
 		}
 	}
+}
+
+// A process is stopped between recording a release and its call, and goes on after another process took
+// over the node, where many pods wait. The other process has asked the cloud itself by then, and no pod
+// got the released addresses.
+func TestCallAfterAnotherTookOver(t *testing.T) {
+	for name, pods := range map[string]int{"addresses": 6, "an ENI": 20} { // an m5.xlarge's ENI has room for 14
+		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
+			goOn := make(chan struct{})
+			o := w.operator(&api{Cloud: w.cloud, taking: goOn}).set(t, w.objects[0], settings(0, 8))
+			o.runFor(pods, 30*time.Second)
+			for range pods {
+				o.end()
+			}
+			o.runFor(0, 2*minute)
+			leaving, enis := o.leaves()
+			if len(leaving)+len(enis) == 0 || w.cloud.Front.Count("UnassignAddresses", "DetachENI") != 0 {
+				t.Fatalf("leaving: %v, %v; %d calls", leaving, enis, w.cloud.Front.Count("UnassignAddresses", "DetachENI"))
+			}
+			before := w.attachments()
+			two := w.operator(w.cloud).set(t, o.object, settings(0, 8))
+			pass(10 * time.Second)
+			two.run(25)
+			for range 5 {
+				pass(minute)
+				for a := range leaving {
+					if o.has(a) {
+						t.Errorf("a pod has %v, which is on its way out", a)
+					}
+				}
+				now := w.attachments()
+				for _, e := range o.inventory().ENIs {
+					if enis[e.ID] && now[e.ID] == before[e.ID] {
+						t.Errorf("%s is published, which is on its way out", e.ID)
+					}
+				}
+			}
+			if w.cloud.Front.Count("UnassignAddresses", "DetachENI") == 0 {
+				t.Error("the other did not go on")
+			}
+			close(goOn)
+			pass(15 * minute)
+			if _, waiting := o.pods(); waiting > 0 {
+				t.Errorf("%d pods wait", waiting)
+			}
+		}))
+	}
+}
+
+// attachments returns the attachments of all ENIs.
+func (w *world) attachments() map[string]string {
+	out := map[string]string{}
+	for _, e := range w.cloud.State.Truth() {
+		if e.Attachment != nil {
+			out[e.ID] = e.Attachment.ID
+		}
+	}
+	return out
+}
+
+// leaves returns the releases that are recorded.
+func (o *object) leaves() (map[netip.Addr]string, map[string]bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.committed), maps.Clone(o.detaching)
+}
+
+// One collector for the whole fleet deletes the orphans of its cluster, and of no other.
+func TestOrphansAreCollected(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		long := time.Now().Add(-24 * time.Hour) // as anybody may write
+		w.leftBehind("test", "i-gone", long)
+		w.leftBehind("other", "i-gone", long)
+		p := w.operator(w.cloud)
+		p.set(t, w.objects[0], settings(0, 8))
+		left := func() (n int) {
+			for _, e := range w.cloud.State.Truth() {
+				if e.Attachment == nil {
+					n++
+				}
+			}
+			return n
+		}
+		pass(14 * minute)
+		check.Equal(t, left(), 2, "detached ENIs before they are old enough")
+		pass(20 * minute)
+		check.Equal(t, left(), 1, "detached ENIs")
+		check.Equal(t, w.cloud.Front.Count("Instances"), 2, "calls for instances")
+	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // withTrunk returns the settings of a node with a trunk.
@@ -45,9 +46,7 @@ func (w *writer) wantTrunk(t *testing.T, in *world) (trunk cloud.ENI) {
 // wantNoTrunk checks that there is no trunk, and why.
 func (w *writer) wantNoTrunk(t *testing.T, in *world, reason string) {
 	t.Helper()
-	if n := len(in.trunks(w.instance)); n > 0 {
-		t.Errorf("%s has %d trunks: %+v", w.name, n, w.last())
-	}
+	check.Equal(t, len(in.trunks(w.instance)), 0, "%s has trunks: %+v", w.name, w.last())
 	if st := w.last().Trunk; st == nil || st.ID != "" || st.Reason != reason || st.Message == "" {
 		t.Errorf("status of the trunk: %+v, want %s", st, reason)
 	}
@@ -100,26 +99,23 @@ func TestNoTrunk(t *testing.T) {
 			w.cloud.State.AddENI("i-000", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner})
 		}, plan.ReasonOtherTrunk, 28},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				c.before(w)
-				w.apart = true // there is an instance without a node, or an ENI of someone's
-				n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
-				n.run(60)
-				pass(30 * minute)
-				if st := n.last().Trunk; st == nil || st.ID != "" || st.Reason != c.reason {
-					t.Errorf("status of the trunk: %+v, want %s", st, c.reason)
+		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
+			c.before(w)
+			w.apart = true // there is an instance without a node, or an ENI of someone's
+			n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
+			n.runFor(60, 30*minute)
+			if st := n.last().Trunk; st == nil || st.ID != "" || st.Reason != c.reason {
+				t.Errorf("status of the trunk: %+v, want %s", st, c.reason)
+			}
+			for _, call := range w.cloud.Front.Calls() {
+				if strings.HasPrefix(call.Op, "Detach") || strings.HasPrefix(call.Op, "Delete") {
+					t.Errorf("called %+v", call)
 				}
-				for _, call := range w.cloud.Front.Calls() {
-					if strings.HasPrefix(call.Op, "Detach") || strings.HasPrefix(call.Op, "Delete") {
-						t.Errorf("called %+v", call)
-					}
-				}
-				if with, _ := n.pods(); with != c.pods {
-					t.Errorf("%d pods have addresses, want %d", with, c.pods)
-				}
-			})
-		})
+			}
+			if with, _ := n.pods(); with != c.pods {
+				t.Errorf("%d pods have addresses, want %d", with, c.pods)
+			}
+		}))
 	}
 }
 
@@ -127,8 +123,7 @@ func TestNoTrunk(t *testing.T) {
 func TestTrunkWaitsForRoom(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 1))
-		n.run(40)
-		pass(minute)
+		n.runFor(40, minute)
 		n.wantPods(t, 40)
 		n.configure(t, withTrunk(0, 1))
 		pass(10 * minute)
@@ -136,8 +131,7 @@ func TestTrunkWaitsForRoom(t *testing.T) {
 		n.wantPods(t, 40)
 		for n.last().Available-n.last().Used < 16 {
 			n.end()
-			n.run(0)
-			pass(minute)
+			n.runFor(0, minute)
 			if with, _ := n.pods(); with == 0 || len(w.trunks("i-000")) > 0 {
 				break
 			}
@@ -164,13 +158,9 @@ func TestTrunkWithBranches(t *testing.T) {
 		pass(minute)
 		trunk := n.wantTrunk(t, w)
 		branch := w.make("test", "i-000", time.Now(), func(*cloud.CreateENI) {}) // marked as if it was the node's
-		a, err := w.cloud.AssociateBranch(t.Context(), cloud.Association{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7}, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := check.Must(w.cloud.AssociateBranch(t.Context(), cloud.Association{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7}, ""))(t)
 		n.configure(t, settings(0, 8))
-		n.run(2)
-		pass(30 * minute)
+		n.runFor(2, 30*minute)
 		if tries := w.cloud.Front.Count("DetachENI"); tries < 5 || tries > 60 {
 			t.Errorf("asked %d times in half an hour to detach it", tries)
 		}
@@ -178,15 +168,9 @@ func TestTrunkWithBranches(t *testing.T) {
 			t.Errorf("with branches: %+v, trunk %+v", st, st.Trunk)
 		}
 		n.wantPods(t, 2)
-		if w.cloud.Front.Count("DeleteENI") > 0 {
-			t.Error("something was deleted")
-		}
-		if err := w.cloud.DisassociateBranch(t.Context(), a.ID); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.cloud.DeleteENI(t.Context(), branch.ID); err != nil {
-			t.Fatal(err)
-		}
+		check.Equal(t, w.cloud.Front.Count("DeleteENI"), 0, "deletions")
+		check.OK(t, w.cloud.DisassociateBranch(t.Context(), a.ID))
+		check.OK(t, w.cloud.DeleteENI(t.Context(), branch.ID))
 		pass(5 * minute)
 		if st := n.last(); len(w.trunks("i-000")) > 0 || st.Trunk != nil || st.LastError != "" {
 			t.Errorf("without branches: %+v, trunk %+v", st, st.Trunk)
@@ -214,8 +198,7 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 		}
 		gone := w.make("test", "i-gone", time.Now(), func(q *cloud.CreateENI) { q.Type = cloud.InterfaceTrunk })
 		for range 10 {
-			n.run(4)
-			pass(5 * minute)
+			n.runFor(4, 5*minute)
 		}
 		if with, _ := n.pods(); with != 28 {
 			t.Errorf("%d pods have addresses, want those of two ENIs", with)
@@ -229,9 +212,7 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 				t.Errorf("left behind: %+v", e)
 			}
 		}
-		if len(left) > 0 {
-			t.Errorf("deleted: %v", left)
-		}
+		check.Equal(t, len(left), 0, "deleted: %v", left)
 	})
 }
 
@@ -243,26 +224,24 @@ func TestFailuresAboutTrunks(t *testing.T) {
 			"not there": {Err: cloudfake.Err(cloud.Transient, "")},
 			"throttled": {Err: cloudfake.Err(cloud.Throttled, "")},
 		} {
-			t.Run(op+"/"+name, func(t *testing.T) {
-				bubble(t, 1, func(t *testing.T, w *world) {
-					w.cloud.State.SetLag(2 * time.Second)
-					fault.Op, fault.Times = op, 2
-					w.cloud.Front.Inject(fault)
-					n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
-					pass(5 * minute)
-					if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
-						t.Error("it would outlive its instance")
-					}
-					n.configure(t, settings(0, 0))
-					pass(10 * minute)
-					if len(w.secondary()) > 0 || n.last().Trunk != nil || n.last().LastError != "" {
-						t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
-					}
-					if made := w.cloud.Front.Count("CreateENI"); made > 1 && op != "CreateENI" || made > 3 {
-						t.Errorf("%d ENIs asked for", made)
-					}
-				})
-			})
+			t.Run(op+"/"+name, inBubble(1, func(t *testing.T, w *world) {
+				w.cloud.State.SetLag(2 * time.Second)
+				fault.Op, fault.Times = op, 2
+				w.cloud.Front.Inject(fault)
+				n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
+				pass(5 * minute)
+				if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
+					t.Error("it would outlive its instance")
+				}
+				n.configure(t, settings(0, 0))
+				pass(10 * minute)
+				if len(w.secondary()) > 0 || n.last().Trunk != nil || n.last().LastError != "" {
+					t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
+				}
+				if made := w.cloud.Front.Count("CreateENI"); made > 1 && op != "CreateENI" || made > 3 {
+					t.Errorf("%d ENIs asked for", made)
+				}
+			}))
 		}
 	}
 }
@@ -295,8 +274,7 @@ func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
 		n.configure(t, s)
 		for i := range 2 { // within what a call waits for the rate limit
 			pass(2 * time.Second)
-			n.run(5)
-			pass(time.Second)
+			n.runFor(5, time.Second)
 			n.wantPods(t, 5*(i+1))
 		}
 		pass(2 * minute)
@@ -341,52 +319,45 @@ func TestTrunkOverACrash(t *testing.T) {
 	for _, point := range []string{"create", "attach", "set-deletion", "detach", "delete"} {
 		for _, at := range []string{"before", "after"} {
 			for _, lag := range []time.Duration{0, 2 * time.Second} {
-				t.Run(fmt.Sprintf("%s.%s/lag=%v", point, at, lag), func(t *testing.T) {
-					bubble(t, 1, func(t *testing.T, w *world) {
-						restore, err := failpoint.Set(fmt.Sprintf("eni.%s.%s=error@1", point, at))
-						if err != nil {
-							t.Fatal(err)
+				t.Run(fmt.Sprintf("%s.%s/lag=%v", point, at, lag), inBubble(1, func(t *testing.T, w *world) {
+					restore := check.Must(failpoint.Set(fmt.Sprintf("eni.%s.%s=error@1", point, at)))(t)
+					defer restore()
+					w.cloud.State.SetLag(lag)
+					w.cloud.State.SetAttachTime(time.Second)
+					k := &killer{}
+					w.observer = k
+					var n *writer
+					lead := func(s eni.Settings) {
+						p := w.operator(w.cloud)
+						k.mu.Lock()
+						k.stop = p.stop
+						k.mu.Unlock()
+						n = p.set(t, w.objects[0], s)
+					}
+					settle := func(s eni.Settings) {
+						before := k.count()
+						pass(5 * minute)
+						synctest.Wait()
+						if k.count() > before {
+							lead(s)
 						}
-						defer restore()
-						w.cloud.State.SetLag(lag)
-						w.cloud.State.SetAttachTime(time.Second)
-						k := &killer{}
-						w.observer = k
-						var n *writer
-						lead := func(s eni.Settings) {
-							p := w.operator(w.cloud)
-							k.mu.Lock()
-							k.stop = p.stop
-							k.mu.Unlock()
-							n = p.set(t, w.objects[0], s)
-						}
-						settle := func(s eni.Settings) {
-							before := k.count()
-							pass(5 * minute)
-							synctest.Wait()
-							if k.count() > before {
-								lead(s)
-							}
-							pass(10 * minute)
-						}
-						lead(withTrunk(0, 0))
-						settle(withTrunk(0, 0))
-						if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
-							t.Error("it would outlive its instance")
-						}
-						n.configure(t, settings(0, 0))
-						settle(settings(0, 0))
-						if len(w.secondary()) > 0 || n.last().Trunk != nil {
-							t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
-						}
-						if hits := k.count(); hits != 1 {
-							t.Errorf("the failpoint was hit %d times", hits)
-						}
-						if n := w.cloud.Front.Count("CreateENI"); n > 2 { // one may have been repeated
-							t.Errorf("%d ENIs asked for", n)
-						}
-					})
-				})
+						pass(10 * minute)
+					}
+					lead(withTrunk(0, 0))
+					settle(withTrunk(0, 0))
+					if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
+						t.Error("it would outlive its instance")
+					}
+					n.configure(t, settings(0, 0))
+					settle(settings(0, 0))
+					if len(w.secondary()) > 0 || n.last().Trunk != nil {
+						t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
+					}
+					check.Equal(t, k.count(), 1, "hits of the failpoint")
+					if n := w.cloud.Front.Count("CreateENI"); n > 2 { // one may have been repeated
+						t.Errorf("%d ENIs asked for", n)
+					}
+				}))
 			}
 		}
 	}
@@ -396,48 +367,41 @@ func TestTrunkOverACrash(t *testing.T) {
 // at growing intervals.
 func TestTrunkThatCannotBeAttached(t *testing.T) {
 	for _, class := range []cloud.Class{cloud.Bug, cloud.Conflict, cloud.LimitReached} {
-		t.Run(class.String(), func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				var allowed atomic.Bool
-				var tries atomic.Int32
-				ec2 := &api{Cloud: w.cloud, attaching: func(id string) error {
-					for _, e := range w.cloud.State.Truth() {
-						if !allowed.Load() && e.ID == id && e.Type == cloud.InterfaceTrunk {
-							tries.Add(1)
-							return cloudfake.Err(class, "")
-						}
+		t.Run(class.String(), inBubble(1, func(t *testing.T, w *world) {
+			var allowed atomic.Bool
+			var tries atomic.Int32
+			ec2 := &api{Cloud: w.cloud, attaching: func(id string) error {
+				for _, e := range w.cloud.State.Truth() {
+					if !allowed.Load() && e.ID == id && e.Type == cloud.InterfaceTrunk {
+						tries.Add(1)
+						return cloudfake.Err(class, "")
 					}
-					return nil
-				}}
-				n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 2))
-				told := false
-				for range 20 {
-					n.run(1)
+				}
+				return nil
+			}}
+			n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 2))
+			reported := false
+			for range 20 {
+				n.runFor(1, time.Second)
+				reported = reported || strings.HasPrefix(n.last().LastError, string(plan.AttachTrunk))
+			}
+			n.wantPods(t, 20)
+			if !reported {
+				t.Errorf("%+v", n.last())
+			}
+			pass(2 * time.Hour)
+			check.AtMost(t, w.cloud.Front.Count("CreateENI"), 15, "ENIs made in two hours")
+			check.AtMost(t, tries.Load(), 130, "tries in two hours to attach it")
+			for range 60 { // at the moment of a try it is being made
+				if n.last().Trunk.Reason == plan.ReasonPending {
 					pass(time.Second)
-					told = told || strings.HasPrefix(n.last().LastError, string(plan.AttachTrunk))
 				}
-				n.wantPods(t, 20)
-				if !told {
-					t.Errorf("%+v", n.last())
-				}
-				pass(2 * time.Hour)
-				if made := w.cloud.Front.Count("CreateENI"); made > 15 {
-					t.Errorf("%d ENIs made in two hours", made)
-				}
-				if n := tries.Load(); n > 130 {
-					t.Errorf("%d tries in two hours to attach it", n)
-				}
-				for range 60 { // at the moment of a try it is being made
-					if n.last().Trunk.Reason == plan.ReasonPending {
-						pass(time.Second)
-					}
-				}
-				n.wantNoTrunk(t, w, plan.ReasonRefused)
-				allowed.Store(true)
-				pass(50 * minute)
-				n.wantTrunk(t, w)
-			})
-		})
+			}
+			n.wantNoTrunk(t, w, plan.ReasonRefused)
+			allowed.Store(true)
+			pass(50 * minute)
+			n.wantTrunk(t, w)
+		}))
 	}
 }
 
@@ -475,8 +439,7 @@ func TestTrunkIsGivenUpForPods(t *testing.T) {
 		if len(w.trunks("i-000")) > 0 {
 			t.Fatal("it did not wait")
 		}
-		n.run(5)
-		pass(time.Second)
+		n.runFor(5, time.Second)
 		n.wantPods(t, 5)
 		quiet()
 		others.Wait()
@@ -498,10 +461,7 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		pass(10 * minute)
 		var fill []cloud.ENI
 		for range 10 {
-			e, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-small"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			e := check.Must(w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-small"}))(t)
 			fill = append(fill, e)
 		}
 		before := w.cloud.Front.Count("CreateENI")
@@ -509,15 +469,9 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		n.configure(t, s)
 		pass(10 * minute)
 		n.wantNoTrunk(t, w, plan.ReasonTrunkSubnet)
-		if n.available() != 4 {
-			t.Errorf("%d addresses", n.available())
-		}
-		if made := w.cloud.Front.Count("CreateENI") - before; made > 0 {
-			t.Errorf("asked %d times for a trunk in a full subnet", made)
-		}
-		if err := w.cloud.DeleteENI(t.Context(), fill[0].ID); err != nil {
-			t.Fatal(err)
-		}
+		check.Equal(t, n.available(), 4, "addresses")
+		check.Equal(t, w.cloud.Front.Count("CreateENI")-before, 0, "requests for a trunk in a full subnet")
+		check.OK(t, w.cloud.DeleteENI(t.Context(), fill[0].ID))
 		pass(minute)
 		n.wantTrunk(t, w)
 	})
@@ -540,27 +494,23 @@ func TestTrunkInASubnetThatRefuses(t *testing.T) {
 
 // A reply to the creation of a trunk may leave out its type. With another type it is not used, and the
 // trunk that was created is found.
-func TestRepliesThatTellOfTrunks(t *testing.T) {
+func TestRepliesWithAnotherTypeThanTrunk(t *testing.T) {
 	for _, kind := range []cloud.InterfaceType{"", cloud.InterfaceOrdinary} {
-		t.Run(string(kind), func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				w.cloud.State.SetLag(3 * time.Second)
-				ec2 := &api{Cloud: w.cloud, created: func(_ cloud.CreateENI, e *cloud.ENI) { e.Type = kind }}
-				n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 0))
-				pass(2 * minute)
-				if trunk := n.wantTrunk(t, w); trunk.Attachment.DeviceIndex != 3 {
-					t.Errorf("attached as one for pods: %+v", trunk.Attachment)
-				}
-				if made := w.cloud.Front.Count("CreateENI"); made != 1 {
-					t.Errorf("%d ENIs made", made)
-				}
-			})
-		})
+		t.Run(string(kind), inBubble(1, func(t *testing.T, w *world) {
+			w.cloud.State.SetLag(3 * time.Second)
+			ec2 := &api{Cloud: w.cloud, created: func(_ cloud.CreateENI, e *cloud.ENI) { e.Type = kind }}
+			n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 0))
+			pass(2 * minute)
+			if trunk := n.wantTrunk(t, w); trunk.Attachment.DeviceIndex != 3 {
+				t.Errorf("attached as one for pods: %+v", trunk.Attachment)
+			}
+			check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "ENIs made")
+		}))
 	}
 }
 
 // If a trunk is no longer configured before EC2 allowed its creation, it is not created.
-func TestTrunkThatIsWantedNoMore(t *testing.T) {
+func TestUnconfiguredTrunkIsNotCreated(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Throttled, "")})
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
@@ -584,12 +534,9 @@ func TestTrunkIsNotCommitted(t *testing.T) {
 		n.detaching[trunk.ID] = true
 		n.mu.Unlock()
 		for range 10 {
-			n.run(0)
-			pass(minute)
+			n.runFor(0, minute)
 		}
 		n.wantTrunk(t, w)
-		if tries := w.cloud.Front.Count("DetachENI"); tries > 0 {
-			t.Errorf("%d calls to detach it", tries)
-		}
+		check.Equal(t, w.cloud.Front.Count("DetachENI"), 0, "calls to detach it")
 	})
 }

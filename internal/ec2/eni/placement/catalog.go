@@ -24,7 +24,7 @@ const (
 	outdatedAge = 10 * time.Minute
 )
 
-// Catalog is what EC2 told of subnets, security groups and route tables. All reconcilers of a process
+// Catalog is what EC2 said of subnets, security groups and route tables. All reconcilers of a process
 // share one. Its methods may be called concurrently.
 type Catalog struct {
 	Subnets *Subnets

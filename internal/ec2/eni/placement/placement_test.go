@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // counting is a cloud whose free counts the test returns.
@@ -45,16 +46,12 @@ func TestOlderCountOfFreeAddresses(t *testing.T) {
 				c.during(t, b)
 				return c.answer
 			}}
-			if err := b.Refresh(t.Context(), cloud.SubnetFilter{}, unix(1)); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, b.Refresh(t.Context(), cloud.SubnetFilter{}, unix(1)))
 			if got := b.Free(); len(got) != 1 || got[0].Free != c.want {
 				t.Errorf("free: %+v, want %d", got, c.want)
 			}
 			refresh(t, b, 3, []cloud.Subnet{{ID: "s1", Free: 7}})
-			if got := b.Free()[0].Free; got != 7 {
-				t.Errorf("a count asked for later: %d, want 7", got)
-			}
+			check.Equal(t, b.Free()[0].Free, 7, "a count asked for later")
 		})
 	}
 }
@@ -62,9 +59,7 @@ func TestOlderCountOfFreeAddresses(t *testing.T) {
 func refresh(t *testing.T, b *Subnets, asked int, answer []cloud.Subnet) {
 	t.Helper()
 	b.api = counting{answer: func() []cloud.Subnet { return answer }}
-	if err := b.Refresh(t.Context(), cloud.SubnetFilter{}, unix(asked)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, b.Refresh(t.Context(), cloud.SubnetFilter{}, unix(asked)))
 }
 
 // Nodes that plan at the same moment share the addresses of a subnet.
@@ -114,9 +109,7 @@ func TestNobodyCountsIPv6(t *testing.T) {
 	b := newSubnets(nil, nil)
 	b.Learn(cloud.Subnet{ID: "wrong", CIDR: netip.MustParsePrefix("10.0.0.0/24")})
 	refresh(t, b, 0, []cloud.Subnet{{ID: "wrong", IPv6Native: true}})
-	if got := b.Blocks("wrong"); len(got) > 0 {
-		t.Errorf("a block of IPv4 that was learned stays: %v", got)
-	}
+	check.Equal(t, len(b.Blocks("wrong")), 0, "a block of IPv4 that was learned stays")
 	delete(b.all, "wrong")
 	b.order = nil
 	native := cloud.Subnet{ID: "s6", IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, IPv6Native: true}
@@ -198,9 +191,7 @@ func TestOutdatedByGroups(t *testing.T) {
 			now := clock.NewFake(since)
 			p := NewSelector(NewCatalog(nil, now), tt.settings, someENIs{{Groups: []string{"sg-0"}}}, false, now, nil)
 			created, _ := time.Parse(time.RFC3339, tt.made)
-			if got := p.Desired().Outdated(ENI{Groups: tt.groups, Created: created}); got != tt.want {
-				t.Errorf("outdated: %v, want %v", got, tt.want)
-			}
+			check.Equal(t, p.Desired().Outdated(ENI{Groups: tt.groups, Created: created}), tt.want, "outdated")
 		})
 	}
 }

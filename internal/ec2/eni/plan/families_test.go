@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // dual is limits of a Nitro instance type and of one before, which has no prefixes.
@@ -377,13 +378,11 @@ func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 
 // A trunk takes no IPv4 address in an IPv6-only subnet, and is not created if there is no IPv6 address
 // either.
-func TestTrunkInASubnetOfIPv6Alone(t *testing.T) {
+func TestTrunkInAnIPv6OnlySubnet(t *testing.T) {
 	prefix := cloud.Amount{IPv6Prefixes: 1}
 	eth0 := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: prefix, Free: prefix}
 	for none, want := range map[bool]int{false: 1, true: 0} {
 		s := State{ENIs: []ENI{eth0}, Subnets: []Subnet{{ID: "subnet-1", IPv6Native: true, NoIPv6: none}}, Trunk: Trunk{Wanted: true, Branches: true}}
-		if got := Make(nitro, ipam.Policy{Families: ipfamily.OnlyIPv6}, s).Actions; len(got) != want {
-			t.Errorf("with nothing free: %t: %v", none, got)
-		}
+		check.Equal(t, len(Make(nitro, ipam.Policy{Families: ipfamily.OnlyIPv6}, s).Actions), want, "with nothing free: %t", none)
 	}
 }

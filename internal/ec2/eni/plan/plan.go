@@ -5,15 +5,15 @@
 //	state.go     a node as a plan sees it
 //	action.go    what a plan asks for
 //	plan.go      limits, policy and state to actions: growth
-//	shrink.go    ... releases, and the ENI whose addresses move to the others
+//	shrink.go    ... releases, the ENI whose addresses move to the others, and how much
+//	             of an excess has lasted for long enough, which the reconciler keeps
+//	             from plan to plan (planning.go of package eni)
 //	drain.go     ... outdated ENIs that are emptied
 //	trunk.go     ... the trunk
 //	supply.go    how many addresses ENIs can have
 //	places.go    device indexes, and how many more ENIs there may be
 //	subnets.go   in which subnets new ENIs may be created
 //	shortage.go  why waiting pods get nothing
-//	excess.go    how much of an excess has lasted long enough to be released;
-//	             the reconciler keeps it from plan to plan (planning.go of package eni)
 package plan
 
 import (

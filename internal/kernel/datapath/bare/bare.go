@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
 // Link is what AddPod is given, in the netlink library's terms.
@@ -58,10 +60,10 @@ func Add(host *netlink.Handle, l Link) error {
 		return err
 	}
 	for _, a := range l.Addrs {
-		if err := host.NeighSet(neigh(veth.Index, a, l.PodMAC)); err != nil {
+		if err := host.NeighSet(rtnl.PermanentNeighbour(veth.Index, a, l.PodMAC)); err != nil {
 			return err
 		}
-		if err := host.RouteAdd(&netlink.Route{LinkIndex: veth.Index, Dst: single(a), Table: l.Table, Scope: scope(a)}); err != nil {
+		if err := host.RouteAdd(&netlink.Route{LinkIndex: veth.Index, Dst: single(a), Table: l.Table, Scope: rtnl.ScopeFor(a, netlink.SCOPE_LINK)}); err != nil {
 			return err
 		}
 	}
@@ -70,10 +72,10 @@ func Add(host *netlink.Handle, l Link) error {
 
 func podSide(pod *netlink.Handle, peer netlink.Link, a netip.Addr, l Link) error {
 	addr := &netlink.Addr{IPNet: single(a)}
-	gw, all := netip.MustParseAddr("169.254.1.1"), netip.MustParsePrefix("0.0.0.0/0")
+	gw := netip.MustParseAddr("169.254.1.1")
 	if a.Is6() {
 		addr.Flags = unix.IFA_F_NODAD
-		gw, all = netip.MustParseAddr("fe80::1"), netip.MustParsePrefix("::/0")
+		gw = netip.MustParseAddr("fe80::1")
 	}
 	index := peer.Attrs().Index
 	if err := pod.AddrAdd(peer, addr); err != nil {
@@ -84,28 +86,10 @@ func podSide(pod *netlink.Handle, peer netlink.Link, a netip.Addr, l Link) error
 			return err
 		}
 	}
-	def := &net.IPNet{IP: all.Addr().AsSlice(), Mask: net.CIDRMask(0, a.BitLen())}
-	if err := pod.RouteAdd(&netlink.Route{LinkIndex: index, Dst: def, Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
+	if err := pod.RouteAdd(&netlink.Route{LinkIndex: index, Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(a), 0)), Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
 		return err
 	}
-	return pod.NeighSet(neigh(index, gw, l.HostMAC))
+	return pod.NeighSet(rtnl.PermanentNeighbour(index, gw, l.HostMAC))
 }
 
-func neigh(index int, a netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
-	family := unix.AF_INET
-	if a.Is6() {
-		family = unix.AF_INET6
-	}
-	return &netlink.Neigh{LinkIndex: index, Family: family, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
-}
-
-func single(a netip.Addr) *net.IPNet {
-	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
-}
-
-func scope(a netip.Addr) netlink.Scope {
-	if a.Is4() {
-		return netlink.SCOPE_LINK
-	}
-	return netlink.SCOPE_UNIVERSE
-}
+func single(a netip.Addr) *net.IPNet { return rtnl.IPNet(rtnl.HostPrefix(a)) }

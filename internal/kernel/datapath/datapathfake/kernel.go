@@ -4,6 +4,7 @@ package datapathfake
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,7 +15,7 @@ import (
 
 // Kernel is the state of the kernel of one node. It outlives daemons and is safe for concurrent use.
 type Kernel struct {
-	// HasLink tells whether an ENI has a link. Nil: every ENI has. Set it before use.
+	// HasLink reports whether an ENI has a link. Nil: every ENI has. Set it before use.
 	HasLink func(net.HardwareAddr) bool
 	// AnyNetns allows pods in network namespaces that AddNetns did not make. Set it before use.
 	AnyNetns bool
@@ -72,15 +73,11 @@ func (k *Kernel) InspectNetns(path string) (datapath.NetnsID, error) {
 func (k *Kernel) State() (links, routes []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for name := range k.links {
-		links = append(links, name)
-	}
 	for a, name := range k.routes {
 		routes = append(routes, a.String()+" "+name)
 	}
-	slices.Sort(links)
 	slices.Sort(routes)
-	return links, routes
+	return slices.Sorted(maps.Keys(k.links)), routes
 }
 
 // Edit changes links, by name of the host end, and routes to them, as other software would.
@@ -94,30 +91,18 @@ func (k *Kernel) Edit(do func(links map[string]datapath.Pod, routes map[netip.Ad
 func (k *Kernel) Uplinks() map[int]datapath.Uplink {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	out := make(map[int]datapath.Uplink, len(k.uplinks))
-	for n, u := range k.uplinks {
-		out[n] = u
-	}
-	return out
+	return maps.Clone(k.uplinks)
 }
 
 // Blocks lists the prefixes of blocks, and whether each is announced.
 func (k *Kernel) Blocks() map[netip.Prefix]bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	out := make(map[netip.Prefix]bool, len(k.blocks))
-	for p, announced := range k.blocks {
-		out[p] = announced
-	}
-	return out
+	return maps.Clone(k.blocks)
 }
 
 // removeLink removes a link and its routes. k.mu is held.
 func (k *Kernel) removeLink(name string) {
 	delete(k.links, name)
-	for a, on := range k.routes {
-		if on == name {
-			delete(k.routes, a)
-		}
-	}
+	maps.DeleteFunc(k.routes, func(_ netip.Addr, on string) bool { return on == name })
 }

@@ -277,7 +277,7 @@ func (n *Node) Repair(ctx context.Context, want datapath.Desired) (did []string,
 	return did, err
 }
 
-// complete tells whether a pod has its link and routes. k.mu is held.
+// complete reports whether a pod has its link and routes. k.mu is held.
 func (k *Kernel) complete(p datapath.Pod) bool {
 	_, has := k.links[p.HostIfName]
 	return has && !slices.ContainsFunc(p.Addrs(), func(a netip.Addr) bool { return k.routes[a] != p.HostIfName })

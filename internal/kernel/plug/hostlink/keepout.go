@@ -76,5 +76,5 @@ func (n *Node) keepTable() (table nft.Table, conn *nftables.Conn, err error) {
 
 // comesBy matches packets that enter by links of ports with a name prefix.
 func comesBy(prefix string) nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyIIFGROUP), nft.Is(nft.Word(plug.LinkGroup)...), nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(prefix)...))
+	return nft.Join(nft.Meta(expr.MetaKeyIIFGROUP), nft.Is(nft.Word(plug.LinkGroup)...), nft.ComesBy(prefix))
 }

@@ -192,10 +192,8 @@ func (n *Node) mark(r plug.Ref, name string) (Link, error) {
 // resize sets the MTU of an existing link.
 func (n *Node) resize(l netlink.Link, mtu int) (Link, error) {
 	a := l.Attrs()
-	if mtu != 0 && a.MTU != mtu {
-		if err := n.NL.LinkSetMTU(rtnl.LinkRef(a.Index), mtu); err != nil {
-			return Link{}, fmt.Errorf("set the MTU of %s to %d: %w", a.Name, mtu, err)
-		}
+	if _, err := (rtnl.Link{Name: a.Name, MTU: mtu}).Set(n.NL, a); err != nil {
+		return Link{}, err
 	}
 	return Link{Name: a.Name, Index: a.Index, MAC: a.HardwareAddr, HandedOver: strings.HasSuffix(a.Alias, HandedOver)}, nil
 }

@@ -5,8 +5,10 @@
 package hostlink
 
 import (
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 
@@ -29,15 +31,9 @@ type Node struct {
 
 // Open opens the network namespace at a path; empty: that of the calling thread.
 func Open(path string) (*Node, error) {
-	var ns netns.NsHandle
-	var err error
-	if path == "" {
-		ns, err = netns.Get()
-	} else {
-		ns, err = rtnl.OpenNetns(path)
-	}
+	ns, err := rtnl.OpenNodeNetns(path)
 	if err != nil {
-		return nil, fmt.Errorf("open the node's network namespace: %w", err)
+		return nil, err
 	}
 	n := &Node{NS: ns}
 	if n.ID, err = rtnl.Identify(ns); err == nil {
@@ -176,6 +172,20 @@ func (n *Node) RemoveHalfMade(name string) error {
 func (n *Node) delete(l netlink.Link) error {
 	if err := n.NL.LinkDel(rtnl.LinkRef(l.Attrs().Index)); err != nil && !rtnl.IsNoLink(err) {
 		return fmt.Errorf("remove %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// Raise turns IPv6 off on links, so that the node takes no address there, and sets them up.
+func (n *Node) Raise(links ...Link) error {
+	for _, l := range links {
+		err := rtnl.SetIPv6(n.NS, n.Sysctls, l.Name, "disable_ipv6", "1")
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // the kernel has no IPv6
+			return fmt.Errorf("switch IPv6 off on %s: %w", l.Name, err)
+		}
+		if err := n.NL.LinkSetUp(rtnl.LinkRef(l.Index)); err != nil {
+			return fmt.Errorf("set %s up: %w", l.Name, err)
+		}
 	}
 	return nil
 }

@@ -1,14 +1,12 @@
 package nsveth
 
 import (
-	"fmt"
 	"net"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -63,9 +61,7 @@ func (v *vpc) port(uid, attachment string, pod *podif.Namespace) (vpcport.Port, 
 		Addresses: []vpcport.NewAddress{{SubnetID: v.subnet.ID}, {SubnetID: v.six.ID}},
 	}})
 	plugtest.Must(v.t, err)
-	host := "node-a"
-	p, err := v.provider.Update(v.t.Context(), made[0].ID, 0, vpcport.Change{Host: &host})
-	plugtest.Must(v.t, err)
+	p := v.bind(made[0].ID, "node-a")
 	if p.Binding.Result != vpcport.Bound || p.Binding.Plug.Kind != vpcport.Netns {
 		v.t.Fatalf("the binding is %+v", p.Binding)
 	}
@@ -80,6 +76,18 @@ func (v *vpc) port(uid, attachment string, pod *podif.Namespace) (vpcport.Port, 
 		w.Interface.Addresses = append(w.Interface.Addresses, netip.PrefixFrom(a.IP, map[string]int{v.subnet.ID: 24, v.six.ID: 64}[a.SubnetID]))
 	}
 	return p, w
+}
+
+// bind binds a port to a host; "": to none.
+func (v *vpc) bind(id, host string) vpcport.Port {
+	v.t.Helper()
+	c := vpcport.Change{Host: &host}
+	if host == "" {
+		c.Device, c.Owner = &host, &host
+	}
+	p, err := v.provider.Update(v.t.Context(), id, 0, c)
+	plugtest.Must(v.t, err)
+	return p
 }
 
 // active waits until the agent reports a port as active.
@@ -103,15 +111,14 @@ func TestPacketsByAlcorsAgent(t *testing.T) {
 			portOne, wantOne := v.port("u-1", plugtest.One, one)
 			portTwo, wantTwo := v.port("u-2", plugtest.Two, two)
 			for _, w := range []plug.Want{wantOne, wantTwo} {
-				_, err := p.Plug(ctx, w)
-				plugtest.Must(t, err)
+				plugtest.Plugged(t, p, w)
 				plugtest.Must(t, p.Await(ctx, w))
 				plugtest.Must(t, p.Check(ctx, w))
 			}
 			v.active(portOne.ID)
 			v.active(portTwo.ID)
 			for _, a := range portTwo.Addresses {
-				talk(t, one, two, a.IP)
+				plugtest.Transfer(t, one.Path, two.Path, a.IP)
 			}
 			plugtest.Must(t, p.Unplug(ctx, wantOne.Ref))
 			vpcNetns, err := podif.Open(ns.Path(wantOne.VPCNetns))
@@ -137,32 +144,6 @@ func TestPacketsByAlcorsAgent(t *testing.T) {
 	}
 }
 
-// talk sends a line by TCP.
-func talk(t *testing.T, from, to *podif.Namespace, addr netip.Addr) {
-	t.Helper()
-	l, err := ns.Listen(to.Path, netip.AddrPortFrom(addr, 0))
-	plugtest.Must(t, err)
-	defer l.Close()
-	go func() {
-		c, err := l.Accept()
-		if err == nil {
-			_, _ = fmt.Fprint(c, "hello")
-			_ = c.Close()
-		}
-	}()
-	c, err := ns.Dial(plugtest.Bounded(t), from.Path, "tcp", l.Addr().(*net.TCPAddr).AddrPort(), netip.Addr{})
-	if err != nil {
-		t.Errorf("to %s: %v", addr, err)
-		return
-	}
-	defer c.Close()
-	plugtest.Must(t, c.SetDeadline(time.Now().Add(time.Minute)))
-	got := make([]byte, 5)
-	if n, err := c.Read(got); err != nil || string(got[:n]) != "hello" {
-		t.Errorf("from %s: %q, %v", addr, got[:n], err)
-	}
-}
-
 // The agent's link exists exactly while the port is bound to the node: after the port moves to
 // another node and back, after the agent restarts, and after the port is unbound.
 func TestAlcorsAgentFollowsPorts(t *testing.T) {
@@ -171,8 +152,7 @@ func TestAlcorsAgentFollowsPorts(t *testing.T) {
 	pod := plugtest.Space(t, "pod")
 	port, w := v.port("u-1", plugtest.One, pod)
 	p, ctx := newPlugger(t, Options{Wait: plugWait}), plugtest.Bounded(t)
-	_, err := p.Plug(ctx, w)
-	plugtest.Must(t, err)
+	plugtest.Plugged(t, p, w)
 	v.active(port.ID)
 	gone, _ := v.port("u-2", plugtest.Two, pod)
 	v.active(gone.ID)
@@ -182,24 +162,16 @@ func TestAlcorsAgentFollowsPorts(t *testing.T) {
 	plugtest.Within(t, "what went meanwhile goes from the node", func() bool {
 		return !strings.Contains(plugtest.Describe(t, v.node), "alcp"+gone.ID[:11])
 	})
-	here, there := "node-a", "node-b"
-	_, err = v.provider.Update(ctx, port.ID, 0, vpcport.Change{Host: &here}) // the agent programs it again
-	plugtest.Must(t, err)
+	v.bind(port.ID, "node-a") // the agent programs it again
 	v.active(port.ID)
 	plugtest.Must(t, p.Check(ctx, w)) // the link is still in the pod
-	_, err = v.provider.Update(ctx, port.ID, 0, vpcport.Change{Host: &there})
-	plugtest.Must(t, err)
+	v.bind(port.ID, "node-b")
 	plugtest.Within(t, "the link leaves the pod with the port", func() bool { return len(plugtest.Links(t, pod)) == 0 })
 	plugtest.Must(t, p.Unplug(ctx, w.Ref))
-	_, err = v.provider.Update(ctx, port.ID, 0, vpcport.Change{Host: &here})
-	plugtest.Must(t, err)
-	_, err = p.Plug(ctx, w)
-	plugtest.Must(t, err)
-	plugtest.Must(t, p.Check(ctx, w))
+	v.bind(port.ID, "node-a")
+	plugtest.Plugged(t, p, w)
 	plugtest.Must(t, p.Unplug(ctx, w.Ref))
-	none := ""
-	_, err = v.provider.Update(ctx, port.ID, 0, vpcport.Change{Host: &none, Device: &none, Owner: &none})
-	plugtest.Must(t, err)
+	v.bind(port.ID, "")
 	plugtest.Within(t, "a port that nobody has goes from the node", func() bool {
 		return !strings.Contains(plugtest.Describe(t, v.node), "alcp")
 	})

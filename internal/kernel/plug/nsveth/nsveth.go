@@ -140,11 +140,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer done()
-	d, err := p.plug(ctx, w, paths)
-	if err != nil {
-		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
-	}
-	return d, nil
+	return w.Plugged(p.plug(ctx, w, paths))
 }
 
 func (p *Plugger) accept(w plug.Want) ([]string, error) {
@@ -235,15 +231,10 @@ func (p *Plugger) take(ctx context.Context, w plug.Want, paths []string, pod *po
 // owner.
 func mayTake(r plug.Ref, l *netlink.LinkAttrs) error {
 	other, ok := plug.ParseMark(l.Alias)
-	switch {
-	case !ok: // the agent created it and nobody has labelled it
+	if !ok { // the agent created it and nobody has labelled it
 		return nil
-	case other.PortID != r.PortID:
-		return fmt.Errorf("%w: %s belongs to port %s, whose ID has the same first %d characters", plug.ErrNameTaken, l.Name, other.PortID, plug.PrefixLen)
-	case other.Attachment != r.Attachment:
-		return fmt.Errorf("%w: %s uses it with link %s", plug.ErrPortInUse, other.Attachment, l.Name)
 	}
-	return nil
+	return r.SharesName(other, l.Name)
 }
 
 // Await implements plug.Plugger. It returns at once: a port works as soon as the agent's link
@@ -256,15 +247,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
 	}
-	done, err := p.turns.Take(ctx, r.Short())
-	if err != nil {
-		return err
-	}
-	defer done()
-	if err := p.unplug(r); err != nil {
-		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
-	}
-	return nil
+	return p.turns.During(ctx, r.Short(), func() error { return r.Unplugged(p.unplug(r)) })
 }
 
 func (p *Plugger) unplug(r plug.Ref) error {
@@ -321,16 +304,7 @@ func (p *Plugger) giveBack(r plug.Ref, index int, pod, vpc *podif.Namespace) err
 // match the prefixes, which may have changed since the ADD: the pod must be deleted in any case.
 func (p *Plugger) openVPC(name string) (*podif.Namespace, error) {
 	paths, _ := p.candidates(name)
-	for _, path := range paths {
-		vpc, err := podif.Open(path)
-		switch {
-		case err == nil:
-			return vpc, nil
-		case !errors.Is(err, rtnl.ErrNoNetns) && !errors.Is(err, rtnl.ErrNotNetns):
-			return nil, err
-		}
-	}
-	return nil, nil
+	return openFirst(paths)
 }
 
 // unmark clears the alias of the port's link in the VPC's namespace, as the agent created it.

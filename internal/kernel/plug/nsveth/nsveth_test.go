@@ -13,7 +13,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
@@ -50,10 +49,20 @@ func (a *agent) provision(portID string, i plug.Interface) {
 	plugtest.Must(a.t, a.node.NL.LinkSetUp(v))
 }
 
-func (a *agent) want(kindOf string, portID string, pod *podif.Namespace) plug.Want {
-	w := plugtest.Want(plug.Netns, kindOf, portID, pod, a.t)
+// want is a port of the VPC that the agent has not made yet.
+func (a *agent) want(attachment, portID string, pod *podif.Namespace) plug.Want {
+	w := plugtest.Want(plug.Netns, attachment, portID, pod, a.t)
 	w.Bridge, w.VPCNetns = "", a.name
 	return w
+}
+
+// port is a port for a new pod that the agent has made.
+func (a *agent) port() (pod *podif.Namespace, w plug.Want) {
+	a.t.Helper()
+	pod = plugtest.Space(a.t, "pod")
+	w = a.want(plugtest.One, plugtest.PortA, pod)
+	a.provision(plugtest.PortA, w.Interface)
+	return pod, w
 }
 
 func newPlugger(t testing.TB, o Options) *Plugger {
@@ -142,12 +151,9 @@ func TestNamespaceOfTheVPCIsMadeAnew(t *testing.T) {
 
 // An unprivileged container has the sysctl folder outside /proc/sys.
 func TestFolderOfSettings(t *testing.T) {
-	a, pod := newAgent(t), plugtest.Space(t, "pod")
-	w := a.want(plugtest.One, plugtest.PortA, pod)
-	a.provision(plugtest.PortA, w.Interface)
+	_, w := newAgent(t).port()
 	dir, read := plugtest.Settings(t, "eth0")
-	_, err := newPlugger(t, Options{Wait: plugWait, Sysctls: dir}).Plug(plugtest.Bounded(t), w)
-	plugtest.Must(t, err)
+	plugtest.Plugged(t, newPlugger(t, Options{Wait: plugWait, Sysctls: dir}), w)
 	if got := read("eth0", "accept_ra"); got != "0" {
 		t.Errorf("accept_ra written there is %q, want 0", got)
 	}
@@ -159,10 +165,7 @@ func TestAgentThatMakesNothing(t *testing.T) {
 	p := newPlugger(t, Options{Wait: 100 * time.Millisecond})
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	for name, try := range map[string]func(context.Context, *Plugger, plug.Want) error{
-		"Expect": func(ctx context.Context, p *Plugger, w plug.Want) error { return p.Expect(ctx, w) },
-		"Plug":   func(ctx context.Context, p *Plugger, w plug.Want) error { _, err := p.Plug(ctx, w); return err },
-	} {
+	for name, try := range plugtest.Waits {
 		err := try(plugtest.Bounded(t), p, w)
 		if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no veth3f2a9c10-76 in "+ns.Path(a.name)) {
 			t.Errorf("%s without the link: %v", name, err)
@@ -173,7 +176,7 @@ func TestAgentThatMakesNothing(t *testing.T) {
 		if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no network namespace") || !strings.Contains(err.Error(), "vpc-ns-none") {
 			t.Errorf("%s without the namespace: %v", name, err)
 		}
-		if err := try(ctx, newPlugger(t, Options{Wait: plugWait}), w); err == nil {
+		if try(ctx, newPlugger(t, Options{Wait: plugWait}), w) == nil {
 			t.Errorf("%s with a context that ended: no error", name)
 		}
 	}
@@ -183,9 +186,8 @@ func TestAgentThatMakesNothing(t *testing.T) {
 // The settings of the agent that the provider does not tell are kept, also across a crash between
 // the move and the configuration.
 func TestKeepsWhatTheAgentSet(t *testing.T) {
-	a, pod := newAgent(t), plugtest.Space(t, "pod")
-	w := a.want(plugtest.One, plugtest.PortA, pod)
-	a.provision(plugtest.PortA, w.Interface)
+	a := newAgent(t)
+	pod, w := a.port()
 	l := plugtest.Link(t, a.vpc, LinkName(w.Ref))
 	plugtest.Must(t, a.vpc.NL.LinkSetUp(l))
 	for _, p := range w.Interface.Addresses {
@@ -197,84 +199,51 @@ func TestKeepsWhatTheAgentSet(t *testing.T) {
 	want := w.Interface
 	want.Routes = nil
 	w.Interface = plug.Interface{MAC: want.MAC, Default: true}
-	p, ctx := newPlugger(t, Options{}), plugtest.Bounded(t)
 	mark, err := saveSettings(w, l, a.vpc)
 	plugtest.Must(t, err)
 	plugtest.Must(t, a.vpc.NL.LinkSetAlias(l, mark))
 	plugtest.Must(t, a.vpc.Move(l.Attrs().Index, pod, "eth0"))
-	_, err = p.Plug(ctx, w)
-	plugtest.Must(t, err)
-	var found plug.Differences
-	plugtest.Must(t, pod.Check("eth0", want, &found))
-	if len(found) > 0 {
+	plugtest.Plugged(t, newPlugger(t, Options{}), w)
+	if found := plugtest.Differences(t, pod, "eth0", want); len(found) > 0 {
 		t.Errorf("the interface differs from what the agent set: %q", found)
 	}
-	plugtest.Must(t, p.Check(ctx, w))
 }
 
-const againName = "the agent made the link anew"
-
-// If the link cannot be moved back, it does not stay in the pod.
-func TestUnplugWithoutThePlaceToGoBackTo(t *testing.T) {
-	for name, spoil := range map[string]func(*agent, plug.Want){
-		"the VPC has no namespace any more": func(a *agent, _ plug.Want) { plugtest.Must(a.t, ns.Remove(a.name)) },
-		againName: func(a *agent, w plug.Want) {
+// If the link cannot be moved back under its old name, Unplug removes it, and leaves the VPC's namespace as it is.
+func TestUnplugOfALinkThatCannotGoBack(t *testing.T) {
+	for name, tc := range map[string]struct {
+		spoil func(*agent, plug.Want)
+		now   Options
+		left  int // links in the VPC's namespace, if there is one
+	}{
+		"the VPC has no namespace any more": {spoil: func(a *agent, _ plug.Want) { plugtest.Must(a.t, ns.Remove(a.name)) }},
+		"the agent made the link anew": {left: 2, spoil: func(a *agent, w plug.Want) {
 			plugtest.Must(a.t, plugtest.Veth(a.vpc, LinkName(w.Ref), "x0"))
-		},
+		}},
+		"the prefixes of berthd changed": {spoil: func(*agent, plug.Want) {}, now: Options{Prefixes: []string{"tenant-"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, pod := newAgent(t), plugtest.Space(t, "pod")
-			w := a.want(plugtest.One, plugtest.PortA, pod)
-			a.provision(plugtest.PortA, w.Interface)
-			p, ctx := newPlugger(t, Options{}), plugtest.Bounded(t)
-			_, err := p.Plug(ctx, w)
-			plugtest.Must(t, err)
-			spoil(a, w)
+			a := newAgent(t)
+			pod, w := a.port()
+			plugtest.Plugged(t, newPlugger(t, Options{}), w)
+			tc.spoil(a, w)
 			for range 2 {
-				plugtest.Must(t, p.Unplug(ctx, w.Ref))
-				if got := plugtest.Links(t, pod); len(got) > 0 {
-					t.Errorf("left in the pod: %v", got)
-				}
-				if name == againName && len(plugtest.Links(t, a.vpc)) != 2 {
-					t.Errorf("left in the VPC's namespace: %v", plugtest.Links(t, a.vpc))
+				plugtest.Must(t, newPlugger(t, tc.now).Unplug(plugtest.Bounded(t), w.Ref))
+				if there, in := plugtest.Links(t, a.vpc), plugtest.Links(t, pod); len(there) != tc.left || len(in) > 0 {
+					t.Errorf("left: %v in the VPC's namespace, %v in the pod", there, in)
 				}
 			}
 		})
 	}
 }
 
-// Unplug succeeds if the prefixes of berthd no longer match the VPC's namespace. It removes the
-// link and leaves the namespace alone.
-func TestUnplugAfterThePrefixesChanged(t *testing.T) {
-	a, pod := newAgent(t), plugtest.Space(t, "pod")
-	w := a.want(plugtest.One, plugtest.PortA, pod)
-	a.provision(plugtest.PortA, w.Interface)
-	ctx := plugtest.Bounded(t)
-	_, err := newPlugger(t, Options{}).Plug(ctx, w)
-	plugtest.Must(t, err)
-	p := newPlugger(t, Options{Prefixes: []string{"tenant-"}})
-	for range 2 {
-		plugtest.Must(t, p.Unplug(ctx, w.Ref))
-		if there, in := plugtest.Links(t, a.vpc), plugtest.Links(t, pod); len(there) > 0 || len(in) > 0 {
-			t.Errorf("left: %v in the VPC's namespace, %v in the pod", there, in)
-		}
-	}
-}
-
 // Unplug clears the alias of a link that was never moved, also if the pod is gone.
 func TestCrashBeforeTheMove(t *testing.T) {
-	a, pod := newAgent(t), plugtest.Space(t, "pod")
-	w := a.want(plugtest.One, plugtest.PortA, pod)
-	a.provision(plugtest.PortA, w.Interface)
+	a := newAgent(t)
+	pod, w := a.port()
 	before := plugtest.Describe(t, a.vpc)
-	restore, err := failpoint.Set("plug.nsveth.mark.after=error")
-	plugtest.Must(t, err)
 	ctx := plugtest.Bounded(t)
-	_, err = newPlugger(t, Options{}).Plug(ctx, w)
-	restore()
-	if !errors.Is(err, failpoint.ErrHit) {
-		t.Fatal(err)
-	}
+	plugtest.Dies(t, "plug.nsveth.mark.after", newPlugger(t, Options{}), w)
 	list, err := newPlugger(t, Options{}).List(ctx)
 	plugtest.Must(t, err)
 	if len(list) != 1 || list[0].PortID != plugtest.PortA || list[0].VPCNetns != a.name {
@@ -293,12 +262,9 @@ func TestOtherNamespacesAreNotEntered(t *testing.T) {
 	w := plugtest.Want(plug.Netns, plugtest.One, plugtest.PortA, pod, t)
 	w.Bridge = ""
 	plugtest.Must(t, plugtest.Veth(victim, LinkName(w.Ref), "x0"))
-	p, ctx := newPlugger(t, Options{Wait: 100 * time.Millisecond}), plugtest.Bounded(t)
 	for _, name := range []string{filepath.Base(victim.Path), "", "vpc-ns", "vpc-ns/../" + filepath.Base(victim.Path), "../netns/x", "."} {
 		w.VPCNetns = name
-		if _, err := p.Plug(ctx, w); !errors.Is(err, plug.ErrInvalid) {
-			t.Errorf("Plug from %q: %v, want %v", name, err, plug.ErrInvalid)
-		}
+		plugtest.Refused(t, newPlugger(t, Options{Wait: 100 * time.Millisecond}), w, plug.ErrInvalid)
 	}
 	if plugtest.Link(t, victim, LinkName(w.Ref)) == nil {
 		t.Error("a link of another namespace was taken")

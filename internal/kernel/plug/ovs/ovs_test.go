@@ -59,28 +59,21 @@ func openForMachines(t *testing.T) plugtest.Fixture {
 func TestInterfaceOfAMachine(t *testing.T) {
 	f, pod, ctx := openForMachines(t), plugtest.Space(t, "pod"), plugtest.Bounded(t)
 	w, before := f.Want(plugtest.One, plugtest.PortA, pod), f.State()
-	_, err := f.Plugger().Plug(ctx, w)
-	plugtest.Must(t, err)
+	plugtest.Plugged(t, f.Plugger(), w)
 	g, err := guest.Start(pod.Path, filepath.Base(pod.Path)+"-vm", []guest.NIC{{Name: "eth0", MAC: w.Interface.MAC, Addrs: w.Interface.Addresses}})
 	plugtest.Must(t, err)
 	defer func() { plugtest.Must(t, g.Close()) }()
 	taken := plugtest.Describe(t, pod)
 	for range 2 {
 		plugtest.Must(t, f.Plugger().Check(ctx, w))
-		_, err = f.Plugger().Plug(ctx, w)
-		plugtest.Must(t, err)
+		plugtest.Plugged(t, f.Plugger(), w)
 		if got := plugtest.Describe(t, pod); got != taken {
 			t.Errorf("the pod has\n%s\nafter its machine's runtime left it with\n%s", got, taken)
 		}
 	}
-	var m *plug.Mismatch
 	plugtest.Must(t, pod.NL.LinkDel(plugtest.Link(t, pod, "eth0-nic")))
-	if err := f.Plugger().Check(ctx, w); !errors.As(err, &m) {
-		t.Errorf("Check without the link: %v, want a mismatch", err)
-	}
-	if _, err := f.Plugger().Plug(ctx, w); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "recreate the pod") {
-		t.Errorf("Plug in place of what a runtime had: %v", err)
-	}
+	plugtest.Differs(t, f.Plugger(), w)
+	plugtest.Refused(t, f.Plugger(), w, plug.ErrInterfaceExists, "recreate the pod")
 	plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref))
 	if got := f.State(); got != before {
 		t.Errorf("left: %s\nbefore: %s", got, before)
@@ -128,8 +121,7 @@ func TestWithoutOVSDB(t *testing.T) {
 	plugtest.Must(t, err)
 	t.Cleanup(p.Close)
 	w := plugtest.Want(plug.OVS, plugtest.One, plugtest.PortA, pod, t)
-	_, err = p.Plug(plugtest.Bounded(t), w)
-	plugtest.Must(t, err)
+	plugtest.Plugged(t, p, w)
 	server.Stop()
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -161,8 +153,7 @@ func TestOVSDBConfiguredNoMore(t *testing.T) {
 	}
 	with, without, ctx := open(ovs.Options{OVSDB: server.Client()}), open(ovs.Options{}), plugtest.Bounded(t)
 	w := plugtest.Want(plug.OVS, plugtest.One, plugtest.PortA, pod, t)
-	_, err := with.Plug(ctx, w)
-	plugtest.Must(t, err)
+	plugtest.Plugged(t, with, w)
 	list, err := without.List(ctx)
 	plugtest.Must(t, err)
 	if len(list) != 1 || list[0].PortID != w.PortID {
@@ -224,8 +215,7 @@ func TestFolderOfSettings(t *testing.T) {
 	p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client(), Sysctls: dir})
 	plugtest.Must(t, err)
 	t.Cleanup(p.Close)
-	_, err = p.Plug(plugtest.Bounded(t), w)
-	plugtest.Must(t, err)
+	plugtest.Plugged(t, p, w)
 	if got := read("eth0", "accept_ra") + read(ovs.LinkName(w.Ref), "disable_ipv6"); got != "01" {
 		t.Errorf("written there are %q, want 0 and 1", got)
 	}

@@ -101,11 +101,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer done()
-	d, err := p.plug(ctx, w)
-	if err != nil {
-		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
-	}
-	return d, nil
+	return w.Plugged(p.plug(ctx, w))
 }
 
 func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
@@ -144,6 +140,52 @@ func (p *Plugger) renew(ctx context.Context, w plug.Want) error {
 	return p.db.Renew(ctx, row)
 }
 
+// finishPod sets up both ends of the veth to a pod. It starts with the node's end, because the pod
+// can send packets as soon as its own end is up. It leaves an end that a VM runtime owns unchanged.
+func (p *Plugger) finishPod(link hostlink.Link, bridge *ovsdb.Bridge, pod *podif.Namespace, w plug.Want) error {
+	if link.HandedOver {
+		return errors.Join(p.node.KeepFromNode(), p.node.Raise(link))
+	}
+	if bridge.Datapath == "netdev" {
+		err := errors.Join(podif.FillChecksums(pod.NS, w.Pod.IfName), podif.FillChecksums(p.node.NS, link.Name))
+		if err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(p.node.KeepFromNode(), p.node.Raise(link)); err != nil {
+		return err
+	}
+	pod.Sysctls = p.node.Sysctls
+	err := pod.Configure(w.Pod.IfName, w.Interface)
+	if err == nil && w.Binding == plug.BindingBridge {
+		err = p.node.HandOver(w.Ref, link)
+	}
+	return err
+}
+
+// checkPod adds differences of both ends of the veth to a pod. If a VM runtime owns the pod's end,
+// it only checks that the end exists.
+func (p *Plugger) checkPod(w plug.Want, found *plug.Differences) error {
+	pod, err := podif.OpenPod(w.Pod, p.node.ID)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	host, err := p.node.Check(w.Ref, LinkName(w.Ref), found)
+	if err != nil {
+		return err
+	}
+	if host != nil {
+		if err := hostlink.CheckPair(w, host.Attrs(), pod, found); err != nil {
+			return err
+		}
+	}
+	if err := p.node.CheckKept(found); err != nil || w.Binding == plug.BindingBridge {
+		return err
+	}
+	return pod.Check(w.Pod.IfName, w.Interface, found)
+}
+
 // Expect implements plug.Plugger.
 func (p *Plugger) Expect(context.Context, plug.Want) error { return nil }
 
@@ -176,10 +218,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 		return err
 	}
 	p.node.ForgetInPod(r, LinkName(r))
-	if err := errors.Join(rowErr, p.wiring.Remove(p.node, r)); err != nil {
-		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
-	}
-	return nil
+	return r.Unplugged(errors.Join(rowErr, p.wiring.Remove(p.node, r)))
 }
 
 // detach removes the row of a port from OVSDB.
@@ -197,18 +236,16 @@ func (p *Plugger) Check(ctx context.Context, w plug.Want) error {
 	if err := p.accept(w); err != nil {
 		return err
 	}
-	var found plug.Differences
-	err := p.checkPod(w, &found)
-	if err == nil && p.wiring.Check != nil {
-		err = p.wiring.Check(p.node, w, &found)
-	}
-	if err == nil {
-		err = p.db.Check(ctx, p.port(w), &found)
-	}
-	if err != nil {
-		return fmt.Errorf("check port %s: %w", w.PortID, err)
-	}
-	return found.Of(w.PortID)
+	return w.Checked(func(w plug.Want, found *plug.Differences) error {
+		err := p.checkPod(w, found)
+		if err == nil && p.wiring.Check != nil {
+			err = p.wiring.Check(p.node, w, found)
+		}
+		if err == nil {
+			err = p.db.Check(ctx, p.port(w), found)
+		}
+		return err
+	})
 }
 
 // List implements plug.Plugger. It finds ports by their links, and by rows of OVSDB whose link is
@@ -252,12 +289,7 @@ func (p *Plugger) removeHalfMade(ctx context.Context, link string) error {
 	if len(link) != prefix+plug.PrefixLen {
 		return fmt.Errorf("Link: %q: want the name of a port's link: %w", link, plug.ErrInvalid)
 	}
-	done, err := p.turns.Take(ctx, link[prefix:])
-	if err != nil {
-		return err
-	}
-	defer done()
-	return p.node.RemoveHalfMade(link)
+	return p.turns.During(ctx, link[prefix:], func() error { return p.node.RemoveHalfMade(link) })
 }
 
 var _ plug.Plugger = (*Plugger)(nil)

@@ -15,6 +15,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 	lib "github.com/ovn-kubernetes/libovsdb/ovsdb"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/retry"
 )
@@ -110,27 +111,30 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 		return nil, fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
 	}
 	defer done()
-	for failures := 0; ; failures++ {
-		if conn, err := c.current(); err != nil || conn != nil {
-			return conn, err
+	var conn client.Client
+	var last error // of an attempt: it tells more than the end of ctx
+	err = retry.Until(ctx, clock.Real{}, retry.Policy{First: 50 * time.Millisecond, Most: 2 * time.Second}, func(ctx context.Context) (err error) {
+		if conn, err = c.current(); err != nil {
+			return retry.Stop(err)
+		} else if conn != nil {
+			return nil
 		}
-		conn, err := c.dial(ctx)
+		conn, err = c.dial(ctx)
+		last = err
 		c.mu.Lock()
+		defer c.mu.Unlock()
 		if err == nil || ctx.Err() == nil { // otherwise the deadline was too short to tell about the server
 			c.failure = err
 		}
-		c.mu.Unlock()
-		if err == nil {
-			return conn, nil
-		}
-		wait := time.NewTimer(retry.Delay(50*time.Millisecond, 2*time.Second, failures))
-		select {
-		case <-wait.C:
-		case <-ctx.Done():
-			wait.Stop()
-			return nil, fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
-		}
+		return err
+	})
+	if err != nil && ctx.Err() != nil && last != nil {
+		err = last
 	}
+	if err != nil && !errors.Is(err, plug.ErrUnreachable) {
+		err = fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
+	}
+	return conn, err
 }
 
 var errLost = errors.New("the connection was lost right after it was made")

@@ -2,7 +2,6 @@ package plugtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -105,8 +104,7 @@ func unplugIsIdempotent(t *testing.T, f Fixture) {
 	before, p := f.State(), f.Plugger()
 	Must(t, p.Unplug(ctx, w.Ref)) // unknown port
 	same(t, f, before, "Unplug of what was never plugged")
-	_, err := p.Plug(ctx, w)
-	Must(t, err)
+	Plugged(t, p, w)
 	for range 2 {
 		Must(t, p.Unplug(ctx, w.Ref))
 		same(t, f, before, "Plug and Unplug")
@@ -115,9 +113,7 @@ func unplugIsIdempotent(t *testing.T, f Fixture) {
 		}
 		rulesOfPod(t, pod)
 	}
-	_, err = p.Plug(ctx, w) // plug it again
-	Must(t, err)
-	Must(t, p.Check(ctx, w))
+	Plugged(t, p, w) // plug it again
 	Must(t, p.Unplug(ctx, w.Ref))
 }
 
@@ -147,8 +143,7 @@ func unplugAfterThePod(t *testing.T, f Fixture) {
 	pod := Space(t, "pod")
 	w, p := f.Want(One, PortA, pod), f.Plugger()
 	before := f.State()
-	_, err := p.Plug(ctx, w)
-	Must(t, err)
+	Plugged(t, p, w)
 	Must(t, ns.Remove(filepath.Base(pod.Path)))
 	for range 2 {
 		Must(t, p.Unplug(ctx, w.Ref))
@@ -156,9 +151,7 @@ func unplugAfterThePod(t *testing.T, f Fixture) {
 	if !f.Keeps {
 		same(t, f, before, "the pod's end and Unplug")
 	}
-	if _, err := p.Plug(ctx, w); !errors.Is(err, rtnl.ErrNoNetns) {
-		t.Errorf("Plug without the pod: %v, want %v", err, rtnl.ErrNoNetns)
-	}
+	Refused(t, p, w, rtnl.ErrNoNetns)
 	Must(t, p.Unplug(ctx, w.Ref))
 }
 
@@ -166,8 +159,7 @@ func unplugAfterThePod(t *testing.T, f Fixture) {
 func unplugOfOthers(t *testing.T, f Fixture) {
 	ctx, pod, other := Bounded(t), Space(t, "pod"), Space(t, "other")
 	w, p := f.Want(One, PortA, pod), f.Plugger()
-	_, err := p.Plug(ctx, w)
-	Must(t, err)
+	Plugged(t, p, w)
 	plugged := f.State()
 	for _, foreign := range []struct {
 		attachment, port string
@@ -178,9 +170,7 @@ func unplugOfOthers(t *testing.T, f Fixture) {
 		o := w
 		o.Attachment, o.PortID, o.Pod.Netns, o.Pod.NetnsID = foreign.attachment, foreign.port, other.Path, ID(t, other)
 		if !f.Keeps {
-			if _, err := p.Plug(ctx, o); !errors.Is(err, foreign.err) {
-				t.Errorf("Plug of %s for %s: %v, want %v", o.PortID, o.Attachment, err, foreign.err)
-			}
+			Refused(t, p, o, foreign.err)
 		}
 		Must(t, p.Unplug(ctx, o.Ref))
 		o.Pod = w.Pod // and in the pod that has the port
@@ -196,9 +186,7 @@ func othersInterface(t *testing.T, f Fixture) {
 	w, p := f.Want(One, PortA, pod), f.Plugger()
 	before := f.State()
 	Must(t, Veth(pod, w.Pod.IfName, "x0"))
-	if _, err := p.Plug(ctx, w); !errors.Is(err, plug.ErrInterfaceExists) {
-		t.Errorf("Plug over another's interface: %v, want %v", err, plug.ErrInterfaceExists)
-	}
+	Refused(t, p, w, plug.ErrInterfaceExists)
 	Must(t, p.Unplug(ctx, w.Ref))
 	if l := Link(t, pod, w.Pod.IfName); l == nil {
 		t.Error("Unplug removed another's interface")
@@ -210,9 +198,7 @@ func elsewhere(t *testing.T, f Fixture) {
 	ctx, pod, other := Bounded(t), Space(t, "pod"), Space(t, "other")
 	w, p := f.Want(One, PortA, pod), f.Plugger()
 	w.Pod.NetnsID = ID(t, other)
-	if _, err := p.Plug(ctx, w); !errors.Is(err, rtnl.ErrNoNetns) {
-		t.Errorf("Plug into another namespace than the pod's: %v, want %v", err, rtnl.ErrNoNetns)
-	}
+	Refused(t, p, w, rtnl.ErrNoNetns)
 	if got := Links(t, pod); len(got) > 0 {
 		t.Errorf("made in the wrong namespace: %v", got)
 	}
@@ -222,12 +208,8 @@ func elsewhere(t *testing.T, f Fixture) {
 func checkNames(t *testing.T, f Fixture) {
 	ctx, pod := Bounded(t), Space(t, "pod")
 	w, p := f.Want(One, PortA, pod), f.Plugger()
-	var m *plug.Mismatch
-	if err := p.Check(ctx, w); !errors.As(err, &m) {
-		t.Errorf("Check before Plug: %v, want a mismatch", err)
-	}
-	_, err := p.Plug(ctx, w)
-	Must(t, err)
+	Differs(t, p, w)
+	Plugged(t, p, w)
 	if w.Binding == plug.BindingBridge { // a VM runtime owns the end in the pod
 		Must(t, p.Unplug(ctx, w.Ref))
 		return
@@ -247,12 +229,8 @@ func checkNames(t *testing.T, f Fixture) {
 	}
 	for _, tc := range cases {
 		Must(t, tc.spoil())
-		if err := p.Check(ctx, w); !errors.As(err, &m) || !strings.Contains(err.Error(), tc.says) {
-			t.Errorf("Check: %v, want %q", err, tc.says)
-		}
-		_, err := p.Plug(ctx, w)
-		Must(t, err)
-		Must(t, p.Check(ctx, w))
+		Differs(t, p, w, tc.says)
+		Plugged(t, p, w)
 	}
 	Must(t, p.Unplug(ctx, w.Ref))
 }
@@ -266,23 +244,12 @@ func crash(t *testing.T, f Fixture, spec string) (passed bool) {
 	pod := Space(t, "pod")
 	w := f.Want(One, PortA, pod)
 	before := f.State()
-	armed := func(call func() error) bool {
-		t.Helper()
-		restore, err := failpoint.Set(spec)
-		Must(t, err)
-		err = call()
-		restore()
-		if err != nil && !errors.Is(err, failpoint.ErrHit) {
-			t.Fatal(err)
-		}
-		return err != nil
-	}
+	armed := func(call func() error) bool { t.Helper(); return Crash(t, spec, call) }
 	doPlug := func() error { _, err := f.Plugger().Plug(ctx, w); return err }
 	unplug := func() error { return f.Plugger().Unplug(ctx, w.Ref) }
 
 	hit := armed(doPlug)
-	Must(t, doPlug()) // interrupted Plug, repeated
-	Must(t, f.Plugger().Check(ctx, w))
+	Plugged(t, f.Plugger(), w) // interrupted Plug, repeated
 	hit = armed(unplug) || hit
 	Must(t, unplug()) // interrupted Unplug, repeated
 	same(t, f, before, "a crash in Unplug, and Unplug")
@@ -297,8 +264,7 @@ func crash(t *testing.T, f Fixture, spec string) (passed bool) {
 	Must(t, unplug())
 	Must(t, doPlug())
 	armed(unplug)
-	Must(t, doPlug()) // interrupted Unplug, plugged again
-	Must(t, f.Plugger().Check(ctx, w))
+	Plugged(t, f.Plugger(), w) // interrupted Unplug, plugged again
 	Must(t, unplug())
 	armed(doPlug)
 	Must(t, ns.Remove(filepath.Base(pod.Path)))

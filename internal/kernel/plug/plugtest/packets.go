@@ -48,8 +48,7 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 		if ovn != nil { // a port is bound before it is plugged
 			ovn.AddPort(w)
 		}
-		_, err := p.Plug(ctx, w)
-		Must(t, err)
+		Plugged(t, p, w)
 		Must(t, p.Await(ctx, w))
 		Must(t, p.Check(ctx, w))
 		wants, pods = append(wants, w), append(pods, pod)

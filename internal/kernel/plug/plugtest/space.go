@@ -9,43 +9,31 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"slices"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-var spaces atomic.Int32
-
 // Space creates a network namespace with lo up. It is removed with the test.
 func Space(t testing.TB, role string) *podif.Namespace {
 	t.Helper()
-	return NamedSpace(t, fmt.Sprintf("btplug-%d-%d-%s", os.Getpid(), spaces.Add(1), role))
+	return NamedSpace(t, nstest.Unique(role))
 }
 
 // NamedSpace is Space with a given name.
 func NamedSpace(t testing.TB, name string) *podif.Namespace {
 	t.Helper()
-	if err := ns.Create(name); err != nil {
-		t.Fatalf("this test makes network namespaces and needs root: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Remove(name); err != nil {
-			t.Error(err)
-		}
-	})
-	s, err := podif.Open(ns.Path(name))
+	s, err := podif.Open(nstest.New(t, name))
 	Must(t, err)
 	t.Cleanup(s.Close)
-	lo, err := s.NL.LinkByName("lo")
-	Must(t, err)
-	Must(t, s.NL.LinkSetUp(lo))
+	Must(t, s.NL.LinkSetUp(rtnl.LinkRef(1)))
 	return s
 }
 
@@ -104,6 +92,30 @@ func Links(t testing.TB, s *podif.Namespace) []string {
 	return names
 }
 
+// Veth creates a veth with both ends in a namespace.
+func Veth(s *podif.Namespace, name, peer string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	v := netlink.NewVeth(attrs)
+	v.PeerName = peer
+	return s.NL.LinkAdd(v)
+}
+
+// Describe lists the links of a namespace, one on each line, without properties that change by
+// themselves.
+func Describe(t testing.TB, s *podif.Namespace) string {
+	t.Helper()
+	list, err := rtnl.Whole(s.NL.LinkList)
+	Must(t, err)
+	var lines []string
+	for _, l := range list {
+		a := l.Attrs()
+		lines = append(lines, fmt.Sprintf("%s %s group %d master %d alias %q", a.Name, l.Type(), a.Group, a.MasterIndex, a.Alias))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
 // Port IDs for tests. PortA and PortA2 have the same first 11 characters.
 const (
 	PortA  = "3f2a9c10-76f7-46d4-9d11-057063db1a14"
@@ -131,13 +143,5 @@ func Want(kind plug.Kind, attachment, portID string, pod *podif.Namespace, t tes
 // Within polls until another process has made a condition true.
 func Within(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	look, late := time.NewTicker(5*time.Millisecond), time.After(time.Minute)
-	defer look.Stop()
-	for !ok() {
-		select {
-		case <-look.C:
-		case <-late:
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
+	nstest.Within(t, what, ok)
 }

@@ -44,7 +44,7 @@ func (s *Namespace) Move(index int, to *Namespace, name string) error {
 	return errors.Join(err, to.move(stray.Attrs().Index, s, old.Name))
 }
 
-// sameLink tells whether two observations are of the same link.
+// sameLink reports whether two observations are of the same link.
 func sameLink(a, b *netlink.LinkAttrs) bool {
 	return a.Alias == b.Alias && a.HardwareAddr.String() == b.HardwareAddr.String()
 }

@@ -107,9 +107,7 @@ func TestSeveralInterfaces(t *testing.T) {
 	state := routing(t, pod)
 	for name, i := range nics {
 		plugtest.Must(t, pod.Configure(name, i)) // changes nothing
-		var found plug.Differences
-		plugtest.Must(t, pod.Check(name, i, &found))
-		if len(found) > 0 {
+		if found := plugtest.Differences(t, pod, name, i); len(found) > 0 {
 			t.Errorf("%s: %q", name, found)
 		}
 	}
@@ -169,7 +167,7 @@ func talk(server *podif.Namespace, addr netip.Addr, client *podif.Namespace, fro
 		return err
 	}
 	defer l.Close()
-	ctx, cancel := contextWithTimeout()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	c, err := ns.Dial(ctx, client.Path, "tcp", l.Addr().(*net.TCPAddr).AddrPort(), from)
 	if err != nil {
@@ -226,11 +224,9 @@ func TestInterfaceThatChanges(t *testing.T) {
 	plugtest.Must(t, pod.NL.AddrAdd(l, own))
 	for n := range 2 * len(states) {
 		was, is := states[n%len(states)], states[(n+1)%len(states)]
-		var before, after plug.Differences
-		plugtest.Must(t, pod.Check("eth0", is, &before))
+		before := plugtest.Differences(t, pod, "eth0", is)
 		plugtest.Must(t, pod.Configure("eth0", is))
-		plugtest.Must(t, pod.Check("eth0", is, &after))
-		if len(before) == 0 || len(after) > 0 {
+		if after := plugtest.Differences(t, pod, "eth0", is); len(before) == 0 || len(after) > 0 {
 			t.Errorf("from %v to %v: before %q, after %q", was.Addresses, is.Addresses, before, after)
 		}
 		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return pod.NL.AddrList(l, unix.AF_INET) })
@@ -293,9 +289,7 @@ func TestUnusualNetworks(t *testing.T) {
 			plugtest.Must(t, i.Validate())
 			for range 2 {
 				plugtest.Must(t, pod.Configure("eth0", i))
-				var found plug.Differences
-				plugtest.Must(t, pod.Check("eth0", i, &found))
-				if len(found) > 0 {
+				if found := plugtest.Differences(t, pod, "eth0", i); len(found) > 0 {
 					t.Errorf("%q", found)
 				}
 			}
@@ -316,14 +310,13 @@ func TestAdvertisementsAreIgnored(t *testing.T) {
 	pod := plugtest.Space(t, "pod")
 	addSubnet(t, router, "a", "2001:db8:1::1/64").join(pod, "eth0")
 	plugtest.Must(t, pod.Configure("eth0", nic(1, true, nil, "2001:db8:1::10/64")))
-	var value []byte
-	plugtest.Must(t, ns.Do(pod.Path, func() (err error) {
-		value, err = os.ReadFile("/proc/sys/net/ipv6/conf/eth0/accept_ra")
+	plugtest.Must(t, ns.Do(pod.Path, func() error {
+		now, right, err := rtnl.Sysctl{Path: "net/ipv6/conf/eth0/accept_ra", Value: "0"}.Look("")
+		if !right {
+			t.Errorf("accept_ra of eth0 is %s, want 0", now)
+		}
 		return err
 	}))
-	if strings.TrimSpace(string(value)) != "0" {
-		t.Errorf("accept_ra of eth0 is %s, want 0", value)
-	}
 }
 
 // A link is moved and renamed at once, and stays if the name is taken.
@@ -354,9 +347,4 @@ func TestFillChecksums(t *testing.T) {
 	if err := podif.FillChecksums(s.NS, "none"); err == nil {
 		t.Error("of a link that is not there: no error")
 	}
-}
-
-// contextWithTimeout ends what hangs.
-func contextWithTimeout() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), time.Minute)
 }

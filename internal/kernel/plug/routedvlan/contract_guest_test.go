@@ -67,9 +67,7 @@ func TestAssociatedAnew(t *testing.T) {
 	before := w.state()
 	plugged := func(want plug.Want) {
 		t.Helper()
-		_, err := w.plugger().Plug(plugtest.Bounded(t), want)
-		plugtest.Must(t, err)
-		plugtest.Must(t, w.plugger().Check(plugtest.Bounded(t), want))
+		plugtest.Plugged(t, w.plugger(), want)
 	}
 	for _, point := range append(harness.Sample(t, 7, points()), "") {
 		plugged(old)
@@ -119,9 +117,7 @@ func TestLinkOfTheVLAN(t *testing.T) {
 	want := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod"))
 	plugged := func() {
 		t.Helper()
-		_, err := w.plugger().Plug(plugtest.Bounded(t), want)
-		plugtest.Must(t, err)
-		plugtest.Must(t, w.plugger().Check(plugtest.Bounded(t), want))
+		plugtest.Plugged(t, w.plugger(), want)
 	}
 	plugged()
 	for says, change := range map[string]func(netlink.Link) error{
@@ -132,9 +128,7 @@ func TestLinkOfTheVLAN(t *testing.T) {
 		"is down":      w.node.NL.LinkSetDown,
 	} {
 		plugtest.Must(t, change(plugtest.Link(t, w.node, want.VLANLink())))
-		if err := w.plugger().Check(plugtest.Bounded(t), want); err == nil || !strings.Contains(err.Error(), want.VLANLink()+" "+says) {
-			t.Errorf("Check of a link that %s: %v", says, err)
-		}
+		plugtest.Differs(t, w.plugger(), want, want.VLANLink()+" "+says)
 		plugged()
 	}
 }
@@ -169,9 +163,7 @@ func ruleOfLocalAddresses(t *testing.T, f ipfamily.Family) {
 	}
 	set := func(want plug.Want) {
 		t.Helper()
-		_, err := w.plugger().Plug(plugtest.Bounded(t), want)
-		plugtest.Must(t, err)
-		plugtest.Must(t, w.plugger().Check(plugtest.Bounded(t), want))
+		plugtest.Plugged(t, w.plugger(), want)
 	}
 	unplug := func(r plug.Ref) {
 		t.Helper()
@@ -183,9 +175,7 @@ func ruleOfLocalAddresses(t *testing.T, f ipfamily.Family) {
 	set(strict)
 	local("20:")
 	w.run(w.node, "ip", ip+" rule add priority 0 lookup local") // as other software may when it sets the network up again
-	if err := w.plugger().Check(plugtest.Bounded(t), strict); err == nil || !strings.Contains(err.Error(), "policy rule 0") {
-		t.Errorf("Check: %v", err)
-	}
+	plugtest.Differs(t, w.plugger(), strict, "policy rule 0")
 	set(strict)
 	local("20:")
 	unplug(standard.Ref)

@@ -200,7 +200,7 @@ func (w *world) live(external bool, rp string) {
 			link := fmt.Sprintf("v%d", id)
 			add(w.router, link, p.pod(id, 1))
 			// A VPC knows the location of each address and sends no ARP requests.
-			plugtest.Must(t, w.router.NL.NeighSet(neighbour(plugtest.Link(t, w.router, link).Attrs().Index, p.podAt(id), macOf(id))))
+			plugtest.Must(t, w.router.NL.NeighSet(rtnl.PermanentNeighbour(plugtest.Link(t, w.router, link).Attrs().Index, p.podAt(id), macOf(id))))
 			w.run(w.router, "nft", fmt.Sprintf("add rule inet vpc sources iifname %s %s saddr != %s counter drop", link, p.nft, p.podAt(id)))
 		}
 	}

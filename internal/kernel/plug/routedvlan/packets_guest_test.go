@@ -31,9 +31,7 @@ func (w *world) two(mode plug.Enforcing) (a, b *podif.Namespace) {
 	for n, pod := range []*podif.Namespace{a, b} {
 		want := w.want(7+n, mode, []string{plugtest.One, plugtest.Two}[n], []string{plugtest.PortA, plugtest.PortB}[n], pod)
 		p := w.plugger()
-		_, err := p.Plug(plugtest.Bounded(w.t), want)
-		plugtest.Must(w.t, err)
-		plugtest.Must(w.t, p.Check(plugtest.Bounded(w.t), want))
+		plugtest.Plugged(w.t, p, want)
 		w.serve(pod)
 	}
 	w.serve(w.node)
@@ -214,9 +212,7 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 			if err := pl.Check(plugtest.Bounded(t), want); (err == nil) != (what == nothing) && want.VLAN == 7 {
 				t.Errorf("%s without %s: Check: %v", p.nft, what, err)
 			}
-			_, err := pl.Plug(plugtest.Bounded(t), want)
-			plugtest.Must(t, err)
-			plugtest.Must(t, pl.Check(plugtest.Bounded(t), want))
+			plugtest.Plugged(t, pl, want)
 		}
 	}
 	w.patience = patience
@@ -290,7 +286,7 @@ func TestUntracked(t *testing.T) {
 
 // A pod can send with its own address only, and packets for other addresses in its VLAN are
 // dropped.
-func TestSourcesAndDestinations(t *testing.T) {
+func TestSpoofedSourcesOfBranchesAreDropped(t *testing.T) {
 	type link struct {
 		mode   plug.Enforcing
 		family ipfamily.Family

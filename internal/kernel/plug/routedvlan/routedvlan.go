@@ -30,11 +30,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/failpoint"
@@ -110,11 +108,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer done()
-	d, err := p.plug(ctx, w)
-	if err != nil {
-		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
-	}
-	return d, nil
+	return w.Plugged(p.plug(ctx, w))
 }
 
 // plug isolates the pod before the pod can send packets, and adds the routes to the pod last.
@@ -227,7 +221,7 @@ func (p *Plugger) configure(pod *podif.Namespace, w plug.Want, link hostlink.Lin
 		return err
 	}
 	for _, g := range podInterface(w).Gateways {
-		if err := pod.NL.NeighSet(neighbour(l.Attrs().Index, g, link.MAC)); err != nil {
+		if err := pod.NL.NeighSet(rtnl.PermanentNeighbour(l.Attrs().Index, g, link.MAC)); err != nil {
 			return fmt.Errorf("add neighbour %s in %s: %w", g, pod.Path, err)
 		}
 	}
@@ -244,15 +238,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 		return err
 	}
 	r.Kind = plug.RoutedVLAN // names depend on it
-	done, err := p.turns.Take(ctx, LinkName(r))
-	if err != nil {
-		return err
-	}
-	defer done()
-	if err := p.unplug(ctx, r); err != nil {
-		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
-	}
-	return nil
+	return p.turns.During(ctx, LinkName(r), func() error { return r.Unplugged(p.unplug(ctx, r)) })
 }
 
 func (p *Plugger) unplug(ctx context.Context, r plug.Ref) error {
@@ -303,11 +289,7 @@ func (p *Plugger) Check(_ context.Context, w plug.Want) error {
 	if err := w.ValidateFor(plug.RoutedVLAN); err != nil {
 		return err
 	}
-	var found plug.Differences
-	if err := p.check(w, &found); err != nil {
-		return fmt.Errorf("check port %s: %w", w.PortID, err)
-	}
-	return found.Of(w.PortID)
+	return w.Checked(p.check)
 }
 
 func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
@@ -366,11 +348,5 @@ func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
 
 // ends are the indexes of a port's links on the node.
 type ends struct{ pod, vlan int }
-
-func neighbour(link int, addr netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
-	return &netlink.Neigh{
-		LinkIndex: link, Family: rtnl.FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac,
-	}
-}
 
 var _ plug.Plugger = (*Plugger)(nil)

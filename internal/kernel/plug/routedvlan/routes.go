@@ -1,7 +1,6 @@
 package routedvlan
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
@@ -51,62 +50,64 @@ func (b branch) routes(e ends) (list []netlink.Route) {
 	return list
 }
 
+// kind describes the routes.
+func (t *routes) kind() rtnl.Kind[netlink.Route, rtnl.Route] {
+	return rtnl.Kind[netlink.Route, rtnl.Route]{
+		Key: rtnl.RouteOf, Name: func(r netlink.Route) string { return fmt.Sprintf("route %s of table %d", rtnl.RouteDst(r), r.Table) },
+		Add:    func(r netlink.Route) error { return t.nl.RouteReplace(&r) },
+		Remove: func(r netlink.Route) error { return t.nl.RouteDel(&r) },
+	}
+}
+
 // set adds the pod as a neighbour and sets the routes. It removes routes to the pod in tables of
 // an earlier VLAN: the next branch with that VLAN would reach the pod past its security groups.
 func (t *routes) set(b branch, e ends, mac net.HardwareAddr) error {
 	for _, h := range b.hops {
-		if err := t.nl.NeighSet(neighbour(e.pod, h.addr, mac)); err != nil {
+		if err := t.nl.NeighSet(rtnl.PermanentNeighbour(e.pod, h.addr, mac)); err != nil {
 			return fmt.Errorf("add neighbour %s to %s: %w", h.addr, b.pod, err)
 		}
 	}
-	for _, r := range b.routes(e) {
-		if err := t.nl.RouteReplace(&r); err != nil {
-			return fmt.Errorf("add route %s of table %d: %w", rtnl.RouteDst(r), r.Table, err)
-		}
-	}
-	stale, err := t.stale(b, e)
+	d, err := t.differences(b, e)
 	if err != nil {
 		return err
 	}
-	for _, r := range stale {
-		if err := t.nl.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
-			return fmt.Errorf("remove route %s of table %d: %w", rtnl.RouteDst(r), r.Table, err)
-		}
+	// Routes that are there are replaced too: they may differ in what does not identify them, such as their protocol.
+	if _, err := t.kind().Set(rtnl.Diff[netlink.Route]{Missing: b.routes(e)}); err != nil {
+		return err
 	}
-	return nil
+	_, err = t.kind().RemoveAll(d.Extra)
+	return err
 }
 
-// stale lists stale routes to the pod: those in tables other than the branch's.
-func (t *routes) stale(b branch, e ends) (stale []netlink.Route, err error) {
+// differences compares the routes of a branch with those by its links. Extra ones are stale routes to the pod: those
+// in tables other than the branch's.
+func (t *routes) differences(b branch, e ends) (d rtnl.Diff[netlink.Route], err error) {
+	var have []netlink.Route
 	for _, h := range b.hops {
-		have, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return t.nl.RouteListFiltered(h.family(), &netlink.Route{Table: unix.RT_TABLE_UNSPEC, LinkIndex: e.pod}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
-		})
-		if err != nil {
-			return nil, fmt.Errorf("list routes by %s: %w", b.pod, err)
+		for _, link := range []int{e.pod, e.vlan} {
+			list, err := rtnl.Whole(func() ([]netlink.Route, error) {
+				return t.nl.RouteListFiltered(h.family(), &netlink.Route{Table: unix.RT_TABLE_UNSPEC, LinkIndex: link}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+			})
+			if err != nil {
+				return d, fmt.Errorf("list routes of %s: %w", b.pod, err)
+			}
+			have = append(have, list...)
 		}
-		stale = append(stale, slices.DeleteFunc(have, func(r netlink.Route) bool {
-			return r.Protocol != rtnl.Protocol || r.Table == b.ownTable() || r.Table == b.podTable()
-		})...)
 	}
-	return stale, nil
+	d = t.kind().Compare(b.routes(e), have)
+	d.Extra = slices.DeleteFunc(d.Extra, func(r netlink.Route) bool {
+		return r.Protocol != rtnl.Protocol || r.LinkIndex != e.pod || r.Table == b.ownTable() || r.Table == b.podTable()
+	})
+	return d, nil
 }
 
 // check adds missing and stale routes to the differences.
 func (t *routes) check(b branch, e ends, found *plug.Differences) error {
-	for _, r := range b.routes(e) {
-		have, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return t.nl.RouteListFiltered(r.Family, &netlink.Route{Table: r.Table, LinkIndex: r.LinkIndex}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
-		})
-		if err != nil {
-			return fmt.Errorf("list routes of table %d: %w", r.Table, err)
-		}
-		if !slices.ContainsFunc(have, func(h netlink.Route) bool { return rtnl.RouteDst(h) == rtnl.RouteDst(r) && h.Gw.Equal(r.Gw) }) {
-			found.Add("table %d lacks the route to %s", r.Table, rtnl.RouteDst(r))
-		}
+	d, err := t.differences(b, e)
+	for _, r := range d.Missing {
+		found.Add("table %d lacks the route to %s", r.Table, rtnl.RouteDst(r))
 	}
-	stale, err := t.stale(b, e)
-	for _, r := range stale {
+	for _, r := range d.Extra {
 		found.Add("table %d has a route to %s", r.Table, rtnl.RouteDst(r))
 	}
 	return err
@@ -120,24 +121,24 @@ func (t *routes) checkNeighbours(pod *podif.Namespace, w plug.Want, link *netlin
 	}
 	for _, h := range branchOf(w).hops {
 		if l != nil {
-			if err := checkNeighbour(pod.NL, "the pod", l.Attrs().Index, datapath.PodGateway(h.addr), link.HardwareAddr, found); err != nil {
+			if err := checkNeighbour(pod.NL, "the pod", rtnl.PermanentNeighbour(l.Attrs().Index, datapath.PodGateway(h.addr), link.HardwareAddr), found); err != nil {
 				return err
 			}
 		}
-		if err := checkNeighbour(t.nl, "the node", link.Index, h.addr, w.Interface.MAC, found); err != nil {
+		if err := checkNeighbour(t.nl, "the node", rtnl.PermanentNeighbour(link.Index, h.addr, w.Interface.MAC), found); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkNeighbour(in *netlink.Handle, who string, link int, addr netip.Addr, mac net.HardwareAddr, found *plug.Differences) error {
-	list, err := rtnl.PermanentNeighbours(in, link, rtnl.FamilyOf(addr))
+func checkNeighbour(in *netlink.Handle, who string, desired *netlink.Neigh, found *plug.Differences) error {
+	has, err := rtnl.HasNeighbour(in, desired)
 	if err != nil {
 		return fmt.Errorf("list neighbours of %s: %w", who, err)
 	}
-	if !slices.ContainsFunc(list, func(n netlink.Neigh) bool { return n.IP.Equal(addr.AsSlice()) && bytes.Equal(n.HardwareAddr, mac) }) {
-		found.Add("%s lacks the permanent neighbour entry of %s at %s", who, addr, mac)
+	if !has {
+		found.Add("%s lacks the permanent neighbour entry of %s at %s", who, desired.IP, desired.HardwareAddr)
 	}
 	return nil
 }

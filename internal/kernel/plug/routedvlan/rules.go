@@ -113,17 +113,38 @@ func modesOf(have []netlink.Rule) map[plug.Enforcing]bool {
 	return of
 }
 
+// ruleKey identifies a rule: it sends the same packets to the same place, and is Berth's or not. Listed rules do not
+// include the action "prohibit", but such rules have no table.
+type ruleKey struct {
+	rtnl.Rule
+	berths bool
+}
+
+func keyOf(r netlink.Rule) ruleKey { return ruleKey{rtnl.RuleOf(r), r.Protocol == rtnl.Protocol} }
+
+func (s *rules) kind() rtnl.Kind[netlink.Rule, ruleKey] {
+	return rtnl.Kind[netlink.Rule, ruleKey]{
+		Key: keyOf, Name: netlink.Rule.String,
+		Add: func(r netlink.Rule) error {
+			if err := s.nl.RuleAdd(&r); !errors.Is(err, unix.EEXIST) {
+				return err
+			}
+			return nil
+		},
+		Remove: func(r netlink.Rule) error { return s.nl.RuleDel(&r) },
+	}
+}
+
 // set ensures the rules of a branch and removes its rules for an earlier VLAN or mode.
 func (s *rules) set(ctx context.Context, b branch, r plug.Ref) error {
 	for _, h := range b.hops {
 		family := h.family()
 		err := s.change(ctx, family, func(have []netlink.Rule) error {
-			for _, r := range append(s.shared(family, b.enforcing), s.own(b, family)...) {
-				if err := s.ensure(have, r); err != nil {
-					return err
-				}
+			own := s.own(b, family)
+			if err := s.ensure(have, append(s.shared(family, b.enforcing), own...)...); err != nil {
+				return err
 			}
-			if err := s.removeOthers(have, r, s.own(b, family)); err != nil {
+			if err := s.removeOthers(have, r, own); err != nil {
 				return err
 			}
 			if b.enforcing == plug.Strict {
@@ -171,23 +192,16 @@ func (s *rules) change(ctx context.Context, family int, do func(have []netlink.R
 
 // removeOthers removes the rules of a port that are not in want.
 func (s *rules) removeOthers(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
-	for _, h := range have {
-		if !isOf(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
-			continue
-		}
-		if err := s.remove(h); err != nil {
-			return err
-		}
-	}
-	return nil
+	extra := s.kind().Compare(want, have).Extra
+	_, err := s.kind().RemoveAll(slices.DeleteFunc(extra, func(h netlink.Rule) bool { return !isOf(h, r) }))
+	return err
 }
 
 // removeShared removes shared rules that no branch needs any more. It first restores the kernel's
 // rule for local addresses.
 func (s *rules) removeShared(family int, have []netlink.Rule) error {
 	of := modesOf(have)
-	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(family, datapath.RuleLocal)) })
-	if !of[plug.Strict] && moved {
+	if !of[plug.Strict] && has(have, localRule(family, datapath.RuleLocal)) {
 		if err := s.ensure(have, localRule(family, 0)); err != nil {
 			return err
 		}
@@ -217,39 +231,20 @@ func (s *rules) list(family int) ([]netlink.Rule, error) {
 	return list, nil
 }
 
-func (s *rules) ensure(have []netlink.Rule, r netlink.Rule) error {
-	if slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, r) }) {
-		return nil
-	}
-	if err := s.nl.RuleAdd(&r); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add %s: %w", r, err)
-	}
-	return nil
+// ensure adds rules that are missing, in order.
+func (s *rules) ensure(have []netlink.Rule, want ...netlink.Rule) error {
+	_, err := s.kind().Set(s.kind().Compare(want, have))
+	return err
 }
 
 // removeLike removes the rules that equal r.
 func (s *rules) removeLike(have []netlink.Rule, r netlink.Rule) error {
-	for _, h := range have {
-		if same(h, r) {
-			if err := s.remove(h); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	_, err := s.kind().RemoveAll(slices.DeleteFunc(slices.Clone(have), func(h netlink.Rule) bool { return keyOf(h) != keyOf(r) }))
+	return err
 }
 
-func (s *rules) remove(r netlink.Rule) error {
-	if err := s.nl.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
-		return fmt.Errorf("remove %s: %w", r, err)
-	}
-	return nil
-}
-
-// same reports whether two rules send the same packets to the same place, and are both Berth's or
-// both not. Listed rules do not include the action "prohibit", but such rules have no table.
-func same(a, b netlink.Rule) bool {
-	return rtnl.RuleOf(a) == rtnl.RuleOf(b) && (a.Protocol == rtnl.Protocol) == (b.Protocol == rtnl.Protocol)
+func has(have []netlink.Rule, r netlink.Rule) bool {
+	return slices.ContainsFunc(have, func(h netlink.Rule) bool { return keyOf(h) == keyOf(r) })
 }
 
 // check adds missing rules to the differences.
@@ -259,15 +254,10 @@ func (s *rules) check(b branch, found *plug.Differences) error {
 		if err != nil {
 			return err
 		}
-		has := func(want netlink.Rule) bool {
-			return slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, want) })
+		for _, r := range s.kind().Compare(append(s.shared(h.family(), b.enforcing), s.own(b, h.family())...), have).Missing {
+			found.Add("the node lacks the %s policy rule %d of %s branches", ipfamily.Of(h.addr), r.Priority, b.enforcing)
 		}
-		for _, r := range append(s.shared(h.family(), b.enforcing), s.own(b, h.family())...) {
-			if !has(r) {
-				found.Add("the node lacks the %s policy rule %d of %s branches", ipfamily.Of(h.addr), r.Priority, b.enforcing)
-			}
-		}
-		if b.enforcing == plug.Strict && has(localRule(h.family(), 0)) {
+		if b.enforcing == plug.Strict && has(have, localRule(h.family(), 0)) {
 			found.Add("the %s policy rule 0 looks up the node's local addresses before the rules of %s", ipfamily.Of(h.addr), b.pod)
 		}
 	}

@@ -32,9 +32,7 @@ func TestSettings(t *testing.T) {
 		want, p := w.want(7, tc.mode, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod")), w.plugger()
 		plugged := func() {
 			t.Helper()
-			_, err := p.Plug(plugtest.Bounded(t), want)
-			plugtest.Must(t, err)
-			plugtest.Must(t, p.Check(plugtest.Bounded(t), want))
+			plugtest.Plugged(t, p, want)
 		}
 		plugged()
 		settings := branchOf(want).sysctls()
@@ -44,9 +42,7 @@ func TestSettings(t *testing.T) {
 		for _, s := range settings {
 			other := map[string]string{"0": "1", "1": "0"}[s.Value]
 			plugtest.Must(t, ns.Do(w.node.Path, func() error { return ns.SetSysctls(ns.Sysctl{Name: s.Path, Value: other}) }))
-			if err := p.Check(plugtest.Bounded(t), want); err == nil || !strings.Contains(err.Error(), "sysctl "+s.String()+" is "+other) {
-				t.Errorf("Check with %s at %s: %v", s.Path, other, err)
-			}
+			plugtest.Differs(t, p, want, "sysctl "+s.String()+" is "+other)
 			plugged()
 			if now := w.value(s); now != s.Value {
 				t.Errorf("%s is %s after Plug", s.Path, now)
@@ -62,16 +58,12 @@ func TestOwnAddressOfTheVLAN(t *testing.T) {
 	w.families = ipfamily.Dual
 	want, p := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod")), w.plugger()
 	for range 2 {
-		_, err := p.Plug(plugtest.Bounded(t), want)
-		plugtest.Must(t, err)
-		plugtest.Must(t, p.Check(plugtest.Bounded(t), want))
+		plugtest.Plugged(t, p, want)
 		if text := w.run(w.node, "ip", "-6 addr show dev "+want.VLANLink()); !strings.Contains(text, "fe80::8ff:ffff:fe00:107/64 scope link") || strings.Contains(text, "tentative") {
 			t.Errorf("the VLAN's link has\n%s", text)
 		}
 		w.run(w.node, "ip", "-6 addr flush dev "+want.VLANLink())
-		if err := p.Check(plugtest.Bounded(t), want); err == nil || !strings.Contains(err.Error(), "lacks its own address fe80::8ff:ffff:fe00:107/64") {
-			t.Errorf("Check of a link without: %v", err)
-		}
+		plugtest.Differs(t, p, want, "lacks its own address fe80::8ff:ffff:fe00:107/64")
 	}
 }
 

@@ -80,12 +80,12 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	defer over()
 	pod, err := p.open(w.Pod)
 	if err != nil {
-		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
+		return w.Plugged(plug.Done{}, err)
 	}
 	defer pod.Close()
 	// Check before plugging, so that a name conflict leaves nothing behind.
 	if err := mayHave(pod, w); err != nil {
-		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
+		return w.Plugged(plug.Done{}, err)
 	}
 	done, err := p.Plugger.Plug(ctx, inner(w))
 	if err == nil {
@@ -172,7 +172,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 			err = failpoint.Hit("plug.tap.removed.after")
 		}
 		if err != nil {
-			return fmt.Errorf("unplug port %s: %w", r.PortID, err)
+			return r.Unplugged(err)
 		}
 	}
 	return p.Plugger.Unplug(ctx, r) // returns the error of opening the namespace, if it is one

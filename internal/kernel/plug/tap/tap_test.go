@@ -2,9 +2,7 @@ package tap_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -77,8 +75,7 @@ func TestFramesOfAMachine(t *testing.T) {
 					meet(t, "at the machine", queues[0], in, func() { _, err := unix.Write(switchPort, in); plugtest.Must(t, err) }, queues[1:]...)
 				}
 				plugtest.Must(t, f.Plugger().Check(ctx, w)) // while the machine is running
-				_, err = f.Plugger().Plug(ctx, w)
-				plugtest.Must(t, err)
+				plugtest.Plugged(t, f.Plugger(), w)
 			}
 			plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref)) // while the machine is running
 			if got := plugtest.Links(t, pod); len(got) > 0 {
@@ -93,8 +90,7 @@ func TestFramesOfAMachine(t *testing.T) {
 func TestNothingButTheMachineSends(t *testing.T) {
 	pod := plugtest.Space(t, "pod")
 	f := open(plug.BindingTap)(t)
-	_, err := f.Plugger().Plug(plugtest.Bounded(t), f.Want(plugtest.One, plugtest.PortA, pod))
-	plugtest.Must(t, err)
+	plugtest.Plugged(t, f.Plugger(), f.Want(plugtest.One, plugtest.PortA, pod))
 	for _, name := range []string{"eth0", "nic3f2a9c10-76"} {
 		addrs, err := pod.NL.AddrList(plugtest.Link(t, pod, name), netlink.FAMILY_ALL)
 		if plugtest.Must(t, err); len(addrs) > 0 {
@@ -185,8 +181,7 @@ func TestOwnerOfTheDevice(t *testing.T) {
 	w := f.Want(plugtest.One, plugtest.PortA, pod)
 	for _, want := range []plug.TapDevice{{Owner: 107, Group: 107}, {Owner: 0, Group: 64055, MultiQueue: true}} {
 		w.Tap = want
-		_, err := f.Plugger().Plug(plugtest.Bounded(t), w)
-		plugtest.Must(t, err)
+		plugtest.Plugged(t, f.Plugger(), w)
 		l, ok := plugtest.Link(t, pod, "eth0").(*netlink.Tuntap)
 		if !ok || l.Owner != want.Owner || l.Group != want.Group || l.Flags&netlink.TUNTAP_MULTI_QUEUE != 0 != want.MultiQueue {
 			t.Errorf("the device: %+v, want a tap device like %+v", l, want)
@@ -195,46 +190,24 @@ func TestOwnerOfTheDevice(t *testing.T) {
 }
 
 func TestCheckOfAMachinesLinks(t *testing.T) {
-	for says, spoil := range map[string]func(*podif.Namespace) error{
-		"does not redirect frames": func(pod *podif.Namespace) error {
-			l, err := pod.NL.LinkByName("nic3f2a9c10-76")
-			if err != nil {
-				return err
-			}
-			q, err := pod.NL.QdiscList(l)
-			if err != nil {
-				return err
-			}
+	for says, spoil := range map[string]func(t *testing.T, pod *podif.Namespace) error{
+		"does not redirect frames": func(t *testing.T, pod *podif.Namespace) error {
+			q, err := pod.NL.QdiscList(plugtest.Link(t, pod, "nic3f2a9c10-76"))
+			plugtest.Must(t, err)
 			return pod.NL.QdiscDel(q[len(q)-1])
 		},
-		"lacks the port's tap device": func(pod *podif.Namespace) error {
-			l, err := pod.NL.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			return pod.NL.LinkDel(l)
-		},
-		"is missing on the node": func(pod *podif.Namespace) error {
-			l, err := pod.NL.LinkByName("nic3f2a9c10-76")
-			if err != nil {
-				return err
-			}
-			return pod.NL.LinkDel(l)
+		"lacks the port's tap device": func(t *testing.T, pod *podif.Namespace) error { return pod.NL.LinkDel(plugtest.Link(t, pod, "eth0")) },
+		"is missing on the node": func(t *testing.T, pod *podif.Namespace) error {
+			return pod.NL.LinkDel(plugtest.Link(t, pod, "nic3f2a9c10-76"))
 		},
 	} {
 		t.Run(says, func(t *testing.T) {
 			f, pod := open(plug.BindingTap)(t), plugtest.Space(t, "pod")
-			w, p, ctx := f.Want(plugtest.One, plugtest.PortA, pod), f.Plugger(), plugtest.Bounded(t)
-			_, err := p.Plug(ctx, w)
-			plugtest.Must(t, err)
-			plugtest.Must(t, spoil(pod))
-			var m *plug.Mismatch
-			if err := p.Check(ctx, w); !errors.As(err, &m) || !strings.Contains(err.Error(), says) {
-				t.Errorf("Check: %v, want %q", err, says)
-			}
-			_, err = p.Plug(ctx, w)
-			plugtest.Must(t, err)
-			plugtest.Must(t, p.Check(ctx, w))
+			w, p := f.Want(plugtest.One, plugtest.PortA, pod), f.Plugger()
+			plugtest.Plugged(t, p, w)
+			plugtest.Must(t, spoil(t, pod))
+			plugtest.Differs(t, p, w, says)
+			plugtest.Plugged(t, p, w)
 		})
 	}
 }

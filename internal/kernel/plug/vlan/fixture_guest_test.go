@@ -3,7 +3,6 @@
 package vlan
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,7 +11,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
@@ -109,24 +107,4 @@ func vlans(t *testing.T, s *podif.Namespace) map[string]int {
 		}
 	}
 	return there
-}
-
-// plugged plugs a port and checks it.
-func plugged(t *testing.T, p plug.Plugger, w plug.Want) {
-	t.Helper()
-	_, err := p.Plug(plugtest.Bounded(t), w)
-	plugtest.Must(t, err)
-	plugtest.Must(t, p.Check(plugtest.Bounded(t), w))
-}
-
-// dies expects that a call fails at a failpoint.
-func dies(t *testing.T, name string, call func() error) {
-	t.Helper()
-	restore, err := failpoint.Set(name + "=error")
-	plugtest.Must(t, err)
-	err = call()
-	restore()
-	if !errors.Is(err, failpoint.ErrHit) {
-		t.Fatalf("%s: %v", name, err)
-	}
 }

@@ -48,26 +48,23 @@ func TestAssociatedAnew(t *testing.T) {
 			pod := plugtest.Space(t, "pod")
 			want := wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
 			want.Binding = binding
-			plugged(t, w.plugger(Options{}), want)
+			plugtest.Plugged(t, w.plugger(Options{}), want)
 			old := want
 			for says, change := range map[string]func(*plug.Want){
 				"has VLAN 8 in the pod, not 7": func(n *plug.Want) { n.VLAN = 8 },
 				"has the parent ens7 with MAC address 0a:ff:ff:00:00:02, not the one with 0a:ff:ff:00:00:01": func(n *plug.Want) { n.Trunk = other.String() },
 			} {
-				plugged(t, w.plugger(Options{}), old)
+				plugtest.Plugged(t, w.plugger(Options{}), old)
 				want := old
 				change(&want)
 				if point != "" {
-					dies(t, point, func() error { _, err := w.plugger(Options{}).Plug(plugtest.Bounded(t), want); return err })
+					plugtest.Dies(t, point, w.plugger(Options{}), want)
 				}
-				plugged(t, w.plugger(Options{}), want)
+				plugtest.Plugged(t, w.plugger(Options{}), want)
 				if got := vlans(t, pod); len(got) != 1 {
 					t.Errorf("after %q the pod has the VLANs %v", point, got)
 				}
-				var m *plug.Mismatch
-				if err := w.plugger(Options{}).Check(plugtest.Bounded(t), old); !errors.As(err, &m) || !strings.Contains(err.Error(), says) {
-					t.Errorf("Check of what was: %v, want %q", err, says)
-				}
+				plugtest.Differs(t, w.plugger(Options{}), old, says)
 			}
 			plugtest.Must(t, w.plugger(Options{}).Unplug(plugtest.Bounded(t), want.Ref))
 			wants(t, pod, map[string]int{})
@@ -82,14 +79,12 @@ func TestSwappedVLANs(t *testing.T) {
 	p := w.plugger(Options{})
 	a, b := plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
 	one, two := wantOn(t, 7, plugtest.One, plugtest.PortA, a), wantOn(t, 8, plugtest.Two, plugtest.PortB, b)
-	plugged(t, p, one)
-	plugged(t, p, two)
+	plugtest.Plugged(t, p, one)
+	plugtest.Plugged(t, p, two)
 	one.VLAN, two.VLAN = 8, 7
-	if _, err := p.Plug(plugtest.Bounded(t), one); !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "VLAN 8 of the trunk ens6 is eth0 in "+b.Path+", which belongs to port "+plugtest.PortB+" of "+plugtest.Two) {
-		t.Errorf("Plug of a VLAN that another has: %v", err)
-	}
-	plugged(t, p, two)
-	plugged(t, p, one)
+	plugtest.Refused(t, p, one, plug.ErrNameTaken, "VLAN 8 of the trunk ens6 is eth0 in "+b.Path+", which belongs to port "+plugtest.PortB+" of "+plugtest.Two)
+	plugtest.Plugged(t, p, two)
+	plugtest.Plugged(t, p, one)
 	wants(t, a, map[string]int{"eth0": 8})
 	wants(t, b, map[string]int{"eth0": 7})
 }
@@ -101,7 +96,7 @@ func TestVLANThatIsTaken(t *testing.T) {
 		", which was not created by Berth":                                              func(w *world, by *podif.Namespace) { w.foreign(by, "net1") },
 		", which is incomplete": func(w *world, by *podif.Namespace) {
 			want := wantOn(w.t, 7, plugtest.Two, plugtest.PortB, by)
-			dies(w.t, "plug.vlan.made.after", func() error { _, err := w.plugger(Options{}).Plug(plugtest.Bounded(w.t), want); return err })
+			plugtest.Dies(w.t, "plug.vlan.made.after", w.plugger(Options{}), want)
 		},
 	} {
 		t.Run(says, func(t *testing.T) {
@@ -109,21 +104,15 @@ func TestVLANThatIsTaken(t *testing.T) {
 			take(w, by)
 			before := vlans(t, by)
 			want := wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
-			_, err := w.plugger(Options{Wait: soon}).Plug(plugtest.Bounded(t), want)
-			if !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "VLAN 7 of the trunk ens6 ") || !strings.Contains(err.Error(), says) {
-				t.Errorf("Plug: %v", err)
-			}
+			plugtest.Refused(t, w.plugger(Options{Wait: soon}), want, plug.ErrNameTaken, "VLAN 7 of the trunk ens6 ", says)
 			plugtest.Must(t, w.plugger(Options{}).Unplug(plugtest.Bounded(t), want.Ref))
 			wants(t, by, before)
 			wants(t, pod, map[string]int{})
 		})
 	}
 	w, pod, by := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "other")
-	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.Two, plugtest.PortB, by))
-	_, err := w.plugger(Options{Dir: t.TempDir(), Wait: soon}).Plug(plugtest.Bounded(t), wantOn(t, 7, plugtest.One, plugtest.PortA, pod))
-	if !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "in a network namespace outside") {
-		t.Errorf("Plug of a VLAN that is nowhere to be seen: %v", err)
-	}
+	plugtest.Plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.Two, plugtest.PortB, by))
+	plugtest.Refused(t, w.plugger(Options{Dir: t.TempDir(), Wait: soon}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod), plug.ErrNameTaken, "in a network namespace outside")
 }
 
 // foreign creates a VLAN without Berth's group and alias.
@@ -143,11 +132,11 @@ func TestVLANOfANamespaceThatGoes(t *testing.T) {
 		plugtest.Must(t, ns.Create(name))
 		pod, err := podif.Open(ns.Path(name))
 		plugtest.Must(t, err)
-		plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod))
+		plugtest.Plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod))
 		pod.Close()
 		plugtest.Must(t, errors.Join(unix.Unmount(ns.Path(name), unix.MNT_DETACH), os.Remove(ns.Path(name))))
 		want := wantOn(t, 7, plugtest.Two, plugtest.PortB, next)
-		plugged(t, w.plugger(Options{}), want)
+		plugtest.Plugged(t, w.plugger(Options{}), want)
 		plugtest.Must(t, w.plugger(Options{}).Unplug(plugtest.Bounded(t), want.Ref))
 	}
 }
@@ -155,8 +144,8 @@ func TestVLANOfANamespaceThatGoes(t *testing.T) {
 // Plug removes a leftover of the same port in another namespace.
 func TestNamespaceOfTheAttachmentIsAnother(t *testing.T) {
 	w, was, is := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
-	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, was))
-	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, is))
+	plugtest.Plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, was))
+	plugtest.Plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, is))
 	wants(t, was, map[string]int{})
 	wants(t, is, map[string]int{"eth0": 7})
 }
@@ -166,12 +155,9 @@ func TestList(t *testing.T) {
 	w := newWorld(t)
 	p := w.plugger(Options{})
 	one, two, half, strangers := plugtest.Space(t, "pod"), plugtest.Space(t, "pod"), plugtest.Space(t, "pod"), plugtest.Space(t, "other")
-	plugged(t, p, wantOn(t, 9, plugtest.One, plugtest.PortB, one))
-	plugged(t, p, wantOn(t, 8, plugtest.Two, plugtest.PortA, two))
-	dies(t, "plug.vlan.made.after", func() error {
-		_, err := p.Plug(plugtest.Bounded(t), wantOn(t, 6, plugtest.One, plugtest.PortA2, half))
-		return err
-	})
+	plugtest.Plugged(t, p, wantOn(t, 9, plugtest.One, plugtest.PortB, one))
+	plugtest.Plugged(t, p, wantOn(t, 8, plugtest.Two, plugtest.PortA, two))
+	plugtest.Dies(t, "plug.vlan.made.after", p, wantOn(t, 6, plugtest.One, plugtest.PortA2, half))
 	w.foreign(strangers, "net1")
 	moved := plugtest.Link(t, two, "eth0")
 	plugtest.Must(t, errors.Join(two.NL.LinkSetDown(moved), two.NL.LinkSetName(moved, "eth7"), two.NL.LinkSetNsFd(moved, int(w.node.NS)))) // as only root of both can
@@ -208,8 +194,8 @@ func TestListOfTwoNodes(t *testing.T) {
 	one, two := newWorld(t), newWorld(t)
 	p, other := one.plugger(Options{}), two.plugger(Options{})
 	mine, theirs := plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
-	plugged(t, p, wantOn(t, 7, plugtest.One, plugtest.PortA, mine))
-	plugged(t, other, wantOn(t, 7, plugtest.Two, plugtest.PortB, theirs))
+	plugtest.Plugged(t, p, wantOn(t, 7, plugtest.One, plugtest.PortA, mine))
+	plugtest.Plugged(t, other, wantOn(t, 7, plugtest.Two, plugtest.PortB, theirs))
 	for _, tc := range []struct {
 		p    plug.Plugger
 		port string
@@ -227,38 +213,21 @@ func TestListOfTwoNodes(t *testing.T) {
 func TestTrunkGoesAndComes(t *testing.T) {
 	w, pod := newWorld(t), plugtest.Space(t, "pod")
 	p, want := w.plugger(Options{Wait: soon}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
-	plugged(t, p, want)
-	differs := func(says ...string) {
-		t.Helper()
-		err := p.Check(plugtest.Bounded(t), want)
-		var m *plug.Mismatch
-		if !errors.As(err, &m) {
-			t.Errorf("Check: %v", err)
-		}
-		for _, s := range says {
-			if !strings.Contains(err.Error(), s) {
-				t.Errorf("Check: %v, want %q", err, s)
-			}
-		}
-	}
+	plugtest.Plugged(t, p, want)
 	plugtest.Must(t, w.node.NL.LinkSetDown(plugtest.Link(t, w.node, "ens6")))
-	differs("the trunk ens6 is down", "eth0 is down in the pod", "lacks the route")
-	plugged(t, p, want)
+	plugtest.Differs(t, p, want, "the trunk ens6 is down", "eth0 is down in the pod", "lacks the route")
+	plugtest.Plugged(t, p, want)
 
 	plugtest.Must(t, w.node.NL.LinkDel(plugtest.Link(t, w.node, "ens6")))
-	differs("no link of the node has the trunk's MAC address", "the pod lacks the port's link")
-	if _, err := p.Plug(plugtest.Bounded(t), want); !errors.Is(err, plug.ErrNotReady) {
-		t.Errorf("Plug without the trunk: %v", err)
-	}
+	plugtest.Differs(t, p, want, "no link of the node has the trunk's MAC address", "the pod lacks the port's link")
+	plugtest.Refused(t, p, want, plug.ErrNotReady)
 	wire(t, w.node, w.router, "ens6", trunkMAC)
 	plugtest.Must(t, p.Expect(plugtest.Bounded(t), want))
-	plugged(t, p, want)
+	plugtest.Plugged(t, p, want)
 	plugtest.Must(t, pod.NL.LinkSetDown(plugtest.Link(t, pod, "eth0")))
 	plugtest.Must(t, pod.NL.LinkSetName(plugtest.Link(t, pod, "eth0"), "eth9"))
-	differs("the port's link has the name eth9 in the pod, not eth0")
-	if _, err := p.Plug(plugtest.Bounded(t), want); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "as eth9") {
-		t.Errorf("Plug of a link that the pod renamed: %v", err)
-	}
+	plugtest.Differs(t, p, want, "the port's link has the name eth9 in the pod, not eth0")
+	plugtest.Refused(t, p, want, plug.ErrInterfaceExists, "as eth9")
 	plugtest.Must(t, p.Unplug(plugtest.Bounded(t), want.Ref))
 	wants(t, pod, map[string]int{})
 }

@@ -1,10 +1,8 @@
 package vlan
 
 import (
-	"bytes"
+	"cmp"
 	"context"
-	"fmt"
-	"net"
 
 	"github.com/vishvananda/netlink"
 
@@ -17,6 +15,10 @@ import (
 // rules for links in pods.
 
 func (p *Plugger) onNode(r plug.Ref) place { return place{p.spaces.home(), r.VLANLink()} }
+
+func linkOnNode(w plug.Want) rtnl.Link {
+	return rtnl.Link{Name: w.VLANLink(), MAC: w.Interface.MAC, MTU: w.Interface.MTU}
+}
 
 // MakeOnNode ensures that the link of a port exists on the node, and does not change whether it is
 // up. It waits briefly for the trunk and sets that up. Errors: plug.ErrNameTaken,
@@ -37,18 +39,10 @@ func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, e
 	if err != nil {
 		return nil, err
 	}
-	if !bytes.Equal(l.HardwareAddr, w.Interface.MAC) {
-		if err := p.node.NL.LinkSetHardwareAddr(rtnl.LinkRef(l.Index), w.Interface.MAC); err != nil {
-			return nil, fmt.Errorf("set the MAC address of %s to %s: %w", l.Name, w.Interface.MAC, err)
-		}
-		l.HardwareAddr = w.Interface.MAC
+	if _, err := linkOnNode(w).Set(p.node.NL, l.Attrs()); err != nil {
+		return nil, err
 	}
-	if mtu := w.Interface.MTU; mtu != 0 && l.MTU != mtu {
-		if err := p.node.NL.LinkSetMTU(rtnl.LinkRef(l.Index), mtu); err != nil {
-			return nil, fmt.Errorf("set the MTU of %s to %d: %w", l.Name, mtu, err)
-		}
-		l.MTU = mtu
-	}
+	l.HardwareAddr, l.MTU = w.Interface.MAC, cmp.Or(w.Interface.MTU, l.MTU)
 	return l, nil
 }
 
@@ -78,13 +72,6 @@ func (p *Plugger) CheckOnNode(w plug.Want, found *plug.Differences) (*netlink.Vl
 		return nil, nil
 	}
 	l := in.mine[0]
-	switch {
-	case !bytes.Equal(l.HardwareAddr, w.Interface.MAC):
-		found.Add("%s has MAC address %s, not %s", l.Name, l.HardwareAddr, w.Interface.MAC)
-	case w.Interface.MTU != 0 && l.MTU != w.Interface.MTU:
-		found.Add("%s has MTU %d, not %d", l.Name, l.MTU, w.Interface.MTU)
-	case l.Flags&net.FlagUp == 0:
-		found.Add("%s is down", l.Name)
-	}
+	*found = append(*found, linkOnNode(w).Differences(l.Attrs())...)
 	return l, p.checkLink(w, l, p.onNode(w.Ref), found)
 }

@@ -17,7 +17,19 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/lab/network/guest"
+	"github.com/berthnet/berth/test/harness"
 )
+
+func TestContract(t *testing.T) {
+	open := func(binding plug.Binding) func(t *testing.T) plugtest.Fixture {
+		return func(t *testing.T) plugtest.Fixture { return newWorld(t).fixture(binding) }
+	}
+	t.Run("container", func(t *testing.T) {
+		plugtest.Run(t, open(""), harness.Sample(t, 3, []string{"plug.vlan.trunk.", "plug.vlan.made.", "plug.vlan.mark.", "plug.vlan.name.", "plug.vlan.pod.", "plug.vlan.remove."})...)
+	})
+	t.Run("bridge", func(t *testing.T) { plugtest.Run(t, open(plug.BindingBridge), "plug.vlan.handover.") })
+	t.Run("tap", func(t *testing.T) { plugtest.Run(t, open(plug.BindingTap), "plug.vlan.made.", "plug.tap.port.") })
+}
 
 // Pods reach each other through the VPC's router, each in its own VLAN. No packet of a pod or of a
 // VLAN reaches the node's own network stack.
@@ -31,7 +43,7 @@ func TestPackets(t *testing.T) {
 		pod := plugtest.Space(t, "pod")
 		want := w.want(vlan, []string{plugtest.One, plugtest.Two}[n], []string{plugtest.PortA, plugtest.PortA2}[n], pod)
 		want.Interface.MTU = 9001
-		plugged(t, w.plugger(Options{}), want)
+		plugtest.Plugged(t, w.plugger(Options{}), want)
 		pods, wants = append(pods, pod), append(wants, want)
 	}
 	for _, addr := range wants[1].Interface.Addresses {
@@ -102,7 +114,7 @@ func TestMachines(t *testing.T) {
 			w.subnet(7)
 			want := w.want(7, plugtest.One, plugtest.PortA, pod)
 			want.Binding, want.Tap.Owner = binding, 107
-			plugged(t, w.plugger(Options{}), want)
+			plugtest.Plugged(t, w.plugger(Options{}), want)
 			g, err := guest.Start(pod.Path, filepath.Base(pod.Path)+"-vm", []guest.NIC{{
 				Name: "eth0", MAC: want.Interface.MAC, Addrs: want.Interface.Addresses, Gateways: want.Interface.Gateways,
 			}})
@@ -113,7 +125,7 @@ func TestMachines(t *testing.T) {
 				for _, p := range want.Interface.Addresses {
 					plugtest.Transfer(t, w.router.Path, g.Netns(), p.Addr())
 				}
-				plugged(t, w.plugger(Options{}), want)
+				plugtest.Plugged(t, w.plugger(Options{}), want)
 				if got := plugtest.Describe(t, pod); got != taken {
 					t.Errorf("the pod has\n%s\nand had\n%s", got, taken)
 				}
@@ -137,7 +149,7 @@ func (w *world) another(want plug.Want, machine string) {
 	plugtest.Must(w.t, w.router.NL.AddrAdd(l, &netlink.Addr{IPNet: rtnl.IPNet(w.prefixes(7, 1)[0])}))
 	plugtest.Must(w.t, w.router.NL.LinkSetUp(l))
 	want.VLAN = 8
-	plugged(w.t, w.plugger(Options{}), want)
+	plugtest.Plugged(w.t, w.plugger(Options{}), want)
 	plugtest.Must(w.t, ns.Netlink(machine, func(h *netlink.Handle) error { // which knew the router by VLAN 7
 		eth0, err := h.LinkByName("eth0")
 		if err != nil {

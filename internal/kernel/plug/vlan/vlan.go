@@ -105,11 +105,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err := w.ValidateFor(plug.VLAN); err != nil {
 		return plug.Done{}, err
 	}
-	d, err := p.plug(ctx, w)
-	if err != nil {
-		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
-	}
-	return d, nil
+	return w.Plugged(p.plug(ctx, w))
 }
 
 func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
@@ -184,13 +180,10 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	case errors.Is(err, rtnl.ErrNoNetns), errors.Is(err, rtnl.ErrNotNetns):
 		return nil
 	case err != nil:
-		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
+		return r.Unplugged(err)
 	}
 	defer leave()
-	if err := clean(pod, r); err != nil {
-		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
-	}
-	return nil
+	return r.Unplugged(clean(pod, r))
 }
 
 // Check implements plug.Plugger.
@@ -198,11 +191,7 @@ func (p *Plugger) Check(_ context.Context, w plug.Want) error {
 	if err := w.ValidateFor(plug.VLAN); err != nil {
 		return err
 	}
-	var found plug.Differences
-	if err := p.check(w, &found); err != nil {
-		return fmt.Errorf("check port %s: %w", w.PortID, err)
-	}
-	return found.Of(w.PortID)
+	return w.Checked(p.check)
 }
 
 func (p *Plugger) check(w plug.Want, found *plug.Differences) error {

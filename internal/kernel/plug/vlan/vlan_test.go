@@ -56,12 +56,6 @@ func wantOn(t testing.TB, vlan int, attachment, portID string, pod *podif.Namesp
 	return w
 }
 
-// calls are the calls that look for the trunk.
-var calls = map[string]func(context.Context, *Plugger, plug.Want) error{
-	"Expect": func(ctx context.Context, p *Plugger, w plug.Want) error { return p.Expect(ctx, w) },
-	"Plug":   func(ctx context.Context, p *Plugger, w plug.Want) error { _, err := p.Plug(ctx, w); return err },
-}
-
 // A link that has the trunk's MAC address but cannot be a trunk is rejected with the field's name
 // and stays unchanged.
 func TestLinksThatAreNoTrunk(t *testing.T) {
@@ -102,16 +96,13 @@ func TestLinksThatAreNoTrunk(t *testing.T) {
 			plugtest.Must(t, lay(node, elsewhere))
 			w, p := wantOn(t, 7, plugtest.One, plugtest.PortA, pod), newPlugger(t, node, Options{Wait: MaxWait})
 			before := described(t, node)
-			for name, call := range calls {
+			for name, call := range plugtest.Waits {
 				err := call(plugtest.Bounded(t), p, w)
 				if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), `Trunk: "0a:ff:ff:00:00:01": want the MAC address of `) || !strings.Contains(err.Error(), says) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			var m *plug.Mismatch
-			if err := p.Check(plugtest.Bounded(t), w); !errors.As(err, &m) || !strings.Contains(err.Error(), says) {
-				t.Errorf("Check: %v", err)
-			}
+			plugtest.Differs(t, p, w, says)
 			if after := described(t, node); after != before {
 				t.Errorf("the node has\n%s\nhad\n%s", after, before)
 			}
@@ -143,7 +134,7 @@ func TestInvalid(t *testing.T) {
 	} {
 		w := wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
 		spoil(&w)
-		for name, call := range calls {
+		for name, call := range plugtest.Waits {
 			if err := call(plugtest.Bounded(t), p, w); !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), field) {
 				t.Errorf("%s with another %s: %v", name, field, err)
 			}
@@ -186,7 +177,7 @@ func TestTrunkThatDoesNotCome(t *testing.T) {
 	w := wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	for name, call := range calls {
+	for name, call := range plugtest.Waits {
 		for _, err := range []error{
 			call(plugtest.Bounded(t), newPlugger(t, node, Options{Wait: 50 * time.Millisecond}), w),
 			call(ctx, newPlugger(t, node, Options{Wait: MaxWait}), w),
@@ -197,16 +188,11 @@ func TestTrunkThatDoesNotCome(t *testing.T) {
 		}
 	}
 	p := newPlugger(t, node, Options{})
-	var m *plug.Mismatch
-	if err := p.Check(plugtest.Bounded(t), w); !errors.As(err, &m) || !strings.Contains(err.Error(), "no link of the node has the trunk's MAC address") || !strings.Contains(err.Error(), "lacks the port's link") {
-		t.Errorf("Check: %v", err)
-	}
+	plugtest.Differs(t, p, w, "no link of the node has the trunk's MAC address", "lacks the port's link")
 	plugtest.Must(t, p.Unplug(plugtest.Bounded(t), w.Ref))
 	plugtest.Must(t, ns.Remove(filepath.Base(pod.Path)))
 	plugtest.Must(t, p.Unplug(plugtest.Bounded(t), w.Ref))
-	if _, err := p.Plug(plugtest.Bounded(t), w); !errors.Is(err, rtnl.ErrNoNetns) {
-		t.Errorf("Plug into a namespace that is gone: %v", err)
-	}
+	plugtest.Refused(t, p, w, rtnl.ErrNoNetns)
 }
 
 // Plug waits for the trunk before it takes the turn on the node, so that it does not delay other

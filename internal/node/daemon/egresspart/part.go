@@ -34,12 +34,12 @@ const ConditionEgress = "EgressReady"
 // documented here is as in part.Part.
 type Egress interface {
 	Annotations() []string
-	CheckOptions(req source.Request) error
+	CheckOptions(req attachment.Request) error
 	// Acquire returns what the pod is to have, once the operator said so: nil for one that
 	// is to have nothing, at once where that is known on the node. The error of a wait in vain, or where
 	// the pod's annotation names an Egress that it may not use, names the Egress and says why.
 	// The state of what it returns is attachment.EgressSetUp.
-	Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error)
+	Acquire(ctx context.Context, req attachment.Request) (*attachment.Egress, error)
 	Why(key attachment.Key) *source.Exhausted
 	// Apply makes the pod's namespace as rec.Egress says, nil like one that has nothing, and
 	// removes what else of Berth's egress is there. Addresses are rec.OwnAddrs() and
@@ -54,22 +54,22 @@ type Egress interface {
 	// Supported returns why the node's kernel cannot set up clients, or nil.
 	Supported(ctx context.Context) error
 	DesiredChanged() <-chan struct{}
-	// Wanted returns what a ready attachment should have, and whether that differs
+	// Desired returns what a ready attachment should have, and whether that differs
 	// from rec.Egress in anything but the state; false while it is not known, as before the
 	// API server answered. Gateways that rec.Egress has keep their IDs.
 	Desired(rec attachment.Record) (egress *attachment.Egress, differ bool)
-	// TakeUp reports the ready attachments at start. Those whose egress is settled are set up as recorded.
-	// Of a pod of this node whose EgressClient names another sandbox than theirs, that sandbox is gone.
+	// Restore reports the ready attachments at start. Those whose egress is settled are set up as recorded.
+	// If the EgressClient of a pod of this node names another sandbox than theirs, that sandbox is gone.
 	Restore(ready []attachment.Record)
-	// Coming reports that an attachment that is not ready yet is being set up as rec.Egress says, with
+	// Announce reports that an attachment that is not ready yet is being set up as rec.Egress says, with
 	// the addresses that it has by now, so that gateways may hear of it meanwhile. SetUp
-	// follows, or Gone.
+	// follows, or Ended.
 	Announce(rec attachment.Record)
 	// Await returns once every gateway that new connections of the attachment may take serves it.
 	// The error names those that do not, when ctx ends or waiting for them is no use. The attachment is
 	// set up and the operator was told of it.
 	Await(ctx context.Context, rec attachment.Record) error
-	// SetUp reports that a ready attachment is set up as rec.Egress says, nil included. SetUp, Failed and Gone do
+	// SetUp reports that a ready attachment is set up as rec.Egress says, nil included. SetUp, Failed and Ended do
 	// not wait for the operator, who hears only what is new.
 	SetUp(rec attachment.Record)
 	// Failed reports each attempt to set up rec.Egress that failed, at an ADD, of which nothing stays then,
@@ -128,10 +128,10 @@ func (p Part) About() part.About {
 }
 
 // CheckOptions implements part.Part.
-func (p Part) CheckOptions(req source.Request) error { return p.Egress.CheckOptions(req) }
+func (p Part) CheckOptions(req attachment.Request) error { return p.Egress.CheckOptions(req) }
 
 // Acquire implements part.Part.
-func (p Part) Acquire(ctx context.Context, req source.Request, rec *attachment.Record) (has bool, err error) {
+func (p Part) Acquire(ctx context.Context, req attachment.Request, rec *attachment.Record) (has bool, err error) {
 	if rec.Egress, err = p.Egress.Acquire(ctx, req); err != nil || rec.Egress == nil {
 		return false, err
 	}

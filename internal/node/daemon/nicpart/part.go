@@ -28,11 +28,11 @@ var _ = failpoint.Register("daemon.nics.acquired", "daemon.nics.plugged", "daemo
 // documented here is as in part.Part.
 type NICs interface {
 	Annotations() []string
-	CheckOptions(req source.Request) error
+	CheckOptions(req attachment.Request) error
 	// Acquire returns the NICs that the pod is to have, once all of them are bound to
 	// this node: none for a pod that asks for none, and then at once. The error of a wait in vain
 	// names the port, its host and its status.
-	Acquire(ctx context.Context, req source.Request) ([]attachment.NIC, error)
+	Acquire(ctx context.Context, req attachment.Request) ([]attachment.NIC, error)
 	Why(key attachment.Key) *source.Exhausted
 	// Expect is part.Part.Prepare, for all NICs of a record. It may take as long as an ADD.
 	Expect(ctx context.Context, rec attachment.Record) error
@@ -47,13 +47,13 @@ type NICs interface {
 	Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Check returns how the kernel differs from a NIC, and changes nothing.
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
-	// Changed has an element when other software may have changed what is plugged; nil: never. Touched
+	// Drifted has an element when other software may have changed what is plugged; nil: never. TakeDrift
 	// returns the ports concerned since it was called last; all: it may be any.
 	Drifted() <-chan struct{}
 	TakeDrift() (ports []string, all bool)
 	LinkChanged(name string, address net.HardwareAddr)
 	DesiredChanged() <-chan struct{}
-	// Wanted returns all NICs that a ready attachment should have, and whether something
+	// Desired returns all NICs that a ready attachment should have, and whether something
 	// has to be changed for that. Each is in the state of what has to be done: plugging for one that
 	// is added or replaces another, changing for one that gets other addresses. One that the pod gave
 	// up is not among them, but the attachment's own interface is never left out.
@@ -110,7 +110,7 @@ func (p Part) About() part.About {
 }
 
 // Acquire implements part.Part.
-func (p Part) Acquire(ctx context.Context, req source.Request, rec *attachment.Record) (has bool, err error) {
+func (p Part) Acquire(ctx context.Context, req attachment.Request, rec *attachment.Record) (has bool, err error) {
 	if rec.NICs, err = p.NICs.Acquire(ctx, req); err != nil || len(rec.NICs) == 0 {
 		return false, err
 	}

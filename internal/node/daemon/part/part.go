@@ -50,12 +50,12 @@ type Part interface {
 type Admission interface {
 	// CheckOptions rejects, before anything is done about an ADD, what no pod can have. The error
 	// names the annotation and what was expected.
-	CheckOptions(req source.Request) error
+	CheckOptions(req attachment.Request) error
 	// Acquire sets the part's field of rec to what the pod is to have, and reports whether
 	// that is anything. It returns at once for a pod that asks for nothing. When ctx ends
 	// first, or the pod may not have what it asks for, the error is an *source.Exhausted. Acquire
 	// takes nothing: there is nothing to release after it.
-	Acquire(ctx context.Context, req source.Request, rec *attachment.Record) (has bool, err error)
+	Acquire(ctx context.Context, req attachment.Request, rec *attachment.Record) (has bool, err error)
 	// Why returns what the Acquire, Prepare or Await of key waits for, or nil when none of them waits.
 	Why(key attachment.Key) *source.Exhausted
 }
@@ -225,10 +225,10 @@ func (u unconfigured) Remove(_ context.Context, rec attachment.Record) error {
 type None struct{}
 
 // CheckOptions implements Part.
-func (None) CheckOptions(source.Request) error { return nil }
+func (None) CheckOptions(attachment.Request) error { return nil }
 
 // Acquire implements Part.
-func (None) Acquire(context.Context, source.Request, *attachment.Record) (bool, error) {
+func (None) Acquire(context.Context, attachment.Request, *attachment.Record) (bool, error) {
 	return false, nil
 }
 

@@ -31,7 +31,7 @@ type state struct {
 	err      error // of all calls
 }
 
-// NewKernel is one without tunnels. HasNetns tells whether there is a network namespace at a
+// NewKernel is one without tunnels. HasNetns reports whether there is a network namespace at a
 // path; nil: there is one at each.
 func NewKernel(hasNetns func(path string) bool) *Kernel {
 	if hasNetns == nil {

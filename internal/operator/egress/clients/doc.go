@@ -7,14 +7,12 @@
 // for that pod, for the pods that have or claim its addresses, and for one slice of each of its
 // Egresses.
 //
-//	controller.go  the controllers, and which events reconcile what
-//	cache.go       what the cache keeps, and its indexes
+//	controller.go  the controllers, and which events reconcile what, and what the cache keeps
 //	reader.go      what is true of a pod: its decision, its addresses, who else claims them
 //	state.go       what is known of all Egresses and their clients
 //	pods.go        one pod: its EgressClient
 //	egresses.go    one Egress: its slices
-//	status.go      conditions of Egresses and EgressClients
-//	metrics.go     metrics
+//	status.go      conditions of Egresses and EgressClients, and metrics
 package clients
 
 // What the operator does for clients of Egresses. EgressClients and Events are in the

@@ -2,7 +2,6 @@ package clients
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -13,7 +12,6 @@ import (
 	"testing/fstest"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,6 +22,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
 )
@@ -125,7 +124,6 @@ func (w *world) controller() client.Client {
 	return harness.KubeClientFor(w.t, cfg)
 }
 
-// setUp adds the controllers to a manager.
 func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, error) {
 	if err := Index(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, err
@@ -136,24 +134,20 @@ func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, er
 // namespace makes one, or gives one that is there these labels.
 func (w *world) namespace(name string, labels map[string]string) {
 	w.t.Helper()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	err := w.client().Create(w.t.Context(), ns)
-	if !apierrors.IsAlreadyExists(err) {
-		harness.OK(w.t, err)
+	ns := controllers.Named[corev1.Namespace](name)
+	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}}
+	for _, o := range []client.Object{ns, sa} {
+		harness.OK(w.t, client.IgnoreAlreadyExists(w.client().Create(w.t.Context(), o)))
 	}
 	harness.OK(w.t, w.client().Get(w.t.Context(), client.ObjectKeyFromObject(ns), ns))
 	ns.Labels = maps.Clone(labels)
 	harness.OK(w.t, w.client().Update(w.t.Context(), ns))
-	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}}
-	if err := w.client().Create(w.t.Context(), sa); !apierrors.IsAlreadyExists(err) {
-		harness.OK(w.t, err)
-	}
 }
 
 // consents has a namespace let Egresses of others select its pods.
 func (w *world) consents(name, to string) {
 	w.t.Helper()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	ns := controllers.Named[corev1.Namespace](name)
 	controllers.Merge(w.t, ns, `{"metadata":{"annotations":{"berth.dev/egress-selectable-from":%q}}}`, to)
 }
 
@@ -163,8 +157,7 @@ func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
 	if len(spec.Destinations) == 0 {
 		spec.Destinations = []string{"0.0.0.0/0", "::/0"}
 	}
-	o := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: spec}
-	harness.OK(w.t, w.client().Create(w.t.Context(), o))
+	o := controllers.Create(w.t, &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: spec})
 	w.gateways(o, 1)
 	return o
 }
@@ -238,12 +231,7 @@ func (w *world) status(p *corev1.Pod, phase corev1.PodPhase, addresses ...string
 // setUp has a pod's node say that it has set up all that the EgressClient asks for.
 func (w *world) setUp(p *corev1.Pod, addresses ...string) {
 	w.t.Helper()
-	o := w.await(p, "is there", func(o *v1alpha1.EgressClient) error {
-		if o.Spec.PodUID != string(p.UID) {
-			return errors.New("another pod's")
-		}
-		return nil
-	})
+	o := w.await(p, "is there", controllers.If(func(o *v1alpha1.EgressClient) bool { return o.Spec.PodUID == string(p.UID) }))
 	w.says(o, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, ContainerID: "c", Addresses: addresses, Egresses: o.Spec.Egresses})
 }
 
@@ -257,11 +245,7 @@ func (w *world) says(o *v1alpha1.EgressClient, says v1alpha1.EgressClientNode) {
 
 // object is the EgressClient of a pod; nil: there is none.
 func (w *world) object(p *corev1.Pod) *v1alpha1.EgressClient {
-	o := &v1alpha1.EgressClient{}
-	err := w.client().Get(w.t.Context(), client.ObjectKeyFromObject(p), o)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
+	o, err := objects.Get[v1alpha1.EgressClient](w.t.Context(), w.client(), client.ObjectKeyFromObject(p))
 	harness.OK(w.t, err)
 	return o
 }
@@ -272,7 +256,6 @@ func (w *world) await(p *corev1.Pod, what string, is func(*v1alpha1.EgressClient
 	return controllers.Await(w.t, client.ObjectKeyFromObject(p), what, is)
 }
 
-// awaitNone waits until a pod has no EgressClient.
 func (w *world) awaitNone(p *corev1.Pod) {
 	w.t.Helper()
 	controllers.AwaitGone(w.t, &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
@@ -298,16 +281,13 @@ func uses(names []string, refusals ...string) func(*v1alpha1.EgressClient) error
 
 // ready wants the condition Ready to have a reason, and words in its message.
 func ready(reason string, words ...string) func(*v1alpha1.EgressClient) error {
-	return func(o *v1alpha1.EgressClient) error {
-		want := metav1.ConditionFalse
-		if reason == reasonSetUp {
-			want = metav1.ConditionTrue
-		}
-		return controllers.Condition(o.Status.Conditions, conditionReady, want, reason, words...)
+	status := metav1.ConditionFalse
+	if reason == reasonSetUp {
+		status = metav1.ConditionTrue
 	}
+	return controllers.Has[*v1alpha1.EgressClient](conditionReady, status, reason, words...)
 }
 
-// slices are those of an Egress.
 func (w *world) slices(egress string) []v1alpha1.EgressClientSlice {
 	list := &v1alpha1.EgressClientSliceList{}
 	harness.OK(w.t, w.client().List(w.t.Context(), list, client.InNamespace("internet"), client.MatchingLabels{v1alpha1.LabelEgress: egress}))
@@ -329,28 +309,16 @@ func (w *world) served(egress string) (out []string) {
 func (w *world) awaitServed(egress string, want ...string) {
 	w.t.Helper()
 	slices.Sort(want)
-	harness.Eventually(w.t, controllers.Limit, egress+" serves its clients", func() error {
-		if got := w.served(egress); !slices.Equal(got, want) {
-			return fmt.Errorf("serves %q, want %q", got, want)
-		}
-		return nil
-	})
+	controllers.AwaitValue(w.t, "clients of "+egress, func() []string { return w.served(egress) }, want)
 }
 
 // awaitCounts waits until the status of an Egress says so many clients.
 func (w *world) awaitCounts(egress string, clients, refused int32, reason string, words ...string) {
 	w.t.Helper()
-	harness.Eventually(w.t, controllers.Limit, egress+" counts its clients", func() error {
-		o := &v1alpha1.Egress{}
-		if err := w.client().Get(w.t.Context(), client.ObjectKey{Namespace: "internet", Name: egress}, o); err != nil {
-			return err
-		}
+	controllers.Await(w.t, client.ObjectKey{Namespace: "internet", Name: egress}, "counts its clients", func(o *v1alpha1.Egress) error {
 		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionClientsReady)
-		if o.Status.Clients != clients || o.Status.RefusedClients != refused || c == nil || c.Reason != reason {
-			return fmt.Errorf("status %+v, want %d clients, %d refused, %s", o.Status, clients, refused, reason)
-		}
-		if !harness.Says(c.Message, words...) {
-			return fmt.Errorf("message %q, want %q in it", c.Message, words)
+		if o.Status.Clients != clients || o.Status.RefusedClients != refused || c == nil || c.Reason != reason || !harness.Says(c.Message, words...) {
+			return fmt.Errorf("want %d clients, %d refused, %s with %q", clients, refused, reason, words)
 		}
 		return nil
 	})

@@ -85,7 +85,7 @@ func (c *pods) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Re
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// trails tells whether an EgressClient as the cache has it (nil: it has none) is older than what was
+// trails reports whether an EgressClient as the cache has it (nil: it has none) is older than what was
 // written.
 func (c *pods) trails(key types.NamespacedName, o *v1alpha1.EgressClient) bool {
 	c.mu.Lock()
@@ -244,7 +244,6 @@ func (c *pods) patch(o *v1alpha1.EgressClient, point string, what map[string]any
 	return target, nil
 }
 
-// remove deletes an EgressClient.
 func (c *pods) remove(ctx context.Context, o *v1alpha1.EgressClient, why string) error {
 	err := failpoint.Around("operator.egressclient.remove", func() error {
 		return client.IgnoreNotFound(c.writer.client.Delete(ctx, o.DeepCopy(), client.Preconditions{UID: &o.UID}))

@@ -26,7 +26,7 @@ import (
 // waitsLong is how long a node may take to set a client up before the Egress reports that it waits.
 const waitsLong = 30 * time.Second
 
-// May tells whether the node of a pod may give it an address, as far as is known.
+// May reports whether the node of a pod may give it an address, as far as is known.
 type May func(ctx context.Context, p *corev1.Pod, address netip.Addr) (bool, error)
 
 // reader finds out from the cache what is true of pods.
@@ -238,7 +238,7 @@ func (v podView) uses(now time.Time) podUses {
 	return e
 }
 
-// serves tells whether gateways of an Egress serve the pod: once the node has set up its tunnels, and
+// serves reports whether gateways of an Egress serve the pod: once the node has set up its tunnels, and
 // while it changes or repairs them.
 func (v podView) serves(r v1alpha1.EgressReference) bool {
 	if v.o == nil || v.o.DeletionTimestamp != nil || v.conflict != "" || len(v.addresses) == 0 {
@@ -270,7 +270,7 @@ func (v podView) waitsUntil() time.Time {
 	return since.Add(waitsLong)
 }
 
-// isServed tells whether gateways serve a pod, and since when its node alone has reported its
+// isServed reports whether gateways serve a pod, and since when its node alone has reported its
 // addresses; zero: its kubelet has too, or neither has.
 type isServed func(key types.NamespacedName, uid string) (served bool, since time.Time)
 

@@ -2,6 +2,7 @@ package clients
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -66,9 +67,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	if n := writes.Load(); n > 6 {
 		t.Errorf("%d writes", n)
 	}
-	if n := len(controllers.Events(t, refused)); n != before {
-		t.Errorf("%d Events, were %d", n, before)
-	}
+	harness.OK(t, controllers.Same("Events", len(controllers.Events(t, refused)), before))
 }
 
 // What became of pods, Egresses and slices while no operator was there is made good by the
@@ -121,7 +120,156 @@ func TestSlicesMeddledWith(t *testing.T) {
 	doubled.ObjectMeta.ResourceVersion, doubled.UID, doubled.Name = "", "", "nat-double"
 	harness.OK(t, w.operator().Create(t.Context(), doubled))
 	w.awaitServed("nat", "web 10.1.0.5")
-	if got := w.slices("nat"); len(got) != 1 {
-		t.Errorf("%d slices", len(got))
+	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), 1))
+}
+
+// Many clients take as many slices as they need, written a few times for all of them; one
+// that goes is one write, of its slice.
+func TestManyClients(t *testing.T) {
+	harness.KubeClean(t)
+	w := newWorld(t)
+	var writes atomic.Int64
+	counted := harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/egressclientslices") {
+			writes.Add(1)
+		}
+		return next.RoundTrip(r)
+	})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	pods := harness.Sample(t, 2, make([]*corev1.Pod, 230))
+	want := make([]string, len(pods))
+	harness.OK(t, harness.AtOnce(len(pods), func(i int) error {
+		pods[i] = w.pod(fmt.Sprintf("web-%03d", i), "nat")
+		want[i] = fmt.Sprintf("web-%03d 10.1.%d.%d", i, i/100, i%100)
+		return nil
+	}))
+	w.run(Options{}, counted)
+	w.daemons.Of(t, "node-a")
+	harness.OK(t, harness.AtOnce(len(pods), func(i int) error {
+		w.setUp(pods[i], strings.Fields(want[i])[1])
+		return nil
+	}))
+	w.awaitServed("nat", want...)
+	w.awaitCounts("nat", int32(len(pods)), 0, reasonServed)
+	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), (len(pods)+v1alpha1.SliceClients-1)/v1alpha1.SliceClients))
+	t.Logf("%d writes of slices", writes.Load())
+	before := writes.Swap(0)
+	if int(before) > len(pods)/2 {
+		t.Errorf("%d writes of slices for %d clients that came at once", before, len(pods))
 	}
+	w.deletePod(pods[7])
+	w.awaitServed("nat", append(append([]string{}, want[:7]...), want[8:]...)...)
+	harness.OK(t, controllers.Same("writes of slices for one client that went", writes.Load(), 1))
+}
+
+// Two slices that have few clients become one. While the one that takes clients cannot be written the
+// other stays: no client is in none.
+func TestSlicesAreMerged(t *testing.T) {
+	w := start(t, Options{})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	a, b := w.pod("a", "nat"), w.pod("b", "nat")
+	w.setUp(a, "10.1.0.1")
+	w.setUp(b, "10.1.0.2")
+	w.awaitServed("nat", "a 10.1.0.1", "b 10.1.0.2")
+	w.end()
+
+	first := w.slices("nat")[0]
+	second := first.DeepCopy()
+	second.Name, second.UID, second.ResourceVersion = first.Name+"0", "", ""
+	first.Clients, second.Clients = first.Clients[:1], first.Clients[1:]
+	harness.OK(t, w.operator().Update(t.Context(), &first))
+	harness.OK(t, w.operator().Create(t.Context(), second))
+
+	const refusals = 3
+	var refused, wrote, early atomic.Int64
+	w.begin(harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if !strings.Contains(r.URL.Path, "/egressclientslices") {
+			return next.RoundTrip(r)
+		}
+		switch {
+		case r.Method == http.MethodPut && refused.Add(1) <= refusals:
+			return nil, errors.New("the API server does not answer")
+		case r.Method == http.MethodPut:
+			defer wrote.Add(1)
+		case r.Method == http.MethodDelete && wrote.Load() == 0:
+			early.Add(1)
+		}
+		return next.RoundTrip(r)
+	}))
+	w.awaitServed("nat", "a 10.1.0.1", "b 10.1.0.2", "probe 10.1.255.1")
+	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), 1))
+	if refused.Load() <= refusals || early.Load() > 0 {
+		t.Errorf("%d writes, %d slices deleted before their clients were in another", refused.Load(), early.Load())
+	}
+}
+
+// An operator that is killed at any step leaves nothing that the next one does not finish,
+// nor anybody served who is not to be.
+func TestKillAtEveryFailpoint(t *testing.T) {
+	for _, name := range harness.Sample(t, 9, controllers.Failpoints(t, "operator.egressclient.", 14)) {
+		t.Run(name, func(t *testing.T) {
+			harness.KubeClean(t)
+			w := newWorld(t)
+			deaths := controllers.Killed(t, operatorConfig(t), name+"=kill")
+			w.live()
+			harness.OK(t, controllers.Same("operators that died", deaths(), 1))
+		})
+	}
+}
+
+// live is a life with all that leads to writes.
+func (w *world) live() {
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	web, goes, wrong := w.pod("web", "nat"), w.pod("goes", "nat"), w.pod("wrong", "none")
+	w.setUp(web, "10.1.0.1")
+	w.setUp(goes, "10.1.0.2")
+	w.awaitServed("nat", "web 10.1.0.1", "goes 10.1.0.2")
+	w.await(web, "is ready", ready(reasonSetUp))
+	w.await(wrong, "is refused", ready(v1alpha1.EgressNotFound))
+	w.awaitCounts("nat", 2, 0, reasonServed)
+	w.edit(wrong, `{"metadata":{"annotations":{"egress.berth.dev/internet":"nat"}}}`)
+	w.setUp(wrong, "10.1.0.3")
+	w.deletePod(goes)
+	w.awaitServed("nat", "web 10.1.0.1", "wrong 10.1.0.3")
+	w.awaitNone(goes)
+	w.edit(wrong, `{"metadata":{"annotations":null}}`)
+	w.awaitNone(wrong)
+	w.deletePod(web)
+	w.awaitServed("nat")
+	w.awaitNone(web)
+	w.awaitCounts("nat", 0, 0, reasonServed)
+	if s := w.slices("nat"); len(s) > 0 {
+		w.t.Errorf("slices are left: %+v", s)
+	}
+}
+
+// The metrics say how many clients there are in which state, and are those that are
+// documented.
+func TestMetrics(t *testing.T) {
+	w := start(t, Options{})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	w.egress("closed", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24"}})
+	web, double := w.pod("web", "nat,closed"), w.pod("double", "nat")
+	w.setUp(web, "10.1.0.5")
+	w.awaitServed("nat", "web 10.1.0.5")
+	w.setUp(double, "10.1.0.5")
+	w.await(double, "conflicts", ready(reasonConflict))
+	w.awaitCounts("nat", 1, 0, reasonWaits)
+	w.awaitCounts("closed", 0, 1, reasonServed)
+	harness.OK(t, controllers.Same("pods that are known", w.c.Known(), 2))
+	gauge := func(egress, state string) string {
+		return fmt.Sprintf(`berth_operator_egress_clients{egress=%q,namespace="internet",state=%q}`, egress, state)
+	}
+	harness.CheckMetrics(t, append(w.c.egresses.writer.metrics.Collectors(), w.c.Gauges()), Families, map[string]string{
+		gauge("nat", "served"):     "1",
+		gauge("nat", "stuck"):      "1",
+		gauge("nat", "refused"):    "0",
+		gauge("closed", "refused"): "1",
+		`berth_operator_egress_client_slices{egress="nat",namespace="internet"}`:          "1",
+		`berth_operator_egress_client_slices{egress="closed",namespace="internet"}`:       "0",
+		`berth_operator_egress_client_writes_total{kind="slice",result="success"}`:        "1",
+		`berth_operator_egress_client_writes_total{kind="slice",result="error"}`:          "0",
+		`berth_operator_egress_served_seconds_count`:                                      "1",
+		`berth_operator_egress_clients{egress="none",namespace="internet",state="stuck"}`: "",
+	})
 }

@@ -69,7 +69,7 @@ type egressState struct {
 	// status.
 	wroteSlices, wroteStatus time.Time
 	version                  string
-	// lacksConsent tells whether it selects a namespace that does not consent; nil: not found
+	// lacksConsent reports whether it selects a namespace that does not consent; nil: not found
 	// out yet.
 	lacksConsent *bool
 	// since is when clients came that are in no slice yet, by UID.
@@ -156,7 +156,6 @@ func (s *state) fill(ctx context.Context, r *reader) error {
 	return nil
 }
 
-// all are all Egresses.
 func (s *state) all() clientplan.Egresses {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -259,7 +258,7 @@ func (s *state) setPodLocked(key types.NamespacedName, now podUses) (touched []m
 	return touched
 }
 
-// removePod drops a pod, and tells whether anything changed.
+// removePod drops a pod, and reports whether anything changed.
 func (a *egressState) removePod(key types.NamespacedName, uid string) bool {
 	differs := a.placed.Remove(uid) || a.refused[key] != "" || a.waiting[key] != ""
 	delete(a.refused, key)
@@ -268,7 +267,7 @@ func (a *egressState) removePod(key types.NamespacedName, uid string) bool {
 	return differs
 }
 
-// setPod takes a pod's use, and tells whether anything changed.
+// setPod takes a pod's use, and reports whether anything changed.
 func (a *egressState) setPod(key types.NamespacedName, uid string, s use, now time.Time) (differs bool) {
 	if s.client == nil {
 		differs = a.placed.Remove(uid)
@@ -282,7 +281,7 @@ func (a *egressState) setPod(key types.NamespacedName, uid string, s use, now ti
 	return set(a.waiting, key, s.waiting) || set(a.refused, key, s.refused) || differs
 }
 
-// set gives a key a value, or deletes the key if the value is empty, and tells whether anything
+// set gives a key a value, or deletes the key if the value is empty, and reports whether anything
 // changed.
 func set(of map[types.NamespacedName]string, key types.NamespacedName, value string) bool {
 	before := of[key]
@@ -294,7 +293,6 @@ func set(of map[types.NamespacedName]string, key types.NamespacedName, value str
 	return before != value
 }
 
-// isServed implements isServed.
 func (s *state) isServed(key types.NamespacedName, uid string) (bool, time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -337,7 +335,7 @@ func (s *state) observeSliceLocked(ref membership.Ref, o *v1alpha1.EgressClientS
 	a.placed.Observe(o.Name, o.Clients)
 }
 
-// newer tells whether a resource version is of a later write than another, which may be empty.
+// newer reports whether a resource version is of a later write than another, which may be empty.
 func newer(a, b string) bool {
 	if b == "" {
 		return true
@@ -460,7 +458,6 @@ func (s *state) correctSlice(ref membership.Ref, name string, is sliceVersion) {
 	a.slices[name] = is
 }
 
-// podCount is how many pods are known.
 func (s *state) podCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -470,7 +467,6 @@ func (s *state) podCount() int {
 // counts are how many clients and slices an Egress has.
 type counts struct{ served, waiting, refused, slices int }
 
-// counts are those of all Egresses.
 func (s *state) counts() map[membership.Ref]counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,12 +9,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 )
 
@@ -168,7 +170,7 @@ func (s *state) findConsent(ctx context.Context, ref membership.Ref, list func(c
 	return nil
 }
 
-// isIn tells whether an Egress's status says that already.
+// isIn reports whether an Egress's status says that already.
 func (s clientsStatus) isIn(by *v1alpha1.Egress) bool {
 	c := meta.FindStatusCondition(by.Status.Conditions, s.condition.Type)
 	return c != nil && by.Status.Clients == s.clients && by.Status.RefusedClients == s.refused &&
@@ -207,4 +209,60 @@ func (s *state) statusWritten(ref membership.Ref, uid, version string) {
 	if a := s.of[ref]; a != nil && a.uid == uid {
 		a.version = version
 	}
+}
+
+var (
+	famClients = metric.New("berth_operator_egress_clients", "gauge", "Pods that use an Egress, or would, by state: served (its gateways serve them), stuck (they may use it, and are not served) or refused (they may not use it).", "namespace", "egress", "state")
+	famSlices  = metric.New("berth_operator_egress_client_slices", "gauge", "EgressClientSlices of an Egress.", "namespace", "egress")
+	famWrites  = metric.New("berth_operator_egress_client_writes_total", "counter", "Writes about clients of Egresses at the Kubernetes API, by kind of object (client, slice, or status of an Egress) and result: success or error.", "kind", "result")
+	famServed  = metric.New("berth_operator_egress_served_seconds", "histogram", "Time from when the operator saw that a node had set up a client until it had written the client to a slice for the gateways.")
+)
+
+// Families are the metrics, for the page that documents them.
+var Families = []metric.Family{famClients, famSlices, famWrites, famServed}
+
+// The kinds of objects that are written.
+const (
+	kindClient = "client"
+	kindSlice  = "slice"
+	kindStatus = "status"
+)
+
+// Metrics count the work for clients. They are safe for concurrent use.
+type Metrics struct {
+	writes *prometheus.CounterVec
+	served *prometheus.HistogramVec
+}
+
+// NewMetrics makes metrics that are not registered.
+func NewMetrics() *Metrics {
+	m := &Metrics{writes: famWrites.Counter(), served: famServed.Histogram(metric.CallBuckets)}
+	for _, kind := range []string{kindClient, kindSlice, kindStatus} {
+		for _, result := range metric.Results {
+			m.writes.WithLabelValues(kind, result)
+		}
+	}
+	m.served.WithLabelValues()
+	return m
+}
+
+// Collectors are those to register.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.writes, m.served}
+}
+
+func (m *Metrics) wrote(kind string, err error) {
+	m.writes.WithLabelValues(kind, metric.Result(err)).Inc()
+}
+
+// Gauges are collected on each scrape: the numbers of clients and slices.
+func (c *Controller) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		for ref, n := range c.state.counts() {
+			emit(famClients, float64(n.served), ref.Namespace, ref.Name, "served")
+			emit(famClients, float64(n.waiting), ref.Namespace, ref.Name, "stuck")
+			emit(famClients, float64(n.refused), ref.Namespace, ref.Name, "refused")
+			emit(famSlices, float64(n.slices), ref.Namespace, ref.Name)
+		}
+	}, famClients, famSlices)
 }

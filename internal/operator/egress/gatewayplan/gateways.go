@@ -17,7 +17,7 @@ import (
 // maxGateways is how many gateways an Egress's status can list (by its definition).
 const maxGateways = 1024
 
-// IsGateway tells whether a pod is a gateway of an Egress: by its label, and because its ReplicaSet
+// IsGateway reports whether a pod is a gateway of an Egress: by its label, and because its ReplicaSet
 // belongs to the Egress's Deployment. The names and UIDs of both are compared, as whoever creates a
 // pod may write any owner into it. of is the ReplicaSet that the pod names as its controller; nil:
 // it does not exist. deployment is the UID of the Egress's Deployment.
@@ -84,7 +84,7 @@ func readyGateways(pods []*corev1.Pod) (n int32) {
 	return n
 }
 
-// startsAgain tells whether the program of a pod is restarting: the kubelet says that its container is
+// startsAgain reports whether the program of a pod is restarting: the kubelet says that its container is
 // not ready. On a node that is gone, the node controller changes the pod's condition Ready alone.
 func startsAgain(p *corev1.Pod) bool {
 	c := condition(p, corev1.ContainersReady)

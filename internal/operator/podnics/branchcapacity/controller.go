@@ -153,7 +153,7 @@ func capacityOf(n *corev1.Node, o *v1alpha1.NodeNetwork) int64 {
 	return int64(limits.Branches(o.Spec.InstanceType))
 }
 
-// says tells whether a Node's capacity is a number of branch interfaces. 0 is written by leaving the resource out: a
+// says reports whether a Node's capacity is a number of branch interfaces. 0 is written by leaving the resource out: a
 // kubelet that restarts ends pods that request a resource of which its Node has 0, but not those that request an unknown one
 // (kubernetes/pkg/kubelet/lifecycle/predicate.go, removeMissingExtendedResources).
 func says(n *corev1.Node, capacity int64) bool {

@@ -7,15 +7,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
@@ -25,13 +21,9 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.Kube(m.Run))
-}
+func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// limit is for what takes seconds on an idle machine.
-const limit = 3 * time.Minute
+const limit = controllers.Limit
 
 // work has the controller work with the chart's rights until the end of the test.
 func work(t *testing.T) {
@@ -88,10 +80,7 @@ func TestNodesHaveBranches(t *testing.T) {
 	bare.Name = "node-3"
 	harness.OK(t, admin.Create(t.Context(), bare))
 	work(t)
-	patch := func(o client.Object, body string) {
-		t.Helper()
-		harness.OK(t, admin.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body))))
-	}
+	patch := func(o client.Object, body string) { controllers.MergeStatus(t, admin, o, "%s", body) }
 	trunk := func(name, instance string) *v1alpha1.NodeNetwork {
 		o := trunked()
 		o.ObjectMeta, o.Spec.InstanceID = metav1.ObjectMeta{Name: name}, instance
@@ -102,19 +91,13 @@ func TestNodesHaveBranches(t *testing.T) {
 	first := trunk("node-1", "i-1")
 	trunk("node-3", "i-3")
 	harness.Eventually(t, limit, "node-1 has its branches", has(t, "node-1", most))
-	harness.Eventually(t, limit, "node-3 has its branches", func() error {
-		n := &corev1.Node{}
-		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(bare), n); err != nil {
-			return err
-		}
-		if got := n.Status.Capacity[v1alpha1.ResourceBranches]; got.String() != most {
-			return fmt.Errorf("node-3 has capacity %v", n.Status.Capacity)
-		}
-		return nil
-	})
+	controllers.Await(t, client.ObjectKeyFromObject(bare), "has its branches", controllers.If(func(n *corev1.Node) bool {
+		got := n.Status.Capacity[v1alpha1.ResourceBranches]
+		return got.String() == most
+	}))
 	harness.OK(t, has(t, "node-2", "")())
 
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	node := controllers.Named[corev1.Node]("node-1")
 	for _, value := range []string{`"0"`, `"1000"`, `null`} {
 		patch(node, `{"status":{"capacity":{"berth.dev/branch-interfaces":`+value+`}}}`)
 		harness.Eventually(t, limit, "it is as before after it was "+value, has(t, "node-1", most))
@@ -168,9 +151,7 @@ func TestCapacityOf(t *testing.T) {
 			t.Errorf("%s: got %d, want %d", name, got, tt.want)
 		}
 	}
-	if got := capacityOf(nodeOf(mine), nil); got != 0 {
-		t.Errorf("without a NodeNetwork: got %d, want 0", got)
-	}
+	harness.OK(t, controllers.Same("branches without a NodeNetwork", capacityOf(nodeOf(mine), nil), 0))
 }
 
 // A Node of no branches does not have the resource, and 0 of it is to be taken away.

@@ -75,7 +75,7 @@ func aboutOf(err error) string {
 	return ""
 }
 
-// names tells whether a new port asks for what an error is about.
+// names reports whether a new port asks for what an error is about.
 func names(p vpcport.NewPort, what string) bool {
 	for _, a := range p.Addresses {
 		if a.SubnetID == what || a.IP.IsValid() && a.IP.String() == what {

@@ -54,7 +54,7 @@ type Step struct {
 	Quiet bool
 }
 
-// Takes tells whether the step gives a port to a NIC of which recorded is the port so far (empty:
+// Takes reports whether the step gives a port to a NIC of which recorded is the port so far (empty:
 // none): it makes one, takes a warm one, or marks a user's.
 func (s Step) Takes(recorded string) bool {
 	marks := s.Kind == Change && s.Change.Device != nil && *s.Change.Device != ""
@@ -64,7 +64,7 @@ func (s Step) Takes(recorded string) bool {
 // Next is the next step of a NIC, and whether it is to wait.
 func Next(d Desired, o Observed, c Constraints, a Attempts) Step {
 	if c.Closed && !o.Kept {
-		return Step{}.After(0, d, c) // nothing is begun for a VPC that may never open
+		return Step{}.Deferred(0, d, c) // nothing starts for a VPC that may never open
 	}
 	if !d.Over && c.Claimed && o.Kept {
 		return Step{Kind: Claim}

@@ -53,7 +53,7 @@ func (o Observed) failed(s Step, class vpcport.Class) Observed {
 	return o
 }
 
-// mayHaveMade tells whether a Create that failed may have made a port. Credentials that may make
+// mayHaveMade reports whether a Create that failed may have made a port. Credentials that may make
 // ports but not read them get Forbidden in answer to one that was made.
 func mayHaveMade(c vpcport.Class) bool {
 	switch c {

@@ -83,7 +83,7 @@ func (s *simulation) begin(o *operator) {
 	*o = operator{saw: s.object, h: nicplan.Restored(s.object.kept, s.object.port)}
 }
 
-// step has one operator do its next step, and tells whether it had one.
+// step has one operator do its next step, and reports whether it had one.
 func (s *simulation) step(i int) bool {
 	o := &s.leaders[i]
 	w := s.want(o)

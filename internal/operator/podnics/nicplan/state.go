@@ -64,21 +64,21 @@ func Restored(kept bool, recorded string) Observed {
 	return Observed{Kept: kept, Recorded: recorded, Unclear: kept && recorded == ""}
 }
 
-// marked tells whether a port carries the NIC's mark, its device and owner.
+// marked reports whether a port carries the NIC's mark, its device and owner.
 func (d Desired) marked(p *vpcport.Port) bool {
 	return p.Device == d.Port.Device && p.Owner == vpcport.Owner
 }
 
-// warm tells whether a port is a warm one that carries no NIC's mark yet.
+// warm reports whether a port is a warm one that carries no NIC's mark yet.
 func (d Desired) warm(p *vpcport.Port) bool {
 	_, ok := p.WarmVPC(d.Cluster)
 	return ok && d.Given == "" && !d.Yields
 }
 
-// Has tells whether a port is the NIC's: by its device, or as a warm port that it has taken.
+// Has reports whether a port is the NIC's: by its device, or as a warm port that it has taken.
 func (d Desired) Has(p *vpcport.Port) bool { return p.Device == d.Port.Device || d.warm(p) }
 
-// stripped tells whether a port without a device was made for the NIC, and somebody removed the
+// stripped reports whether a port without a device was made for the NIC, and somebody removed the
 // mark: it is the recorded one, or has Berth's owner and the MAC address that only this NIC's port
 // has.
 func (d Desired) stripped(p *vpcport.Port, recorded string) bool {
@@ -94,7 +94,7 @@ func (d Desired) stripped(p *vpcport.Port, recorded string) bool {
 	return false
 }
 
-// lost tells whether somebody else has the NIC's port by now, or its user has it back: it carries
+// lost reports whether somebody else has the NIC's port by now, or its user has it back: it carries
 // another mark, or none and more than the mark is missing.
 func (d Desired) lost(p *vpcport.Port) bool {
 	switch {
@@ -110,7 +110,7 @@ func (d Desired) sameMAC(p *vpcport.Port) bool {
 	return d.Port.MAC != nil && p.NetworkID == d.Port.NetworkID && p.MAC.String() == d.Port.MAC.String()
 }
 
-// regrouped tells whether a port has other groups than it is to have.
+// regrouped reports whether a port has other groups than it is to have.
 func (d Desired) regrouped(p *vpcport.Port) bool {
 	if d.Port.Groups == nil || d.Given != "" {
 		return false

@@ -70,7 +70,7 @@ type Attempts struct {
 	NotBefore time.Time // of the next Look or Poll
 }
 
-// edited tells whether the NIC's desired state has changed in a way that makes a wait after the
+// edited reports whether the NIC's desired state has changed in a way that makes a wait after the
 // last failure pointless: it is not needed any more, or somebody had to change something and did.
 func (a Attempts) edited(d Desired) bool {
 	if d.Over != a.Asked.Over {
@@ -88,10 +88,10 @@ func paced(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 		if c.NodeFull {
 			s.Wait = NodeFull
 		}
-		return s.After(s.Wait, d, c)
+		return s.Deferred(s.Wait, d, c)
 	case Impossible:
 		if a.Failed.Message == s.Why && c.Now.Before(a.Failed.Until) {
-			return s.After(a.Failed.Until.Sub(c.Now), d, c)
+			return s.Deferred(a.Failed.Until.Sub(c.Now), d, c)
 		}
 		return s
 	}
@@ -103,13 +103,13 @@ func pacedCall(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	cools := c.CoolUntil.Sub(c.Now)
 	switch {
 	case c.Closed:
-		return s.After(0, d, c)
+		return s.Deferred(0, d, c)
 	case c.Refused && s.Takes(o.Recorded):
-		return s.After(vpcport.PolicyOf(vpcport.Invalid).Last, d, c)
+		return s.Deferred(vpcport.PolicyOf(vpcport.Invalid).Last, d, c)
 	case d.Over && s.Kind == Delete && s.Port == o.Recorded && cools > 0:
-		return s.After(cools, d, c)
+		return s.Deferred(cools, d, c)
 	case s.Kind == Create && c.NeedsHost && d.Port.Host == "":
-		return s.After(0, d, c)
+		return s.Deferred(0, d, c)
 	case s.Kind == Create && c.Warm:
 		return Step{Kind: Take}
 	}
@@ -120,7 +120,7 @@ func pacedCall(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 		}
 	}
 	if wait := a.until(s, d).Sub(c.Now); wait > 0 {
-		return s.After(wait, d, c)
+		return s.Deferred(wait, d, c)
 	}
 	return s
 }
@@ -132,14 +132,14 @@ func (a Attempts) until(s Step, d Desired) time.Time {
 		until = time.Time{}
 	}
 	if s.Kind == Poll || s.Kind == Look && a.Looks > 0 {
-		until = later(until, a.NotBefore)
+		until = Later(until, a.NotBefore)
 	}
 	return until
 }
 
-// After is the step put off: it is decided on again after wait (0: when something changes), or
+// Deferred is the step put off: it is decided on again after wait (0: when something changes), or
 // when a node's hold ends.
-func (s Step) After(wait time.Duration, d Desired, c Constraints) Step {
+func (s Step) Deferred(wait time.Duration, d Desired, c Constraints) Step {
 	if d.Held && !c.HeldUntil.IsZero() {
 		if left := max(c.HeldUntil.Sub(c.Now), time.Millisecond); wait == 0 || left < wait {
 			wait = left
@@ -162,7 +162,7 @@ func (s Scheduling) wait(now time.Time) time.Duration {
 		since = now
 	}
 	last := since.Add(UnscheduledMost)
-	due := later(since, s.Placed).Add(Unscheduled)
+	due := Later(since, s.Placed).Add(Unscheduled)
 	if due.After(last) {
 		due = last
 	}
@@ -172,7 +172,8 @@ func (s Scheduling) wait(now time.Time) time.Duration {
 	return max(due.Sub(now), min(now.Sub(since)/2, last.Sub(now)))
 }
 
-func later(a, b time.Time) time.Time {
+// Later returns the later of two times.
+func Later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}

@@ -24,15 +24,11 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
-	vpcports "github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
-const (
-	// workers is how many NICPolicies are reconciled at once.
-	workers = 4
-	// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
-	maxNote = 1024
-)
+// workers is how many NICPolicies are reconciled at once.
+const workers = 4
 
 // Watches returns the kinds that the cache must keep for Setup and NewPolicies.
 func Watches() []*watched.Kind {
@@ -82,15 +78,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 }
 
 // all are the keys of the NICPolicies that options select.
-func (c *controller) all(ctx context.Context, in ...client.ListOption) (keys []client.ObjectKey) {
-	list, err := objects.List[v1alpha1.NICPolicyList](ctx, c.client, in...)
-	if err != nil {
-		return nil
-	}
-	for i := range list.Items {
-		keys = append(keys, client.ObjectKeyFromObject(&list.Items[i]))
-	}
-	return keys
+func (c *controller) all(ctx context.Context, in ...client.ListOption) []client.ObjectKey {
+	return objects.Keys(ctx, c.client, &v1alpha1.NICPolicyList{}, in...)
 }
 
 // reconcile writes into a NICPolicy whether it is in force.
@@ -137,7 +126,7 @@ func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 	case ReasonStarting:
 	default:
 		log.Warn("a NICPolicy is not in force", "because", is.message)
-		c.events.Eventf(o, nil, corev1.EventTypeWarning, is.reason, "Report", "%s", vpcports.Cut(is.message, maxNote))
+		c.events.Eventf(o, nil, corev1.EventTypeWarning, is.reason, "Report", "%s", vpcport.Cut(is.message, podnics.MaxNote))
 	}
 }
 

@@ -86,7 +86,7 @@ func (f *foreign) run(ctx context.Context) error {
 	}
 }
 
-// look tells whether the kind is installed.
+// look reports whether the kind is installed.
 func (f *foreign) look(ctx context.Context) (installed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -169,7 +169,7 @@ func (f *foreign) complain(err error) {
 	f.said = err.Error()
 	f.mu.Unlock()
 	if news {
-		f.log.Warn("reading the SecurityGroupPolicies of the cluster failed: those that were read before count", "error", err)
+		f.log.Warn("reading the SecurityGroupPolicies of the cluster failed: those that were read before count", "err", err)
 	}
 }
 

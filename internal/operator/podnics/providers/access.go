@@ -45,12 +45,10 @@ var providers = map[v1alpha1.VPCProvider]func(Options, v1alpha1.VPCSpec, *corev1
 // injected is the access to Options.Provider.
 type injected struct{ provider vpcport.Provider }
 
-// open implements access.
 func (to injected) open() (opened, error) {
 	return opened{provider: to.provider, endpoint: "injected", close: func() {}}, nil
 }
 
-// accessOf is the access to the provider of a VPC.
 func accessOf(o Options, spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
 	if o.Provider != nil {
 		return injected{o.Provider}, nil
@@ -87,7 +85,6 @@ func neutronOf(_ Options, spec v1alpha1.VPCSpec, secret *corev1.Secret) (access,
 	return toNeutron{s}, nil
 }
 
-// open implements access.
 func (to toNeutron) open() (opened, error) {
 	p, err := neutron.Open(to.Settings)
 	if err != nil {
@@ -152,7 +149,6 @@ func alcorOf(_ Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *probl
 	return toAlcor{s}, nil
 }
 
-// open implements access.
 func (to toAlcor) open() (opened, error) {
 	p, err := alcor.Open(to.Settings)
 	if err != nil {
@@ -181,7 +177,6 @@ type toEC2 struct {
 	log      *slog.Logger
 }
 
-// ec2Of returns the access by a spec.
 func ec2Of(o Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem) {
 	if o.EC2 == nil {
 		return nil, &problem{ofEndpoint, ReasonProviderNotSupported, "spec.provider: ec2 needs an operator that works for ENIs (--ipam eni-operator and port), and this one does not"}
@@ -193,7 +188,6 @@ func ec2Of(o Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem
 	return to, nil
 }
 
-// open implements access.
 func (to toEC2) open() (opened, error) {
 	p := branch.Open(branch.Settings{
 		Cloud: to.env.Cloud, Cluster: to.env.Cluster, VPC: to.vpc, Subnets: to.subnets, Families: to.families, Settle: to.env.Settle, Cooling: to.env.Cooling, Ended: to.env.Ended, Clock: to.clock, Logger: to.log,

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
-	ports "github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
@@ -35,7 +35,7 @@ type Options struct {
 	// EC2 is how VPCs of EC2 are reached; nil: there are none.
 	EC2 *EC2
 	// Provider, unless nil, is the provider of all VPCs in place of those that their specs name.
-	Provider ports.Provider
+	Provider vpcport.Provider
 	// Calls is how many calls to one endpoint are in flight at most, unless its provider says so
 	// (vpcport.Traits.AtOnce); 8.
 	Calls int

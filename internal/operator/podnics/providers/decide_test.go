@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // What a spec and a Secret say is what the provider is opened with.
@@ -64,7 +65,7 @@ func TestAccessOf(t *testing.T) {
 	}
 }
 
-// Alcor is told of by the spec alone.
+// Alcor is known by the spec alone.
 func TestAccessOfAlcor(t *testing.T) {
 	spec := v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderAlcor, Network: "blue", Endpoint: "https://alcor.example:9009", Project: "p-1",
@@ -124,9 +125,7 @@ func TestVerdicts(t *testing.T) {
 	if unasked[ofEndpoint].status != metav1.ConditionUnknown || unasked[ofCredentials].status != metav1.ConditionFalse {
 		t.Errorf("an endpoint that was not asked: %+v", unasked)
 	}
-	if all := verdicts(nil, false, true); all[ofCredentials].reason != ReasonNotNeeded {
-		t.Errorf("without credentials: %+v", all)
-	}
+	harness.OK(t, controllers.Same("the reason without credentials", verdicts(nil, false, true)[ofCredentials].reason, ReasonNotNeeded))
 }
 
 // A pin counts while there are PodNICs.
@@ -197,11 +196,11 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Others are told when the answer of Of is another, and only then.
+// Others hear of it when the answer of Of is another, and only then.
 func TestBook(t *testing.T) {
 	b := newNetworks()
-	var told []string
-	b.Changed(func(vpc string) { told = append(told, vpc) })
+	var changed []string
+	b.Changed(func(vpc string) { changed = append(changed, vpc) })
 	p := lanes.New(lanes.Options{}).Provider(portfake.New(portfake.Options{}), nil)
 	open := func(subnet string) *answer {
 		return &answer{opened: podnics.Opened{Provider: p, Network: vpcport.Network{ID: "n-1", Subnets: []vpcport.Subnet{
@@ -216,10 +215,10 @@ func TestBook(t *testing.T) {
 		{nil, false}, {closed("a"), true}, {closed("a"), false}, {closed("b"), true}, {open("s-1"), true}, {open("s-1"), false},
 		{open("s-2"), true}, {closed("b"), true}, {nil, true}, {nil, false},
 	} {
-		told = nil
+		changed = nil
 		b.put("blue", tt.answer)
-		if (len(told) == 1) != tt.tells {
-			t.Errorf("step %d: told %q", i, told)
+		if (len(changed) == 1) != tt.tells {
+			t.Errorf("step %d: changed: %q", i, changed)
 		}
 		_, err := b.Of("blue")
 		if isOpen := tt.answer != nil && tt.answer.why == nil; isOpen != (err == nil) {
@@ -253,9 +252,7 @@ func TestMetricsOfVPCs(t *testing.T) {
 		`berth_operator_vpc_condition{type="NetworkFound",vpc="red"}`:                        "",
 	})
 	p.close()
-	if got := c.opener.usage(); got != (lanes.Usage{}) {
-		t.Errorf("lanes of nobody: %+v", got)
-	}
+	harness.OK(t, controllers.Same("usage of the lanes without VPCs", c.opener.usage(), (lanes.Usage{})))
 }
 
 // What comes of a call that was under way when its VPC went is not counted: it would be for
@@ -277,7 +274,7 @@ func TestCallThatOutlivesItsVPC(t *testing.T) {
 // A VPC is open for others once its status tells whose its ports are, and not before.
 func TestOpenAfterTheStatus(t *testing.T) {
 	c := &Controller{networks: newNetworks()}
-	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
+	v := controllers.Named[v1alpha1.VPC]("blue")
 	s := &state{open: true, connection: &connection{}, found: lookup{network: vpcport.Network{ID: "n-1"}, project: "p-1"}}
 	for _, tt := range []struct {
 		pin  pin
@@ -298,9 +295,7 @@ func TestLanesAreShared(t *testing.T) {
 		_, err := o.open("blue", toNeutron{neutron.Settings{Endpoint: endpoint, Project: "p-1"}}, func() {})
 		harness.OK(t, err)
 	}
-	if got := o.usage(); got.Allowed != 16 {
-		t.Errorf("%+v, want two endpoints with 8 each", got)
-	}
+	harness.OK(t, controllers.Same("calls allowed at two endpoints", o.usage().Allowed, 16))
 }
 
 // A VPC whose NICs would get no address says so.

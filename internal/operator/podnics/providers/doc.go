@@ -6,13 +6,10 @@
 //	reconcile.go   one VPC: opened, looked up, deleted
 //	access.go      how each kind of provider is reached, by a spec and a Secret
 //	secrets.go     the Secrets, each read and watched by its name
-//	open.go        open providers; those of one endpoint share its limit of concurrent calls
+//	open.go        open providers; those of one endpoint share its limit of concurrent calls; their health
 //	look.go        the network as the provider describes it
 //	verdict.go     what that means for conditions: decisions
-//	health.go      the results of all calls to a provider
-//	networks.go    the open VPCs, for other controllers
-//	status.go      the status, Events and the log
-//	metrics.go     the metrics
+//	status.go      the status, Events, the log and metrics
 //
 // The operator reads Secrets in its own namespace only, each by the name that a VPC gives, and keeps what a
 // provider needs of them. No text from a provider shows them: the provider removes them.

@@ -13,16 +13,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
@@ -32,13 +29,9 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.Kube(m.Run))
-}
+func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// limit is for what takes a second on an idle machine.
-const limit = 3 * time.Minute
+const limit = controllers.Limit
 
 // namespace is the operator's own.
 const namespace = "kube-system"
@@ -131,18 +124,12 @@ func (b *bed) newVPC(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC
 // vpc makes a VPC.
 func (b *bed) vpc(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC {
 	b.t.Helper()
-	v := b.newVPC(name, edit...)
-	harness.OK(b.t, b.client.Create(b.t.Context(), v))
-	return v
+	return controllers.Create(b.t, b.newVPC(name, edit...))
 }
 
-// edit changes a VPC's spec.
 func (b *bed) edit(name string, edit func(*v1alpha1.VPCSpec)) {
 	b.t.Helper()
-	v := b.read(name)
-	before := v.DeepCopy()
-	edit(&v.Spec)
-	harness.OK(b.t, b.client.Patch(b.t.Context(), v, client.MergeFrom(before)))
+	controllers.Edit(b.t, client.ObjectKey{Name: name}, func(v *v1alpha1.VPC) { edit(&v.Spec) })
 }
 
 // password is the data of a Secret that Keystone accepts.
@@ -175,30 +162,27 @@ func (b *bed) secret(name string, data map[string]string) {
 // nic makes a PodNIC of a VPC.
 func (b *bed) nic(vpc, name string) *v1alpha1.PodNIC {
 	b.t.Helper()
-	n := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.PodNICSpec{VPC: vpc}}
-	harness.OK(b.t, b.client.Create(b.t.Context(), n))
-	return n
+	return controllers.Create(b.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.PodNICSpec{VPC: vpc}})
 }
 
 func (b *bed) read(name string) *v1alpha1.VPC {
 	b.t.Helper()
-	v := &v1alpha1.VPC{}
-	harness.OK(b.t, b.client.Get(b.t.Context(), client.ObjectKey{Name: name}, v))
-	return v
+	return controllers.Get[v1alpha1.VPC](b.t, client.ObjectKey{Name: name})
 }
 
 // until waits until a VPC is as it should be.
 func (b *bed) until(name, what string, is func(*v1alpha1.VPC) error) *v1alpha1.VPC {
 	b.t.Helper()
-	v := &v1alpha1.VPC{}
-	harness.Eventually(b.t, limit, name+": "+what, func() error {
-		v = &v1alpha1.VPC{}
-		if err := b.client.Get(b.t.Context(), client.ObjectKey{Name: name}, v); err != nil {
-			return err
-		}
-		return is(v)
-	})
-	return v
+	return controllers.Await(b.t, client.ObjectKey{Name: name}, what, is)
+}
+
+// condition wants a VPC to have a condition.
+var condition = controllers.Has[*v1alpha1.VPC]
+
+// complains waits until a VPC is not ready for a reason, with a word in the message.
+func (b *bed) complains(name, reason, word string) {
+	b.t.Helper()
+	b.until(name, "complains", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, reason, word))
 }
 
 // ready waits until a VPC is ready, and open for others.
@@ -218,14 +202,15 @@ func (b *bed) ready(name string) *v1alpha1.VPC {
 func (b *bed) fails(name, kind, reason, word string) *v1alpha1.VPC {
 	b.t.Helper()
 	return b.until(name, "fails by "+kind, func(v *v1alpha1.VPC) error {
-		for _, k := range []string{kind, v1alpha1.ConditionReady} {
-			c := meta.FindStatusCondition(v.Status.Conditions, k)
-			if c == nil || c.Status != metav1.ConditionFalse || c.Reason != reason || !strings.Contains(c.Message, word) {
-				return fmt.Errorf("want %s False for %s with %q: conditions %+v", k, reason, word, v.Status.Conditions)
-			}
-		}
-		return nil
+		return errors.Join(condition(kind, metav1.ConditionFalse, reason, word)(v), condition(v1alpha1.ConditionReady, metav1.ConditionFalse, reason, word)(v))
 	})
+}
+
+func (b *bed) opened(name string) podnics.Opened {
+	b.t.Helper()
+	o, err := b.vpcs.Networks().Of(name)
+	harness.OK(b.t, err)
+	return o
 }
 
 // closed checks that others get nothing of a VPC, for a reason.

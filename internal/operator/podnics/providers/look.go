@@ -83,10 +83,9 @@ func ofFamilies(spec v1alpha1.VPCSpec) string {
 	return fmt.Sprintf(" that has %s addresses", family)
 }
 
-// mayBeIn tells whether NICs of EC2 that name no subnet may be in s.
+// mayBeIn reports whether NICs of EC2 that name no subnet may be in s.
 func mayBeIn(spec v1alpha1.VPCSpec, s vpcport.Subnet) bool {
 	return spec.EC2 == nil || len(spec.EC2.Subnets) == 0 || slices.Contains(spec.EC2.Subnets, s.ID)
 }
 
-// hasIPv6 tells whether a subnet has IPv6 addresses.
 func hasIPv6(s vpcport.Subnet) bool { return s.CIDR.Addr().Is6() || s.IPv6CIDR.IsValid() }

@@ -84,7 +84,7 @@ func (s *secrets) use(vpc, name string) {
 	s.begin(name)
 }
 
-// used tells whether some VPC uses a Secret. s.mu is held.
+// used reports whether some VPC uses a Secret. s.mu is held.
 func (s *secrets) used(name string) bool {
 	for _, u := range s.byVPC {
 		if u.name == name {
@@ -119,21 +119,16 @@ func (s *secrets) run(ctx context.Context) error {
 
 // watchOne watches a Secret until ctx ends. The API server ends each watch after some minutes.
 func (s *secrets) watchOne(ctx context.Context, name string) {
-	failures := 0
 	for ctx.Err() == nil {
-		err := s.watchOnce(ctx, name)
-		if err == nil {
-			failures = 0
-			continue
-		}
-		if failures == 0 && ctx.Err() == nil {
-			s.log.Warn("watching the Secret of a VPC failed, will try again; the Secret is also read from time to time", "secret", name, "error", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-s.clock.After(retry.Jitter(retry.Delay(time.Second, time.Minute, failures))):
-		}
-		failures++
+		failed := false
+		_ = retry.Until(ctx, s.clock, retry.Policy{First: time.Second, Most: time.Minute, Spread: true}, func(ctx context.Context) error {
+			err := s.watchOnce(ctx, name)
+			if err != nil && !failed && ctx.Err() == nil {
+				s.log.Warn("watching the Secret of a VPC failed, will try again; the Secret is also read from time to time", "secret", name, "err", err)
+			}
+			failed = true
+			return err
+		})
 	}
 }
 

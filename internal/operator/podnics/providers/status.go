@@ -8,12 +8,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/vpcport"
 )
@@ -51,7 +53,6 @@ func (r *reports) drop(vpc string) {
 	delete(r.by, vpc)
 }
 
-// all returns the conditions of all VPCs.
 func (r *reports) all() map[string]map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -140,7 +141,7 @@ func subnets(n vpcport.Network) (out []v1alpha1.VPCSubnet) {
 	return out
 }
 
-// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
+// maxNote bounds the note of an Event, in bytes. The API allows podnics.MaxNote.
 const maxNote = 1000
 
 // tell makes an Event and a log line when the reason of a VPC's condition Ready changes.
@@ -162,4 +163,74 @@ func (c *Controller) tell(before, v *v1alpha1.VPC) {
 		log.Warn("a VPC is not ready", "because", is.Message)
 	}
 	c.events.Eventf(v, nil, kind, is.Reason, "Report", "%s", vpcport.Cut(note, maxNote))
+}
+
+var (
+	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and result: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
+	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "Duration of calls to providers of VPC ports.", "vpc", "operation")
+	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long calls waited before they were sent, because others were in flight or the provider had asked for fewer.", "vpc")
+	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers in flight.")
+	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls to providers that wait to be sent.")
+	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls to providers that may be in flight, to all endpoints together: --vpc-calls for each, or 128 for EC2, fewer after an endpoint refused some as too many.")
+	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Absent while it is Unknown because an earlier one is False.", "vpc", "type")
+)
+
+// Families are the metrics, for the page that documents them.
+var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famCondition}
+
+// providerBuckets are in seconds, from a quick answer of a provider near by to the longest wait. They are few, as
+// each VPC has its own.
+var providerBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+
+// Metrics count the calls to providers. They may be used concurrently.
+type Metrics struct {
+	calls          *prometheus.CounterVec
+	duration, wait *prometheus.HistogramVec
+}
+
+// NewMetrics returns metrics that are not registered.
+func NewMetrics() *Metrics {
+	return &Metrics{famCalls.Counter(), famDuration.Histogram(providerBuckets), famWait.Histogram(providerBuckets)}
+}
+
+// classOK is the class of successful calls.
+const classOK = "ok"
+
+// Collectors returns the metrics to register.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.calls, m.duration, m.wait}
+}
+
+// Called implements Observer.
+func (m *Metrics) Called(vpc, op string, err error, waited, took time.Duration) {
+	class := classOK
+	if err != nil {
+		class = vpcport.ClassOf(err).String()
+	}
+	m.calls.WithLabelValues(vpc, op, class).Inc()
+	m.duration.WithLabelValues(vpc, op).Observe(took.Seconds())
+	m.wait.WithLabelValues(vpc).Observe(waited.Seconds())
+}
+
+// Gone implements Observer: it removes the metrics of a VPC.
+func (m *Metrics) Gone(vpc string) {
+	of := prometheus.Labels{"vpc": vpc}
+	m.calls.DeletePartialMatch(of)
+	m.duration.DeletePartialMatch(of)
+	m.wait.DeletePartialMatch(of)
+}
+
+// Gauges returns the metrics that are computed when Prometheus scrapes.
+func (c *Controller) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		u := c.opener.usage()
+		emit(famUnderWay, float64(u.InFlight))
+		emit(famWaiting, float64(u.Waiting))
+		emit(famAllowed, float64(u.Allowed))
+		for name, conditions := range c.reported.all() {
+			for kind, yes := range conditions {
+				emit(famCondition, map[bool]float64{true: 1}[yes], name, kind)
+			}
+		}
+	}, famUnderWay, famWaiting, famAllowed, famCondition)
 }

@@ -1,30 +1,46 @@
 package providers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/branch"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // A Secret that is not there, or lacks a key, is named; once it is mended all goes on at
 // once. One of another namespace is no help.
 func TestSecrets(t *testing.T) {
 	b := newBed(t, Options{})
-	elsewhere := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "neutron"}, StringData: password()}
-	harness.OK(t, b.client.Create(t.Context(), elsewhere))
+	elsewhere := controllers.Create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "neutron"}, StringData: password()})
 	t.Cleanup(func() { _ = b.client.Delete(t.Context(), elsewhere) })
 	b.vpc("blue")
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonSecretNotFound, "no Secret neutron in namespace kube-system")
@@ -33,9 +49,7 @@ func TestSecrets(t *testing.T) {
 		b.secret("neutron", password(key, ""))
 		b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonSecretIncomplete, "lacks the key "+key+",")
 	}
-	if n := b.cloud.HTTP.Count(http.MethodPost, "/v3/auth/tokens"); n != 0 {
-		t.Errorf("Keystone was asked %d times without credentials", n)
-	}
+	harness.OK(t, controllers.Same("questions to Keystone without credentials", b.cloud.HTTP.Count(http.MethodPost, "/v3/auth/tokens"), 0))
 	b.secret("neutron", password())
 	b.ready("blue")
 
@@ -49,7 +63,7 @@ func TestSecrets(t *testing.T) {
 	b.ready("blue")
 }
 
-// Credentials that Keystone refuses are told as such; a Secret that is mended is used at
+// Credentials that Keystone refuses are reported as such; a Secret that is mended is used at
 // once, and one that is spoiled closes the VPC.
 func TestCredentialsMended(t *testing.T) {
 	b := newBed(t, Options{})
@@ -58,12 +72,11 @@ func TestCredentialsMended(t *testing.T) {
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "Secret neutron")
 	b.closed("blue", ReasonCredentialsRefused)
 	v := b.read("blue")
-	conditionIs(t, v, v1alpha1.ConditionReachable, metav1.ConditionTrue, ReasonAnswers)
-	conditionIs(t, v, v1alpha1.ConditionNetworkFound, metav1.ConditionUnknown, ReasonNotTried)
+	harness.OK(t, condition(v1alpha1.ConditionReachable, metav1.ConditionTrue, ReasonAnswers)(v))
+	harness.OK(t, condition(v1alpha1.ConditionNetworkFound, metav1.ConditionUnknown, ReasonNotTried)(v))
 	b.secret("neutron", password())
 	b.ready("blue")
-	first, err := b.vpcs.Networks().Of("blue")
-	harness.OK(t, err)
+	first := b.opened("blue")
 
 	b.secret("neutron", password("username", "nobody"))
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "")
@@ -81,8 +94,7 @@ func TestCallsTellOfTrouble(t *testing.T) {
 	b.secret("neutron", password())
 	b.vpc("blue")
 	b.ready("blue")
-	o, err := b.vpcs.Networks().Of("blue")
-	harness.OK(t, err)
+	o := b.opened("blue")
 	create := func() error {
 		_, err := o.Provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.blue.ID, Device: vpcport.Device("test", "u-1")}})
 		return err
@@ -92,9 +104,7 @@ func TestCallsTellOfTrouble(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonForbidden, "create_port")
-	if _, err := b.vpcs.Networks().Of("blue"); err != nil {
-		t.Errorf("closed, so that nobody can find out that it is allowed again: %v", err)
-	}
+	b.opened("blue")
 	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Denied = nil })
 	harness.OK(t, create())
 	b.ready("blue")
@@ -118,7 +128,7 @@ func TestNetworks(t *testing.T) {
 	b.vpc("none", func(s *v1alpha1.VPCSpec) { s.Network = "green" })
 	b.fails("none", v1alpha1.ConditionNetworkFound, ReasonNetworkNotFound, "green")
 	b.closed("none", ReasonNetworkNotFound)
-	conditionIs(t, b.read("none"), v1alpha1.ConditionCredentialsAccepted, metav1.ConditionTrue, ReasonAccepted)
+	harness.OK(t, condition(v1alpha1.ConditionCredentialsAccepted, metav1.ConditionTrue, ReasonAccepted)(b.read("none")))
 
 	second := b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	b.vpc("two", func(s *v1alpha1.VPCSpec) { s.Network = "blue" })
@@ -129,17 +139,15 @@ func TestNetworks(t *testing.T) {
 
 	// Pods would get no address there, which holds nobody else up.
 	b.vpc("bare", func(s *v1alpha1.VPCSpec) { s.Network = second.ID })
-	b.until("bare", "complains", reason(v1alpha1.ConditionReady, ReasonNoSubnet, second.ID))
+	b.complains("bare", ReasonNoSubnet, second.ID)
 	b.edit("first", func(s *v1alpha1.VPCSpec) { s.DefaultSubnets = []string{"wep"} })
-	b.until("first", "complains", reason(v1alpha1.ConditionReady, ReasonSubnetNotFound, "spec.defaultSubnets[0]"))
-	if _, err := b.vpcs.Networks().Of("first"); err != nil {
-		t.Error(err)
-	}
+	b.complains("first", ReasonSubnetNotFound, "spec.defaultSubnets[0]")
+	b.opened("first")
 	b.edit("first", func(s *v1alpha1.VPCSpec) { s.DefaultSubnets = []string{"web"} })
 	b.ready("first")
 }
 
-// A provider that is away is told as such after some calls; what was open stays so. The
+// A provider that is away is reported as such after some calls; what was open stays so. The
 // certificate that it proves itself with must be one that is trusted.
 func TestEndpointAway(t *testing.T) {
 	b := newBed(t, Options{})
@@ -149,12 +157,11 @@ func TestEndpointAway(t *testing.T) {
 	b.vpc("gone", func(s *v1alpha1.VPCSpec) { s.Endpoint, s.TLS = away.URL, &v1alpha1.VPCTLS{Insecure: true} })
 	b.fails("gone", v1alpha1.ConditionReachable, ReasonNoAnswer, "connect")
 	b.closed("gone", ReasonNoAnswer)
-	conditionIs(t, b.read("gone"), v1alpha1.ConditionCredentialsAccepted, metav1.ConditionUnknown, ReasonNotTried)
+	harness.OK(t, condition(v1alpha1.ConditionCredentialsAccepted, metav1.ConditionUnknown, ReasonNotTried)(b.read("gone")))
 
 	b.vpc("blue")
 	b.ready("blue")
-	o, err := b.vpcs.Networks().Of("blue")
-	harness.OK(t, err)
+	o := b.opened("blue")
 	b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/*", HangUp: true})
 	for range patience {
 		_, _ = o.Provider.Ports(t.Context(), vpcport.Filter{Owner: vpcport.Owner})
@@ -174,7 +181,7 @@ func TestEndpointAway(t *testing.T) {
 	b.ready("blue")
 }
 
-// What is wrong with the certificates, or where the endpoint leads, is told.
+// What is wrong with the certificates, or where the endpoint leads, is reported.
 func TestCertificates(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -206,18 +213,11 @@ func TestAnotherProject(t *testing.T) {
 	b.vpc("blue")
 	was := b.ready("blue").Status.ProjectID
 	n := b.nic("blue", "n-1")
-	b.until("blue", "counts", func(v *v1alpha1.VPC) error {
-		if v.Status.NICs != 1 {
-			return fmt.Errorf("%d NICs", v.Status.NICs)
-		}
-		return nil
-	})
+	b.until("blue", "counts", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.NICs == 1 }))
 	b.secret("neutron", password("username", "else", "project", "else"))
 	v := b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonProjectChanged, other)
 	b.closed("blue", ReasonProjectChanged)
-	if v.Status.ProjectID != was {
-		t.Errorf("project %s, want that of the ports, %s", v.Status.ProjectID, was)
-	}
+	harness.OK(t, controllers.Same("the project", v.Status.ProjectID, was))
 	b.secret("neutron", password())
 	b.ready("blue")
 
@@ -230,12 +230,7 @@ func TestAnotherProject(t *testing.T) {
 	// Without NICs there is nothing that could be lost.
 	harness.OK(t, b.client.Delete(t.Context(), n))
 	b.secret("neutron", password("username", "else", "project", "else"))
-	b.until("blue", "takes the other", func(v *v1alpha1.VPC) error {
-		if v.Status.ProjectID != other || v.Status.NetworkID == b.blue.ID {
-			return fmt.Errorf("%+v", v.Status)
-		}
-		return nil
-	})
+	b.until("blue", "takes the other", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.ProjectID == other && v.Status.NetworkID != b.blue.ID }))
 }
 
 // Two VPCs of one endpoint have providers of their own and share its lanes; the trouble of
@@ -251,17 +246,13 @@ func TestTwoVPCs(t *testing.T) {
 		s.Credentials = &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsApplication, SecretName: "application"}
 	})
 	b.ready("blue")
-	b.until("red", "complains", reason(v1alpha1.ConditionReady, ReasonNoSubnet, red.ID))
-	if got := b.vpcs.opener.usage(); got.Allowed != 3 {
-		t.Errorf("lanes %+v, want one endpoint's", got)
-	}
+	b.complains("red", ReasonNoSubnet, red.ID)
+	harness.OK(t, controllers.Same("calls allowed at one endpoint", b.vpcs.opener.usage().Allowed, 3))
 	b.secret("application", map[string]string{"id": "credential-1", "secret": "wrong"})
 	b.fails("red", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "")
-	if _, err := b.vpcs.Networks().Of("blue"); err != nil {
-		t.Error(err)
-	}
+	b.opened("blue")
 	harness.OK(t, b.client.Delete(t.Context(), b.read("red")))
-	harness.Eventually(t, limit, "red goes", func() error { return gone(t, b, "red") })
+	controllers.AwaitGone(t, controllers.Named[v1alpha1.VPC]("red"))
 	harness.Eventually(t, limit, "red is forgotten", func() error {
 		if _, err := b.vpcs.Networks().Of("red"); err == nil || !strings.Contains(err.Error(), "no VPC red") {
 			return fmt.Errorf("open: %w", err)
@@ -278,12 +269,10 @@ func TestDeletion(t *testing.T) {
 	b.ready("blue")
 	n := b.nic("blue", "n-1")
 	harness.OK(t, b.client.Delete(t.Context(), b.read("blue")))
-	b.until("blue", "waits", reason(v1alpha1.ConditionReady, ReasonDeleting, "1 PodNICs"))
-	if _, err := b.vpcs.Networks().Of("blue"); err != nil {
-		t.Errorf("closed, so that the port cannot be given back: %v", err)
-	}
+	b.complains("blue", ReasonDeleting, "1 PodNICs")
+	b.opened("blue")
 	harness.OK(t, b.client.Delete(t.Context(), n))
-	harness.Eventually(t, limit, "blue goes", func() error { return gone(t, b, "blue") })
+	controllers.AwaitGone(t, controllers.Named[v1alpha1.VPC]("blue"))
 	b.vpc("blue") // another of its name
 	b.ready("blue")
 }
@@ -316,33 +305,180 @@ func TestEchoedSecrets(t *testing.T) {
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "(concealed)")
 }
 
-func conditionIs(t *testing.T, v *v1alpha1.VPC, kind string, status metav1.ConditionStatus, reason string) {
-	t.Helper()
+// A VPC is ready with what Neutron says of its network, and open for others.
+func TestReady(t *testing.T) {
+	b := newBed(t, Options{})
+	b.secret("neutron", password())
+	b.vpc("blue")
+	v := b.ready("blue")
+	conditions := map[string]string{}
 	for _, c := range v.Status.Conditions {
-		if c.Type == kind && (c.Status != status || c.Reason != reason) {
-			t.Errorf("%s is %s for %s, want %s for %s", kind, c.Status, c.Reason, status, reason)
+		conditions[c.Type] = string(c.Status) + " " + c.Reason
+	}
+	if diff := cmp.Diff(map[string]string{
+		"Ready": "True Ready", "Reachable": "True Answers", "CredentialsAccepted": "True Accepted", "NetworkFound": "True Found",
+	}, conditions); diff != "" {
+		t.Error(diff)
+	}
+	v.Status.Conditions = nil
+	if diff := cmp.Diff(v1alpha1.VPCStatus{
+		NetworkID: b.blue.ID, ProjectID: "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930", MTU: 1442,
+		Subnets: []v1alpha1.VPCSubnet{{ID: b.web.ID, Name: "web", CIDR: "192.168.0.0/24", Gateway: "192.168.0.1"}},
+	}, v.Status); diff != "" {
+		t.Error(diff)
+	}
+	o, err := b.vpcs.Networks().Of("blue")
+	if err != nil || o.Network.ID != b.blue.ID || o.Spec.Network != "blue" {
+		t.Fatalf("%+v, %v", o, err)
+	}
+	made, err := o.Provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: o.Network.ID, Device: vpcport.Device("test", "u-1")}})
+	if err != nil || len(made) != 1 {
+		t.Errorf("a port: %+v, %v", made, err)
+	}
+	if _, err := b.vpcs.Networks().Of("red"); err == nil {
+		t.Error("a VPC that there is not is open")
+	}
+}
+
+// What changes at the provider is seen after the interval, and told to others; else it is
+// quiet: NICs that come and go are counted, and no call is made for them.
+func TestQuiet(t *testing.T) {
+	b := newBed(t, Options{})
+	b.secret("neutron", password())
+	b.vpc("blue")
+	b.ready("blue")
+	before := len(b.cloud.HTTP.Calls())
+	for i := range 20 {
+		b.nic("blue", fmt.Sprintf("n-%d", i))
+	}
+	b.until("blue", "counts", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.NICs == 20 }))
+	if n := len(b.cloud.HTTP.Calls()) - before; n > 3 { // one more look may be due
+		t.Errorf("%d calls for nothing: %+v", n, b.cloud.HTTP.Calls()[before:])
+	}
+	events := &eventsv1.EventList{}
+	harness.OK(t, b.client.List(t.Context(), events))
+	var reasons []string
+	for _, e := range events.Items {
+		if e.Regarding.Kind == "VPC" {
+			reasons = append(reasons, e.Type+" "+e.Reason)
+		}
+	}
+	if !slices.Equal(reasons, []string{"Normal Ready"}) {
+		t.Errorf("events %q", reasons)
+	}
+}
+
+func TestInterval(t *testing.T) {
+	b := newBed(t, Options{Interval: 200 * time.Millisecond})
+	b.secret("neutron", password())
+	b.vpc("blue")
+	b.ready("blue")
+	changed := make(chan string, 100)
+	b.vpcs.Networks().Changed(func(vpc string) { changed <- vpc })
+	b.cloud.AddSubnet(neutronfake.Subnet{Name: "more", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24")})
+	b.until("blue", "has the subnet", controllers.If(func(v *v1alpha1.VPC) bool { return len(v.Status.Subnets) == 2 }))
+	harness.OK(t, controllers.Same("the VPC that changed", <-changed, "blue"))
+	if o, err := b.vpcs.Networks().Of("blue"); err != nil || len(o.Network.Subnets) != 2 {
+		t.Errorf("%+v, %v", o.Network, err)
+	}
+}
+
+// A VPC of Alcor is opened without credentials, and says what is wrong in the same words as
+// others.
+func TestVPCOfAlcor(t *testing.T) {
+	b := newBed(t, Options{})
+	cloud := alcorfake.New(alcorfake.Options{})
+	green := cloud.AddNetwork(alcorfake.Network{Name: "green"})
+	subnet := cloud.AddSubnet(alcorfake.Subnet{Name: "web", Network: green.ID, CIDR: netip.MustParsePrefix("10.0.0.0/24"), Gateway: netip.MustParseAddr("10.0.0.1")})
+	server := httptest.NewServer(cloud)
+	t.Cleanup(server.Close)
+	of := func(network string) func(s *v1alpha1.VPCSpec) {
+		return func(s *v1alpha1.VPCSpec) {
+			s.Provider, s.Network, s.Endpoint, s.Credentials, s.TLS, s.Project = v1alpha1.ProviderAlcor, network, server.URL, nil, nil, green.Project
+		}
+	}
+	b.vpc("green", of("green"))
+	st := b.ready("green").Status
+	if st.NetworkID != green.ID || st.ProjectID != green.Project || st.MTU != 1450 || len(st.Subnets) != 1 || st.Subnets[0].ID != subnet.ID {
+		t.Errorf("status %+v", st)
+	}
+	harness.OK(t, controllers.Same("the reason", meta.FindStatusCondition(st.Conditions, v1alpha1.ConditionCredentialsAccepted).Reason, ReasonNotNeeded))
+	o, err := b.vpcs.Networks().Of("green")
+	if err != nil || o.Provider.Traits() != (vpcport.Traits{MaxBatch: 1, MaxFilter: 100, ChosenMAC: true}) {
+		t.Errorf("opened %+v, %v", o, err)
+	}
+	b.vpc("none", of("grey"))
+	b.fails("none", v1alpha1.ConditionNetworkFound, ReasonNetworkNotFound, "grey")
+	cloud.HTTP.Inject(alcorfake.Fault{Status: 503, Method: http.MethodGet})
+	b.vpc("away", of("green"))
+	b.fails("away", v1alpha1.ConditionReachable, ReasonProviderFailed, "503")
+	cloud.HTTP.ClearFaults()
+	b.ready("away")
+}
+
+// away is an API server that does not answer.
+type away struct{ client.Reader }
+
+func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return apierrors.NewServiceUnavailable("the API server is away")
+}
+
+// A Secret that cannot be read for a moment is reported, and closes no VPC that is open.
+func TestSecretThatIsNotRead(t *testing.T) {
+	c := &Controller{
+		o: Options{Clock: clock.Real{}, Interval: time.Minute}, states: map[string]*state{},
+		secrets: &secrets{namespace: namespace, reader: away{}, byVPC: map[string]use{}, follow: map[string]context.CancelFunc{}},
+	}
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.VPCSpec{
+		Credentials: &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "neutron"},
+	}}
+	for _, open := range []bool{true, false} {
+		s := &state{open: open}
+		c.look(t.Context(), v, s, 1)
+		if s.open != open || s.why == nil || s.why.reason != ReasonSecretUnreadable || !s.next.After(time.Now()) {
+			t.Errorf("was open %v: is open %v, because of %+v, next look %v", open, s.open, s.why, s.next)
 		}
 	}
 }
 
-// reason wants a condition to be False for a reason, with a word in its message.
-func reason(kind, reason, word string) func(*v1alpha1.VPC) error {
-	return func(v *v1alpha1.VPC) error {
-		for _, c := range v.Status.Conditions {
-			if c.Type == kind && c.Status == metav1.ConditionFalse && c.Reason == reason && strings.Contains(c.Message, word) {
-				return nil
-			}
+// A VPC of EC2 goes once its warm pool is deleted, and not before; the ports of another object's
+// pool in the same VPC stay.
+func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
+	lab, err := endpoints.Serve(spec.Default())
+	harness.OK(t, err)
+	t.Cleanup(lab.Close)
+	t.Setenv("AWS_ACCESS_KEY_ID", lab.Credentials().AccessKeyID)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", lab.Credentials().SecretAccessKey)
+	signed, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
+	harness.OK(t, err)
+	amazon := pace.Cloud(signed, pace.Options{})
+	b := newBed(t, Options{EC2: &EC2{Cloud: amazon, Cluster: "test", Settle: time.Second}})
+	books := lab.Snapshot()
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: books.VPCs[0].ID}}
+	controllers.Create(t, v)
+	b.ready("e")
+	made := func(uid string) string {
+		e, err := amazon.CreateENI(t.Context(), cloud.CreateENI{SubnetID: books.Subnets[0].ID, Tags: map[string]string{
+			eni.TagCluster: "test", eni.TagOwner: branch.Owner, eni.TagNIC: vpcport.WarmDevice("test", uid, "1"),
+		}})
+		harness.OK(t, err)
+		return e.ID
+	}
+	mine, other := made(string(v.UID)), made("other")
+	harness.Eventually(t, limit, "EC2 shows both", func() error { // whose listings trail
+		list, err := amazon.ENIs(t.Context(), cloud.ENIFilter{IDs: []string{mine, other}})
+		if err == nil && len(list) != 2 {
+			err = errors.New("not yet")
 		}
-		return fmt.Errorf("conditions %+v", v.Status.Conditions)
+		return err
+	})
+	harness.OK(t, b.client.Delete(t.Context(), v))
+	controllers.AwaitGone(t, v)
+	left := map[string]bool{}
+	for _, e := range lab.Snapshot().ENIs {
+		left[e.ID] = true
 	}
-}
-
-// gone is nil when there is no VPC of a name.
-func gone(t *testing.T, b *bed, name string) error {
-	t.Helper()
-	err := b.client.Get(t.Context(), client.ObjectKey{Name: name}, &v1alpha1.VPC{})
-	if apierrors.IsNotFound(err) {
-		return nil
+	if left[mine] || !left[other] {
+		t.Errorf("there are %v, want %s and not %s", left, other, mine)
 	}
-	return errors.Join(errors.New("it is there"), err)
 }

@@ -95,7 +95,6 @@ func verdicts(p *problem, credentials, asked bool) [areas]verdict {
 	return out
 }
 
-// problemOf is the problem that a failed call shows.
 func problemOf(spec v1alpha1.VPCSpec, err error) *problem {
 	text := err.Error()
 	switch class := vpcport.ClassOf(err); class {
@@ -139,7 +138,7 @@ func secretOf(spec v1alpha1.VPCSpec) string {
 	return fmt.Sprintf("; the credentials are in Secret %s", spec.Credentials.SecretName)
 }
 
-// lasting tells whether a problem ends the use of a VPC. Other problems may be over at the next call, to the
+// lasting reports whether a problem ends the use of a VPC. Other problems may be over at the next call, to the
 // provider or to the API server.
 func (p *problem) lasting() bool {
 	switch p.reason {

@@ -7,21 +7,14 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// failure is the last failure to create ports of a kind.
-type failure struct {
-	times int
-	until time.Time // before which it is not tried again
-}
-
-// fail adds a failure. err is nil if the provider created a port that could not be bound.
-func (f *failure) fail(now time.Time, err error) {
+// fail adds a failure to create ports. err is nil if the provider created a port that could not be bound.
+func fail(b *retry.Backoff, now time.Time, err error) {
 	class := vpcport.Conflict
 	if err != nil {
 		class = vpcport.ClassOf(err)
 	}
 	policy := vpcport.PolicyOf(class)
-	f.until = now.Add(retry.Jitter(retry.Delay(max(policy.First, firstAgain), max(policy.Last, lastAgain), f.times)))
-	f.times++
+	b.Fail(now, max(policy.First, firstAgain), max(policy.Last, lastAgain))
 }
 
 // Nobody waits for these ports, so that the backoff is long.
@@ -33,7 +26,6 @@ const (
 // most is how many calls that create ports are in flight at most, and how many that delete some.
 const most = 8
 
-// keepsNone tells whether a VPC is to have no warm ports.
 func (v VPC) keepsNone() bool { return v.Ports == 0 || v.Ending }
 
 // order is which ports are to be created and deleted now.
@@ -63,7 +55,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 			if h.unsure {
 				break // a port that was found may do
 			}
-			if d := p.demands[k]; making < most && !now.Before(d.failed.until) {
+			if d := p.demands[k]; making < most && !now.Before(d.failed.Until) {
 				d.making++
 				making++
 				out.make = append(out.make, d)
@@ -79,7 +71,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 		}
 		for _, id := range v.drop {
 			o := p.ports[id]
-			if going < most && !now.Before(o.until) {
+			if going < most && !now.Before(o.again.Until) {
 				o.deleting, o.doomed, o.kind = true, true, Kind{}
 				going++
 				out.drop = append(out.drop, o)

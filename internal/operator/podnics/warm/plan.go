@@ -121,11 +121,11 @@ func list(ids []string) string {
 	return strings.Join(slices.Compact(slices.Sorted(slices.Values(ids))), " ")
 }
 
-// serves tells whether a port has an address of each IP family of its VPC's ports. A port that is older than one of
+// serves reports whether a port has an address of each IP family of its VPC's ports. A port that is older than one of
 // the families does not.
 func (v VPC) serves(p vpcport.Port) bool { return len(p.Addresses) >= max(1, v.Families) }
 
-// fits tells whether a port is like one that the VPC would create now.
+// fits reports whether a port is like one that the VPC would create now.
 func (v VPC) fits(p vpcport.Port, host string, r vpcport.Resolved) bool {
 	if p.Host != host || p.Binding.Result != vpcport.Bound || !vpcport.SameSet(p.Groups, r.Groups) || !v.serves(p) {
 		return false

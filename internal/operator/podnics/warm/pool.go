@@ -31,7 +31,7 @@ type Options struct {
 	VPC func(name string) (VPC, bool)
 	// Most is how many ports of all VPCs a Node may have. It does no I/O.
 	Most func(ctx context.Context, node string) int
-	// Exists tells whether there is a VPC object with a UID, open or not. It does no I/O.
+	// Exists reports whether there is a VPC object with a UID, open or not. It does no I/O.
 	Exists func(uid string) bool
 	// Recorded returns the IDs of the ports of all PodNICs as the API server has them, and of the ports that
 	// NICs of this process have.
@@ -75,14 +75,13 @@ type Pool struct {
 type stocked struct {
 	vpc, uid string // the VPC object
 	port     vpcport.Port
-	kind     Kind      // zero: it serves no demand
-	since    time.Time // when it was known
-	found    bool      // an earlier operator created it, and may have deleted it since
-	doomed   bool      // its deletion was tried, or no NIC may have it
-	spare    time.Time // since when it is surplus; zero: it is not
-	deleting bool      // it is being deleted
-	until    time.Time // before which its deletion is not tried again
-	tries    int
+	kind     Kind          // zero: it serves no demand
+	since    time.Time     // when it was known
+	found    bool          // an earlier operator created it, and may have deleted it since
+	doomed   bool          // its deletion was tried, or no NIC may have it
+	spare    time.Time     // since when it is surplus; zero: it is not
+	deleting bool          // it is being deleted
+	again    retry.Backoff // of its deletion
 }
 
 // New returns a pool. It works while Run does.
@@ -142,7 +141,7 @@ func (p *Pool) Yield(vpc string) {
 	p.wake.Set()
 }
 
-// yields tells whether the ports of a VPC are given up.
+// yields reports whether the ports of a VPC are given up.
 func (p *Pool) yields(vpc string) (yes bool) {
 	now := p.o.Clock.Now()
 	p.edit(func() {
@@ -226,7 +225,7 @@ type demand struct {
 	making  int             // ports that are being created
 	unclear []string        // devices of ports that a failed call may have created, to be asked for again
 	of      string          // the UID of their VPC object
-	failed  failure
+	failed  retry.Backoff
 }
 
 // Note adds or updates a NIC.
@@ -292,7 +291,7 @@ func (p *Pool) leaves(n noted) {
 	}
 }
 
-// isUsed tells whether a kind is to have ports.
+// isUsed reports whether a kind is to have ports.
 func (d *demand) isUsed(now time.Time, idle time.Duration) bool {
 	return d.nics > 0 || now.Sub(d.used) < idle
 }

@@ -61,21 +61,31 @@ func inBed(t *testing.T, ports int, do func(b *bed)) {
 		b.late = &late{Cloud: b.ec2}
 		b.Provider = branch.Open(branch.Settings{Cloud: b.late, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second})
 		b.vpc = warm.VPC{UID: vpcUID, Network: cloudfake.VPC, Provider: b, Ports: ports}
-		ctx, cancel := context.WithCancel(t.Context())
-		b.begin(ctx)
+		b.begin()
 		do(b)
-		cancel()
+		b.end()
 		passes(time.Hour) // what waits for nothing any more ends
 	})
 }
 
+// inWarmBed is inBed once the pool had time to make ports like that of the NIC 1, which is in sg-web.
+func inWarmBed(t *testing.T, ports int, do func(b *bed)) {
+	t.Helper()
+	inBed(t, ports, func(b *bed) {
+		b.nic("1", request("sg-web"))
+		lasts(time.Minute)
+		do(b)
+	})
+}
+
 // begin runs a pool, as an operator does that begins to lead, in the place of the one before.
-func (b *bed) begin(ctx context.Context) {
+func (b *bed) begin() {
 	if b.end != nil {
 		b.end()
 		synctest.Wait()
 	}
-	ctx, b.end = context.WithCancel(ctx)
+	ctx, end := context.WithCancel(b.t.Context())
+	b.end = end
 	b.pool = warm.New(warm.Options{
 		Cluster: cluster, Logger: slog.New(slog.NewTextHandler(b.t.Output(), nil)), Metrics: b.metrics,
 		VPC: func(name string) (warm.VPC, bool) {
@@ -111,7 +121,6 @@ func request(groups ...string) *vpcport.NewPort {
 	return &vpcport.NewPort{NetworkID: cloudfake.VPC, Groups: groups, Host: "i-1"}
 }
 
-// nic tells the pool of a NIC.
 func (b *bed) nic(uid string, r *vpcport.NewPort) {
 	b.pool.Note(types.UID(uid), warm.NIC{VPC: "e", Host: "i-1", Node: "node-1", Request: r})
 }
@@ -136,9 +145,8 @@ func (b *bed) ready(what string, ready int) {
 // has checks how many ports are ready, and how many ENIs EC2 has for the pool.
 func (b *bed) has(what string, ready, enis int) {
 	b.t.Helper()
-	list, err := b.ec2.ENIs(context.Background(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: branch.Owner}})
-	if n := b.pool.Ready()["e"]; err != nil || n != ready || len(list) != enis {
-		b.t.Errorf("%s: %d are ready, want %d; EC2 has %d, want %d: %v %+v", what, n, ready, len(list), enis, err, list)
+	if n, list := b.pool.Ready()["e"], b.enis(); n != ready || len(list) != enis {
+		b.t.Errorf("%s: %d are ready, want %d; EC2 has %d, want %d: %+v", what, n, ready, len(list), enis, list)
 	}
 }
 
@@ -192,14 +200,13 @@ func (b *bed) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved,
 
 func (b *bed) slow(by time.Duration) { b.late.by.Store(int64(by)) }
 
-// set changes what the pool is told.
+// set changes what the pool is given.
 func (b *bed) set(do func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	do()
 }
 
-// enis are those that EC2 has for ports.
 func (b *bed) enis() []cloud.ENI {
 	b.t.Helper()
 	list, err := b.ec2.ENIs(context.Background(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: branch.Owner}})
@@ -222,7 +229,6 @@ func (b *bed) leave(id string) string {
 	return e.ID
 }
 
-// calls counts those of a method.
 func (b *bed) calls(op string) (n int) {
 	for _, c := range b.ec2.Front.Calls() {
 		if c.Op == op {
@@ -250,21 +256,33 @@ func (b *bed) listed() error {
 	return b.pool.Listed(context.Background(), "e", list, began)
 }
 
+// gets gives a new NIC in groups a port, and returns its ID; empty: there is none.
+func (b *bed) gets(groups ...string) string {
+	p, _ := b.pool.Take("nic", "e", *request(groups...))
+	return p.ID
+}
+
+// getsNone checks that a new NIC in sg-web gets no port.
+func (b *bed) getsNone(what string) {
+	b.t.Helper()
+	if id := b.gets("sg-web"); id != "" {
+		b.t.Errorf("%s: a NIC gets %s", what, id)
+	}
+}
+
 // However many ask at once, a port is given away once.
 func TestTakenOnce(t *testing.T) {
-	inBed(t, 2, func(b *bed) {
-		b.nic("1", request("sg-web"))
-		lasts(time.Minute)
+	inWarmBed(t, 2, func(b *bed) {
 		b.has("they are made", 2, 2)
 		var mu sync.Mutex
 		times := map[string]int{}
 		var all sync.WaitGroup
 		for range 32 {
 			all.Go(func() {
-				if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
+				if id := b.gets("sg-web"); id != "" {
 					mu.Lock()
 					defer mu.Unlock()
-					times[p.ID]++
+					times[id]++
 				}
 			})
 		}
@@ -277,12 +295,10 @@ func TestTakenOnce(t *testing.T) {
 		if len(times) < 2 {
 			t.Errorf("%v were given away, want 2 at least", times)
 		}
-		if err := b.listed(); err != nil { // which shows them as the pool's still
-			t.Error(err)
-		}
+		b.lists() // which shows them as the pool's still
 		lasts(time.Minute)
-		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); !ok || times[p.ID] > 0 {
-			t.Errorf("then %s is given away, %v, of those made since", p.ID, ok)
+		if id := b.gets("sg-web"); id == "" || times[id] > 0 {
+			t.Errorf("then %q is given away, of those made since", id)
 		}
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "")})
 		b.nic("cold", request())
@@ -312,13 +328,7 @@ func TestNoRoomInTheSubnet(t *testing.T) {
 		b.nic("0", of)
 		b.nic("1", request("sg-web"))
 		lasts(time.Hour)
-		n := 0
-		for _, c := range b.ec2.Front.Calls() {
-			if c.Op == "CreateENI" {
-				n++
-			}
-		}
-		if n < 10 || n > 40 {
+		if n := b.calls("CreateENI"); n < 10 || n > 40 {
 			t.Errorf("%d calls within an hour, want one every few minutes", n)
 		}
 		b.ec2.Front.ClearFaults()
@@ -344,10 +354,8 @@ func TestFoundPorts(t *testing.T) {
 		b.has("the other, which is no branch, goes", 1, 1)
 		mine := b.enis()[0].ID
 
-		ctx, cancel := context.WithCancel(b.t.Context())
-		defer cancel()
 		b.set(func() { b.fails = errors.New("the API server is away") })
-		b.begin(ctx) // another operator
+		b.begin() // another operator
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
 		b.has("not as long as nobody says whose it is", 0, 1)
@@ -361,44 +369,40 @@ func TestFoundPorts(t *testing.T) {
 		b.has("seen once more", 1, 1)
 
 		b.set(func() { b.recorded = map[string]bool{mine: true} })
-		b.begin(ctx) // and another
+		b.begin() // and another
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
 		b.has("a NIC has it", 1, 2)
-		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); !ok || p.ID == mine {
-			t.Errorf("%s is given away, %v", p.ID, ok)
+		if id := b.gets("sg-web"); id == "" || id == mine {
+			t.Errorf("%q is given away", id)
 		}
 	})
 }
 
 // What an operator before this one deleted, and listings show still, is given to nobody.
 func TestFoundAndGone(t *testing.T) {
-	inBed(t, 1, func(b *bed) {
-		b.nic("1", request("sg-web"))
-		lasts(time.Minute)
+	inWarmBed(t, 1, func(b *bed) {
 		before := time.Now()
 		shown, err := b.Provider.Ports(b.t.Context(), vpcport.Filter{NetworkID: cloudfake.VPC, Owner: vpcport.Owner})
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(b.t.Context())
-		defer cancel()
-		if err := b.ec2.DeleteENI(ctx, shown[0].ID); err != nil {
+		if err := b.ec2.DeleteENI(t.Context(), shown[0].ID); err != nil {
 			t.Fatal(err)
 		}
-		b.begin(ctx) // another operator
-		if err := b.pool.Listed(ctx, "e", shown, before); err != nil {
+		b.begin() // another operator
+		if err := b.pool.Listed(t.Context(), "e", shown, before); err != nil {
 			t.Fatal(err)
 		}
 		b.nic("1", request("sg-web"))
 		for range 3 {
 			lasts(15 * time.Second)
-			if err := b.pool.Listed(ctx, "e", shown, time.Now()); err != nil { // it trails
+			if err := b.pool.Listed(t.Context(), "e", shown, time.Now()); err != nil { // it trails
 				t.Fatal(err)
 			}
 			lasts(time.Second)
-			if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok && p.ID == shown[0].ID {
-				t.Errorf("%s is given away", p.ID)
+			if id := b.gets("sg-web"); id == shown[0].ID {
+				t.Errorf("%s is given away", id)
 			}
 		}
 		lasts(time.Minute)
@@ -408,19 +412,17 @@ func TestFoundAndGone(t *testing.T) {
 	})
 }
 
-// A port whose deletion was begun is given to nobody, whatever came of that; it is tried again, and not
+// A port whose deletion has started is given to nobody, whatever came of that; it is tried again, and not
 // without end.
 func TestDeletionThatFails(t *testing.T) {
-	inBed(t, 1, func(b *bed) {
-		b.nic("1", request("sg-web"))
-		lasts(time.Minute)
+	inWarmBed(t, 1, func(b *bed) {
 		id := b.enis()[0].ID
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: id, Err: cloudfake.Err(cloud.Transient, "")})
 		b.pool.Yield("e")
 		lasts(time.Second)
 		for range 4 {
-			if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok && p.ID == id {
-				t.Errorf("%s is given away", p.ID)
+			if b.gets("sg-web") == id {
+				t.Errorf("%s is given away", id)
 			}
 			lasts(15 * time.Minute)
 		}
@@ -477,12 +479,8 @@ func TestManyKinds(t *testing.T) {
 		}
 		b.slow(0)
 	})
-	inBed(t, 1, func(b *bed) {
-		b.nic("1", request("sg-web"))
-		lasts(time.Minute)
-		ctx, cancel := context.WithCancel(b.t.Context())
-		defer cancel()
-		b.begin(ctx)
+	inWarmBed(t, 1, func(b *bed) {
+		b.begin()
 		b.lists()
 		lasts(50 * time.Second)
 		b.has("no NIC is known yet", 0, 1)
@@ -491,9 +489,7 @@ func TestManyKinds(t *testing.T) {
 
 // What a pod lacks the pool gives up, and keeps none for a while.
 func TestYields(t *testing.T) {
-	inBed(t, 2, func(b *bed) {
-		b.nic("1", request("sg-web"))
-		lasts(time.Minute)
+	inWarmBed(t, 2, func(b *bed) {
 		b.has("they are made", 2, 2)
 		b.pool.Yield("e")
 		lasts(10 * time.Second)
@@ -512,20 +508,16 @@ func TestPortsThatAreOther(t *testing.T) {
 		b.ec2.State.AddSecurityGroup("sg-open", nil)
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
-		list, _ := b.ec2.ENIs(b.t.Context(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: branch.Owner}})
-		if err := b.ec2.SetGroups(b.t.Context(), list[0].ID, []string{"sg-open"}); err != nil {
+		changed := b.enis()[0].ID
+		if err := b.ec2.SetGroups(b.t.Context(), changed, []string{"sg-open"}); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.listed(); err != nil {
-			t.Error(err)
-		}
-		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
-			t.Errorf("a pod in sg-web gets %+v", p)
-		}
+		b.lists()
+		b.getsNone("its groups are others")
 		b.nic("2", request("sg-open"))
 		lasts(time.Second)
-		if p, ok := b.pool.Take("nic", "e", *request("sg-open")); !ok || p.ID != list[0].ID {
-			t.Errorf("a pod in sg-open gets %s, %v; want %s", p.ID, ok, list[0].ID)
+		if id := b.gets("sg-open"); id != changed {
+			t.Errorf("a pod in sg-open gets %q, want %s", id, changed)
 		}
 	})
 }
@@ -542,9 +534,7 @@ func TestPortsOfFewerFamilies(t *testing.T) {
 			b.Provider = branch.Open(branch.Settings{Cloud: b.late, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second, Families: ipfamily.Dual})
 			b.vpc.Families = 2
 		})
-		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
-			t.Errorf("a pod of two families gets %+v", p.Addresses)
-		}
+		b.getsNone("a pod of two families")
 		b.lists()
 		lasts(5 * time.Minute)
 		b.has("of both", 1, 1)
@@ -557,9 +547,7 @@ func TestPortsOfFewerFamilies(t *testing.T) {
 // A branch whose host lost its trunk is of no use, and of one that nobody can be asked about nothing is
 // said.
 func TestHostWithoutTrunk(t *testing.T) {
-	inBed(t, 1, func(b *bed) {
-		b.nic("1", request("sg-web"))
-		lasts(time.Minute)
+	inWarmBed(t, 1, func(b *bed) {
 		b.ec2.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		if b.listed() == nil {
 			t.Error("EC2 answers")
@@ -572,9 +560,7 @@ func TestHostWithoutTrunk(t *testing.T) {
 		b.has("it is there", 1, 1)
 		b.set(func() { b.lost = &vpcport.Error{Class: vpcport.Conflict, Message: "there is no trunk"} })
 		b.lists()
-		if _, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
-			t.Error("it is given away")
-		}
+		b.getsNone("its host has no trunk")
 		b.set(func() { b.lost = nil })
 		lasts(2 * time.Minute)
 		b.has("it serves again", 1, 1)
@@ -584,24 +570,18 @@ func TestHostWithoutTrunk(t *testing.T) {
 // Nothing is done for a VPC that is not open; one that is being deleted loses its ports, also
 // those on their way; and nothing of it is left for one of its name.
 func TestVPCThatEnds(t *testing.T) {
-	inBed(t, 2, func(b *bed) {
-		b.nic("1", request("sg-web"))
-		lasts(time.Minute)
+	inWarmBed(t, 2, func(b *bed) {
 		b.set(func() { b.shut = true })
 		b.nic("2", request())
 		lasts(time.Hour)
 		b.has("shut", 2, 2)
-		if _, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
-			t.Error("a port of a VPC that is not open is given away")
-		}
+		b.getsNone("the VPC is not open")
 		b.set(func() { b.shut = false })
 		b.slow(time.Minute)
 		lasts(30 * time.Second) // two more are on their way
 		b.set(func() { b.vpc.Ending = true })
 		lasts(20 * time.Second)
-		if _, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
-			t.Error("a port of a VPC that ends is given away")
-		}
+		b.getsNone("the VPC ends")
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "DeleteENI", Times: 3, Err: cloudfake.Err(cloud.Transient, "")})
 		b.set(func() { b.shut = true })
 		lasts(time.Hour)
@@ -613,9 +593,7 @@ func TestVPCThatEnds(t *testing.T) {
 		lasts(time.Minute)
 		b.has("one that was not", 4, 4)
 		b.set(func() { b.vpc.UID = "another" })
-		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
-			t.Errorf("a NIC of another VPC gets %s", p.ID)
-		}
+		b.getsNone("the VPC is another")
 		lasts(time.Minute)
 		b.has("another of its name", 4, 8)
 	})
@@ -628,14 +606,10 @@ func TestDemand(t *testing.T) {
 		for i := range 8 {
 			b.nic(fmt.Sprint(i), request("sg-web"))
 		}
-		b.mu.Lock()
-		b.vpc.Ports = 0
-		b.mu.Unlock()
+		b.set(func() { b.vpc.Ports = 0 })
 		lasts(time.Minute)
 		b.has("none are wanted", 0, 0)
-		b.mu.Lock()
-		b.vpc.Ports = 1
-		b.mu.Unlock()
+		b.set(func() { b.vpc.Ports = 1 })
 		b.nic("8", nil) // with an address of its own
 		lasts(time.Minute)
 		b.has("the NICs have all", 0, 0)

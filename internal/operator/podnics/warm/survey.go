@@ -11,11 +11,11 @@ import (
 // surveyFirst lists a VPC's ports once before any is created in it, in a goroutine of its own.
 func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 	now := w.o.Clock.Now()
-	w.Pool.mu.Lock()
-	done := !w.found[v.UID].IsZero() || now.Before(w.again[v.UID])
-	w.Pool.mu.Unlock()
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	done := !w.found[v.UID].IsZero() || now.Before(w.again[v.UID])
+	w.mu.Unlock()
+	w.surveyMu.Lock()
+	defer w.surveyMu.Unlock()
 	if done || w.surveying[name] {
 		return
 	}
@@ -29,12 +29,12 @@ func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 			err = w.Listed(call, name, list, began)
 		}
 		if err != nil && ctx.Err() == nil {
-			w.o.Logger.Warn("listing warm ports failed, will try again", "vpc", name, "error", err)
+			w.o.Logger.Warn("listing warm ports failed, will try again", "vpc", name, "err", err)
 			w.edit(func() { w.again[v.UID] = w.o.Clock.Now().Add(firstAgain) })
 		}
-		w.mu.Lock()
+		w.surveyMu.Lock()
 		delete(w.surveying, name)
-		w.mu.Unlock()
+		w.surveyMu.Unlock()
 		w.wake.Set()
 	})
 }
@@ -105,7 +105,7 @@ func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (
 	return unknown
 }
 
-// over tells whether a port was not taken, or was taken so long ago that the NIC would have recorded it. p.mu is
+// over reports whether a port was not taken, or was taken so long ago that the NIC would have recorded it. p.mu is
 // held.
 func (p *Pool) over(id string, now time.Time) bool {
 	at, taken := p.taken[id]
@@ -153,7 +153,7 @@ func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 			for _, o := range p.ports {
 				if o.kind == d.kind && (err != nil || !v.fits(o.port, d.kind.Host, r)) {
 					o.kind = Kind{}
-					p.o.Logger.Warn("a warm port is not like new ports any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "error", err)
+					p.o.Logger.Warn("a warm port is not like new ports any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "err", err)
 				}
 			}
 		})
@@ -185,7 +185,7 @@ func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err er
 	return found, nil
 }
 
-// mayServe tells whether a port without a kind may be of a demand's.
+// mayServe reports whether a port without a kind may be of a demand's.
 func (o *stocked) mayServe(d *demand) bool {
 	return o.kind == Kind{} && o.vpc == d.kind.VPC && o.port.Host == d.kind.Host && !o.doomed && !o.found
 }

@@ -27,7 +27,7 @@ type worker struct {
 	*Pool
 	calls sync.WaitGroup
 
-	mu        sync.Mutex      // guards all below
+	surveyMu  sync.Mutex      // guards surveying
 	surveying map[string]bool // VPC objects by name
 }
 
@@ -126,7 +126,7 @@ func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 	log := w.o.Logger.With("vpc", d.kind.VPC, "host", d.kind.Host, "subnets", d.kind.Subnets, "groups", d.kind.Groups)
 	switch {
 	case err != nil:
-		log.Warn("creating a warm port failed, will try again", "error", err)
+		log.Warn("creating a warm port failed, will try again", "err", err)
 	case found:
 		log.Info("found a warm port that can be used")
 	case made.Host != d.kind.Host || made.Binding.Result != vpcport.Bound:
@@ -170,23 +170,22 @@ func (w *worker) made(d *demand, v VPC, device string, found bool, port vpcport.
 		delete(w.creating, device)
 		switch {
 		case err != nil:
-			d.failed.fail(now, err)
+			fail(&d.failed, now, err)
 			if d.of == v.UID && len(d.unclear) < most {
 				d.unclear = append(d.unclear, device)
 			}
 		case found:
 		case w.ports[port.ID] != nil && w.ports[port.ID].deleting:
 		case port.Host == d.kind.Host && port.Binding.Result == vpcport.Bound:
-			d.failed = failure{}
+			d.failed = retry.Backoff{}
 			w.ports[port.ID] = &stocked{vpc: d.kind.VPC, uid: v.UID, port: port, kind: d.kind, since: now}
 		default: // it cannot be used, and is deleted
-			d.failed.fail(now, nil)
+			fail(&d.failed, now, nil)
 			w.ports[port.ID] = &stocked{vpc: d.kind.VPC, uid: v.UID, port: port, since: now, doomed: true}
 		}
 	})
 }
 
-// create creates one port.
 func (w *worker) create(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.Port, error) {
 	var made []vpcport.Port
 	err := failpoint.Around("operator.warm.make", func() (err error) {
@@ -206,22 +205,18 @@ func (w *worker) create(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.
 // ctx ends, as nobody looks for it after that.
 func (w *worker) discard(ctx context.Context, id string, v VPC) {
 	w.edit(func() { delete(w.ports, id) })
-	for try := 0; ; try++ {
-		call, cancel := bounded(ctx)
-		err := v.Provider.Delete(call, id)
-		cancel()
+	_ = retry.Until(ctx, w.o.Clock, retry.Policy{First: firstAgain, Most: lastAgain}, func(ctx context.Context) error {
+		ctx, cancel := bounded(ctx)
+		defer cancel()
+		err := v.Provider.Delete(ctx, id)
 		w.o.Metrics.step(stepDelete, err)
-		if err == nil {
-			w.o.Logger.Info("deleted a warm port whose VPC was deleted", "port", id)
-			return
+		if err != nil {
+			w.o.Logger.Warn("deleting a warm port whose VPC was deleted failed, will try again", "port", id, "err", err)
+			return err
 		}
-		w.o.Logger.Warn("deleting a warm port whose VPC was deleted failed, will try again", "port", id, "error", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.o.Clock.After(retry.Delay(firstAgain, lastAgain, try)):
-		}
-	}
+		w.o.Logger.Info("deleted a warm port whose VPC was deleted", "port", id)
+		return nil
+	})
 }
 
 // drop deletes a port that is marked as deleting.
@@ -240,12 +235,11 @@ func (w *worker) drop(ctx context.Context, o *stocked, v VPC) {
 			delete(w.ports, id)
 		default:
 			o.deleting = false
-			o.until = now.Add(retry.Jitter(retry.Delay(firstAgain, lastAgain, o.tries)))
-			o.tries++
+			o.again.Fail(now, firstAgain, lastAgain)
 		}
 	})
 	if err != nil {
-		w.o.Logger.Warn("deleting a warm port failed, will try again", "vpc", o.vpc, "port", id, "error", err)
+		w.o.Logger.Warn("deleting a warm port failed, will try again", "vpc", o.vpc, "port", id, "err", err)
 	} else {
 		w.o.Logger.Info("deleted a warm port", "vpc", o.vpc, "port", id, "host", o.port.Host)
 		w.o.Freed(o.vpc)

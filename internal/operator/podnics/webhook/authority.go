@@ -29,7 +29,6 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// made is when an authority was created.
 func (a authority) made() time.Time { return a.cert.NotBefore.Add(skew) }
 
 func newAuthority(now time.Time) (authority, error) {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/listener"
 )
 
 // Anybody who reaches the webhook's port could ask what pods of any namespace would get. It therefore answers only
@@ -52,7 +52,7 @@ type clients struct {
 	known  map[netip.Addr]place
 	failed error     // why known was never read; an older known stays in use
 	stale  bool      // known could not be read again, which was logged
-	told   time.Time // when a refused connection was logged last
+	logged time.Time // when a refused connection was logged last
 }
 
 type place int
@@ -72,7 +72,7 @@ func (c *clients) handshake(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.C
 			with.GetConfigForClient, with.ClientAuth, with.ClientCAs = nil, tls.RequireAndVerifyClientCert, pool
 			return with, nil
 		}
-		from, to := addrOf(hello.Conn.RemoteAddr()), addrOf(hello.Conn.LocalAddr())
+		from, to := listener.AddrOf(hello.Conn.RemoteAddr()), listener.AddrOf(hello.Conn.LocalAddr())
 		if from == to || c.mayAsk(hello.Context(), from) {
 			return nil, nil
 		}
@@ -81,14 +81,7 @@ func (c *clients) handshake(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.C
 	}
 }
 
-func addrOf(a net.Addr) netip.Addr {
-	if a, ok := a.(*net.TCPAddr); ok {
-		return a.AddrPort().Addr().Unmap()
-	}
-	return netip.Addr{}
-}
-
-// mayAsk tells whether the API server may have an address. For an unknown one the addresses are read again.
+// mayAsk reports whether the API server may have an address. For an unknown one the addresses are read again.
 func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	if from.IsLoopback() || slices.ContainsFunc(c.also, func(p netip.Prefix) bool { return p.Contains(from) }) {
 		return true
@@ -101,7 +94,7 @@ func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	return at != 0 || err != nil // pods of namespaces with policies could not be created otherwise
 }
 
-// preferred tells whether an address is known to be the API server's.
+// preferred reports whether an address is known to be the API server's.
 func (c *clients) preferred(from netip.Addr) bool {
 	at, _ := c.find(from)
 	return at == ofAPIServer
@@ -113,7 +106,6 @@ func (c *clients) find(a netip.Addr) (place, error) {
 	return c.known[a], c.failed
 }
 
-// run reads the addresses until ctx ends.
 func (c *clients) run(ctx context.Context) error {
 	for {
 		c.look(ctx, 0)
@@ -162,16 +154,15 @@ func (c *clients) look(ctx context.Context, within time.Duration) {
 	}
 }
 
-// refused counts and logs a refused connection.
 func (c *clients) refused(from netip.Addr) {
 	c.metrics.refused.Inc()
 	now := c.clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.told.IsZero() && now.Sub(c.told) < tellAgain {
+	if !c.logged.IsZero() && now.Sub(c.logged) < tellAgain {
 		return
 	}
-	c.told = now
+	c.logged = now
 	c.log.Warn("refused a connection to the webhook: its address is neither the API server's nor a node's; list it in --webhook-clients if the API server's requests come from there", "from", from)
 }
 

@@ -128,7 +128,6 @@ var errUnfilled = fmt.Errorf("secret %s: no leader has filled it in yet", Secret
 // unfilled is how long that is not logged: getting a Lease takes no longer.
 const unfilled = time.Minute
 
-// run keeps the certificates until ctx ends.
 func (k *keeper) run(ctx context.Context) error {
 	said, began := "", k.clock.Now()
 	for {

@@ -36,9 +36,6 @@ const (
 	outcomeChanged = "changed"
 	outcomeRefused = "refused"
 	outcomeError   = "error"
-
-	resultSuccess = "success"
-	resultError   = "error"
 )
 
 // Metrics count the webhook's reviews. They may be used concurrently.
@@ -62,7 +59,7 @@ func NewMetrics() *Metrics {
 		}
 		m.review.WithLabelValues(resource)
 	}
-	for _, result := range []string{resultSuccess, resultError} {
+	for _, result := range metric.Results {
 		m.checks.WithLabelValues(result)
 	}
 	return m
@@ -79,24 +76,16 @@ func (m *Metrics) reviewed(resource, outcome string, took time.Duration) {
 }
 
 func (m *Metrics) checked(err error) {
-	result := resultSuccess
-	if err != nil {
-		result = resultError
-	}
-	m.checks.WithLabelValues(result).Inc()
+	m.checks.WithLabelValues(metric.Result(err)).Inc()
 }
 
 // expiry is the metric that is computed when Prometheus scrapes.
-type expiry struct{ k *keeper }
-
-// Describe implements prometheus.Collector.
-func (expiry) Describe(ch chan<- *prometheus.Desc) { ch <- famExpiry.Desc() }
-
-// Collect implements prometheus.Collector.
-func (e expiry) Collect(ch chan<- prometheus.Metric) {
-	at := 0.
-	if c, err := e.k.certificate(nil); err == nil {
-		at = float64(c.Leaf.NotAfter.Unix())
-	}
-	ch <- famExpiry.Value(at)
+func expiry(k *keeper) prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		at := 0.
+		if c, err := k.certificate(nil); err == nil {
+			at = float64(c.Leaf.NotAfter.Unix())
+		}
+		emit(famExpiry, at)
+	}, famExpiry)
 }

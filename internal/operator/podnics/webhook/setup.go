@@ -92,7 +92,7 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 		}
 		return nil
 	}
-	return []prometheus.Collector{expiry{k}}, errors.Join(mgr.Add(always(serve)), mgr.Add(always(k.run)), mgr.Add(always(from.run)))
+	return []prometheus.Collector{expiry(k)}, errors.Join(mgr.Add(always(serve)), mgr.Add(always(k.run)), mgr.Add(always(from.run)))
 }
 
 // serving returns how clients are served, with a certificate.

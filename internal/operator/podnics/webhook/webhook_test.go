@@ -14,16 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -37,13 +34,9 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.KubeWithScheduler(m.Run))
-}
+func TestMain(m *testing.M) { os.Exit(harness.KubeWithScheduler(m.Run)) }
 
-// limit is for what takes seconds on an idle machine.
-const limit = 3 * time.Minute
+const limit = controllers.Limit
 
 // serve has an operator with the chart's rights in the mode port serve the webhook, and the
 // API server ask it, until end or the end of the test; and what Prometheus reads of it.
@@ -63,7 +56,7 @@ func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watche
 		l, err = net.Listen("tcp", "127.0.0.1:0")
 		harness.OK(t, err)
 	}
-	askAt(t, r, l.Addr())
+	controllers.ServeWebhookAt(t, r, l.Addr().String())
 	kinds, err := watched.Set(append(kinds, watched.Nodes)...)
 	harness.OK(t, err)
 	mgr, err := controllers.Manager(cfg, kinds)
@@ -77,40 +70,6 @@ func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watche
 	hook, err := webhook.Setup(mgr, o)
 	harness.OK(t, err)
 	return controllers.Run(t, mgr), append(hook, m.Collectors()...)
-}
-
-// askAt makes the chart's Secret and webhook configurations, but for whom the API server
-// asks: an address.
-func askAt(t *testing.T, r deploy.Release, at net.Addr) {
-	t.Helper()
-	objects, err := deploy.Render(r)
-	harness.OK(t, err)
-	made := []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: webhook.SecretName}}}
-	here := func(c *admissionregistrationv1.WebhookClientConfig, paths ...string) {
-		path := *c.Service.Path
-		if !slices.Contains(paths, path) || c.Service.Name != webhook.ServiceName {
-			t.Errorf("the chart asks %+v", c)
-		}
-		url := fmt.Sprintf("https://%s%s", at, path)
-		*c = admissionregistrationv1.WebhookClientConfig{URL: &url}
-	}
-	judges, err := deploy.Get[admissionregistrationv1.ValidatingWebhookConfiguration](objects, "ValidatingWebhookConfiguration", webhook.ConfigurationName)
-	harness.OK(t, err)
-	for i := range judges.Webhooks {
-		here(&judges.Webhooks[i].ClientConfig, webhook.Path)
-	}
-	made = append(made, &judges)
-	changes, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", webhook.ConfigurationName)
-	harness.OK(t, err)
-	for i := range changes.Webhooks {
-		here(&changes.Webhooks[i].ClientConfig, webhook.MutatePath, webhook.PolicyPath)
-	}
-	made = append(made, &changes)
-	admin := harness.KubeClient(t)
-	for _, o := range made {
-		harness.OK(t, admin.Create(t.Context(), o))
-		t.Cleanup(func() { harness.OK(t, admin.Delete(context.Background(), o)) })
-	}
 }
 
 func pod(name string, annotations ...string) *corev1.Pod {
@@ -217,8 +176,7 @@ func TestWebhook(t *testing.T) {
 	harness.OK(t, admin.Create(t.Context(), pod("a", v1alpha1.AnnotationVPC, "unknown"), client.DryRunAll))
 
 	t.Run("namespaces by labels", func(t *testing.T) {
-		other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "other-"}}
-		harness.OK(t, admin.Create(t.Context(), other))
+		other := controllers.Create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "other-"}})
 		p := pod("a", v1alpha1.AnnotationVPC, "vpc-1")
 		p.Namespace = other.Name
 		harness.Eventually(t, limit, "a pod of another namespace is refused", func() error {
@@ -229,8 +187,7 @@ func TestWebhook(t *testing.T) {
 		harness.OK(t, admin.Delete(t.Context(), other))
 	})
 	t.Run("edits of a pod", func(t *testing.T) {
-		p := inVPC("[{ip: 10.0.0.5}]")
-		harness.OK(t, admin.Create(t.Context(), p))
+		p := controllers.Create(t, inVPC("[{ip: 10.0.0.5}]"))
 		edit := func(text string) error {
 			now := p.DeepCopy()
 			now.Annotations[v1alpha1.AnnotationNICs] = text
@@ -255,8 +212,7 @@ func TestWebhook(t *testing.T) {
 			}
 			harness.OK(t, err)
 		}
-		n := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Spec: v1alpha1.PodNICSpec{VPC: "vpc-1", SecurityGroups: []string{"g-1"}}}
-		harness.OK(t, admin.Create(t.Context(), n))
+		n := controllers.Create(t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Spec: v1alpha1.PodNICSpec{VPC: "vpc-1", SecurityGroups: []string{"g-1"}}})
 		n.Spec.SecurityGroups = []string{"g-1", "g-2"}
 		harness.OK(t, refused(admin.Update(t.Context(), n, client.DryRunAll), "spec.securityGroups[1]: g-2 is not for namespace default"))
 		harness.OK(t, admin.Delete(t.Context(), n))

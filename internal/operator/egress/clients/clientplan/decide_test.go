@@ -2,6 +2,9 @@ package clientplan
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -80,7 +83,7 @@ func TestDecide(t *testing.T) {
 		want    string            // Egresses
 		refused []string          // name, reason and whether it is named
 		words   string            // in the first message
-		none    bool              // nobody is to be told
+		none    bool              // no report is to be made
 	}{
 		"nothing":                 {pod: shop, none: true},
 		"named":                   {pod: names(shop, "nat"), want: "nat"},
@@ -156,8 +159,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// A pod that very many Egresses select uses as many as it can; those that it names are
-// told first of what it cannot use, and no text is longer than the API takes.
+// A pod that very many Egresses select uses as many as it can; its report begins with what
+// it names and cannot use, and no text is longer than the API takes.
 func TestDecideBounds(t *testing.T) {
 	var list []*Egress
 	for i := range 80 {
@@ -181,7 +184,7 @@ func TestDecideBounds(t *testing.T) {
 }
 
 // What a tenant makes concerns pods of its own namespace, and of those that consent, whatever
-// else it makes: so is the work for it, and what its pods are told is bounded.
+// else it makes: so is the work for it, and the reports to its pods are bounded.
 func TestTenantsAreBounded(t *testing.T) {
 	var list []*Egress
 	for i := range 400 {
@@ -223,7 +226,7 @@ func TestTenantsAreBounded(t *testing.T) {
 	}
 }
 
-// A pod that an Egress selected is told why it does so no more, where that is not the Egress's own word.
+// A pod that an Egress selected learns why it does so no more, where that is not the Egress's own word.
 func TestNotSelected(t *testing.T) {
 	nat := made("nat", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "web")}})
 	list := []*Egress{made("closed", 0, v1alpha1.EgressSpec{}), nat}
@@ -288,5 +291,107 @@ func TestEgresses(t *testing.T) {
 	}
 	if !a.SameChoice(same) || !(*Egress)(nil).SameChoice(nil) {
 		t.Error("replicas choose")
+	}
+}
+
+// overlaps compares each destination with each.
+func overlaps(a, b *Egress, yields bool) bool {
+	return slices.ContainsFunc(a.destinations, func(p netip.Prefix) bool {
+		return slices.ContainsFunc(b.destinations, func(q netip.Prefix) bool {
+			all, part := p.Bits() == 0 && q.Bits() > 0, p.Bits() > 0 && q.Bits() == 0
+			return p.Overlaps(q) && !all && (!part || yields)
+		})
+	})
+}
+
+func TestOverlap(t *testing.T) {
+	dice, found := rand.New(rand.NewPCG(1, 2)), 0
+	some := func(name string) *Egress {
+		var list []string
+		for range 1 + dice.IntN(3) {
+			at := netip.AddrFrom4([4]byte{byte(dice.IntN(4) << 6)})
+			if dice.IntN(3) == 0 {
+				at = netip.AddrFrom16([16]byte{byte(dice.IntN(4) << 6)})
+			}
+			list = append(list, netip.PrefixFrom(at, dice.IntN(4)).Masked().String())
+		}
+		return made(name, 0, v1alpha1.EgressSpec{Destinations: list})
+	}
+	for i := range 5000 {
+		a, b := some("a"), some("b")
+		got, want := overlap(a, b, i%2 == 0), overlaps(a, b, i%2 == 0)
+		if (got != "") != want {
+			t.Fatalf("%v and %v: %q, want an overlap: %t", a.spec.Destinations, b.spec.Destinations, got, want)
+		}
+		if want {
+			found++
+		}
+	}
+	if found < 1000 || found > 4000 {
+		t.Errorf("%d of 5000 overlap: the test has too few or too many", found)
+	}
+}
+
+// Users have pods name as many Egresses of as many destinations as they may. What that costs the operator does
+// not grow with the square of their number: with sixteen times as many as may be, such a comparison takes minutes.
+func TestManyDestinationsOfEgresses(t *testing.T) {
+	var list []*Egress
+	names := ""
+	for i := range membership.MaxEgresses {
+		var destinations []string
+		for k := range 4096 {
+			destinations = append(destinations, fmt.Sprintf("10.%d.%d.%d/28", i, k/16, k%16*16))
+		}
+		list = append(list, made(fmt.Sprintf("tenant/e-%d", i), i, v1alpha1.EgressSpec{Destinations: destinations}))
+		names += fmt.Sprintf(",e-%d", i)
+	}
+	p := Pod{Namespace: membership.Namespace{Name: "tenant"}, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "tenant": names[1:]}}
+	if d := Decide(p, NewEgresses("", list)); len(d.Egresses) != len(list) {
+		t.Fatalf("uses %d of %d", len(d.Egresses), len(list))
+	}
+}
+
+func TestHolder(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for what, tt := range map[string]struct{ wins, loses Claim }{
+		"a pod's own word":       {Claim{Confirmed: true, Created: at.Add(time.Hour)}, Claim{Served: true, Created: at}},
+		"who is served":          {Claim{Confirmed: true, Served: true, Created: at.Add(time.Hour)}, Claim{Confirmed: true, Created: at}},
+		"who is served, by word": {Claim{Served: true, Created: at.Add(time.Hour)}, Claim{Created: at}},
+		"the older":              {Claim{Created: at}, Claim{Created: at.Add(time.Second)}},
+		"any, but always":        {Claim{UID: "a", Created: at}, Claim{UID: "b", Created: at}},
+	} {
+		for _, claims := range [][]Claim{{tt.wins, tt.loses}, {tt.loses, tt.wins}} {
+			if got := Holder(claims); got != tt.wins {
+				t.Errorf("%s: %+v has it", what, got)
+			}
+		}
+	}
+}
+
+// Gateways serve a pod where its kubelet says that it is. Where only the token of its node says so, they do for a time,
+// which no other word of the token begins anew.
+func TestConfirm(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	over := now.Add(-Unconfirmed)
+	pod, six, server := "10.1.0.5", "fd00::5", "203.0.113.9"
+	for name, tt := range map[string]struct {
+		node, kubelet []string
+		since         time.Time
+		want          Confirmed
+	}{
+		"both say it":                     {node: []string{pod, six}, kubelet: []string{six, pod}, want: Confirmed{Addresses: []string{pod, six}}},
+		"late, and both say it":           {node: []string{pod}, kubelet: []string{pod}, since: over, want: Confirmed{Addresses: []string{pod}}},
+		"a server":                        {node: []string{server}, kubelet: []string{pod}, want: Confirmed{Elsewhere: []string{server}}},
+		"a server besides":                {node: []string{pod, server}, kubelet: []string{pod}, since: now, want: Confirmed{Addresses: []string{pod}, Elsewhere: []string{server}}},
+		"the node says nothing":           {kubelet: []string{pod}},
+		"nobody says anything":            {},
+		"it starts":                       {node: []string{pod}, want: Confirmed{Addresses: []string{pod}, Since: now}},
+		"it starts for long":              {node: []string{pod}, since: over.Add(1), want: Confirmed{Addresses: []string{pod}, Since: over.Add(1)}},
+		"it starts for too long":          {node: []string{server}, since: over, want: Confirmed{Since: over}},
+		"the node says nothing meanwhile": {since: over, want: Confirmed{Since: over}},
+	} {
+		if got := Confirm(tt.node, tt.kubelet, tt.since, now); !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+		}
 	}
 }

@@ -32,7 +32,7 @@ type Egress struct {
 	selector     membership.Selector
 }
 
-// Reads tells whether NewEgress would make the same of an object; never if e is nil.
+// Reads reports whether NewEgress would make the same of an object; never if e is nil.
 func (e *Egress) Reads(o *v1alpha1.Egress) bool {
 	return e != nil && e.UID == string(o.UID) && e.Generation == o.Generation && e.Gateways == (o.Status.ReadyGateways > 0)
 }
@@ -61,7 +61,7 @@ func NewEgress(o *v1alpha1.Egress) *Egress {
 	return e
 }
 
-// SameChoice tells whether two Egresses, each of which may be nil, choose the same clients.
+// SameChoice reports whether two Egresses, each of which may be nil, choose the same clients.
 func (e *Egress) SameChoice(o *Egress) bool {
 	if e == nil || o == nil {
 		return e == o

@@ -35,7 +35,7 @@ func (l *Slices) Len() int { return len(l.clients) }
 // SliceCount is the number of slices.
 func (l *Slices) SliceCount() int { return len(l.slices) }
 
-// Has tells whether a client is served.
+// Has reports whether a client is served.
 func (l *Slices) Has(uid string) bool {
 	_, has := l.clients[uid]
 	return has
@@ -74,7 +74,7 @@ func (l *Slices) Gone(name string) {
 	}
 }
 
-// Set adds or changes a client, and tells whether anything changed.
+// Set adds or changes a client, and reports whether anything changed.
 func (l *Slices) Set(c v1alpha1.ServedClient) bool {
 	if before, has := l.clients[c.UID]; has && equal(before, c) {
 		return false
@@ -88,7 +88,7 @@ func (l *Slices) Set(c v1alpha1.ServedClient) bool {
 	return true
 }
 
-// Remove removes a client, and tells whether it was served.
+// Remove removes a client, and reports whether it was served.
 func (l *Slices) Remove(uid string) bool {
 	if !l.Has(uid) {
 		return false
@@ -149,7 +149,7 @@ func (l *Slices) Merge() {
 	}
 }
 
-// merge moves all clients of a slice to another, and tells whether it did.
+// merge moves all clients of a slice to another, and reports whether it did.
 func (l *Slices) merge(from, to string) bool {
 	source, target := l.slices[from], l.slices[to]
 	if len(source.members) == 0 || len(source.members)+len(target.members) > mergeTo {

@@ -184,7 +184,7 @@ func TestSlicesMerges(t *testing.T) {
 				l.Written(w)
 			}
 			if len(at) != tt.slices || l.SliceCount() != tt.slices {
-				t.Errorf("%d slices at the API server, %d in the ledger, want %d", len(at), l.SliceCount(), tt.slices)
+				t.Errorf("%d slices at the API server, %d in the plan, want %d", len(at), l.SliceCount(), tt.slices)
 			}
 			if n := flush(l, at); n != 0 {
 				t.Errorf("%d writes of nothing", n)

@@ -217,7 +217,7 @@ func namespacesOf(namespaces []metav1.PartialObjectMetadata, vpcs []v1alpha1.VPC
 }
 
 // ask sets the namespaces about whose new pods a webhook is asked. Without any it gets no rules, so that it is not
-// asked. It tells whether that changed the webhook.
+// asked. It reports whether that changed the webhook.
 func ask(w *admissionregistrationv1.MutatingWebhook, namespaces []string) bool {
 	var rules []admissionregistrationv1.RuleWithOperations
 	selector := &metav1.LabelSelector{}

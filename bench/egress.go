@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kubeclient "sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/bench/egressclients"
+	"github.com/berthnet/berth/bench/must"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/site"
+	"github.com/berthnet/berth/lab/run/poll"
+)
+
+// The cluster has 10,000 pods, of which 1,000 use one of ten Egresses, and ten of these are replaced per
+// second. It is compared with a tenth of the pods, clients and Egresses, so that slices have the same size.
+const (
+	egressPods, egressClients, egresses = 10000, 1000, 10
+	egressChanges, egressPerSecond      = 100, 10
+	egressRuns                          = 3
+)
+
+// egressClientFigures measures the cost of clients that are replaced by others.
+func egressClientFigures(ctx context.Context, b *bench) []Result {
+	run := func(divisor int) egressclients.Outcome {
+		o := egressclients.Order{
+			Pods: egressPods / divisor, Clients: egressClients / divisor, Egresses: egresses / divisor,
+			Changes: egressChanges, PerSecond: egressPerSecond / divisor,
+		}
+		out := must.Get(egressclients.Job.Run(ctx, o, b.profile(fmt.Sprintf("egress-clients-%d", o.Pods))))
+		say("  %d pods, %d clients: %v per client, %v per other pod, served within %v; %d objects, %.0f B/s; writes %v", o.Pods, o.Clients, out.CPU, out.Idle, out.Known, out.Objects, out.Bytes, out.Writes)
+		return out
+	}
+	s := series{}
+	var few, all egressclients.Outcome
+	for range egressRuns {
+		few, all = run(10), run(1)
+		s.add("cpu", millis(all.CPU))
+		s.add("cpu of few", millis(few.CPU))
+		s.add("idle", millis(all.Idle))
+		s.add("idle of few", millis(few.Idle))
+		s.add("known", millis(all.Known))
+	}
+	return []Result{
+		s.ratio("egress-client-cpu", "ms", "cpu", "cpu of few"),
+		s.ratio("egress-other-pod-cpu", "ms", "idle", "idle of few"),
+		measured("egress-client-told", "ms", s["known"]...),
+		single("egress-gateway-objects", "objects", float64(all.Objects), float64(all.PodObjects)),
+		single("egress-gateway-bytes", "B/s", all.Bytes, few.Bytes),
+		single("egress-clients-memory", "KiB/pod", float64(all.Heap)/1024/egressPods, 0),
+	}
+}
+
+// The Egresses of the lab, each with two gateways. Tunnels lead to the gateways, or to the Service.
+var (
+	directEgress  = types.NamespacedName{Namespace: "egress", Name: "direct"}
+	serviceEgress = types.NamespacedName{Namespace: "egress", Name: "service"}
+)
+
+const (
+	egressReplicas  = 2
+	clientNamespace = "clients"
+	// egressPatience is generous because there is no KVM in the virtual machine.
+	egressPatience = 3 * time.Minute
+)
+
+// raiseEgress starts a lab in pool mode with two nodes and two Egresses.
+func (b *testbed) raiseEgress(ctx context.Context) {
+	say("starting a lab with gateways")
+	ctx, cancel := context.WithTimeout(ctx, egressPatience)
+	defer cancel()
+	const bits = 8
+	b.start(ctx, lab.Options{
+		Mode: lab.PoolMode, Egress: true, Nodes: 2, RestartOperators: true,
+		Pools:      []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, bits, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16", IPv6: "fd02::/112"})},
+		DaemonArgs: []string{"--cooling-period=1s"},
+	})
+	for _, name := range []string{directEgress.Namespace, clientNamespace} {
+		must.OK(b.lab.Kube.CreateNamespace(ctx, name, nil))
+	}
+	for key, to := range map[types.NamespacedName]v1alpha1.EgressTunnelTo{directEgress: v1alpha1.TunnelToGateways, serviceEgress: v1alpha1.TunnelToService} {
+		must.OK(b.lab.Kube.Client.Create(ctx, &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Spec: v1alpha1.EgressSpec{
+			Destinations: []string{site.OutsideHost.String() + "/32", site.OutsideHost6.String() + "/128"}, Replicas: new(int32(egressReplicas)), TunnelTo: to,
+			AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{clientNamespace}},
+		}}))
+	}
+	for _, key := range []types.NamespacedName{directEgress, serviceEgress} {
+		egressBed{b}.ready(ctx, key)
+	}
+	b.installBerth()
+}
+
+// egressBed measures pods that use Egresses, on a testbed that raiseEgress started.
+type egressBed struct{ *testbed }
+
+// ready waits until an Egress has all of its gateways, and none that terminates.
+func (b egressBed) ready(ctx context.Context, key types.NamespacedName) {
+	egress := &v1alpha1.Egress{}
+	ctx, cancel := context.WithTimeout(ctx, egressPatience)
+	defer cancel()
+	must.OK(poll.Until(ctx, func() error {
+		if err := b.lab.Kube.Client.Get(ctx, key, egress); err != nil {
+			return err
+		}
+		ends := slices.ContainsFunc(egress.Status.Gateways, func(g v1alpha1.EgressGateway) bool { return g.Ending })
+		if ends || len(egress.Status.Gateways) != egressReplicas || egress.Status.ReadyGateways != egressReplicas {
+			return fmt.Errorf("Egress %s has %d gateways, %d ready: expected %d, and none that terminates", key, len(egress.Status.Gateways), egress.Status.ReadyGateways, egressReplicas)
+		}
+		return nil
+	}))
+}
+
+// pod creates a Pod on the node with annotations that name Egresses.
+func (b egressBed) pod(ctx context.Context, name string, egresses ...types.NamespacedName) *corev1.Pod {
+	return b.benchPod(ctx, clientNamespace, name, egressAnnotations(egresses...))
+}
+
+func egressAnnotations(egresses ...types.NamespacedName) map[string]string {
+	annotations := map[string]string{"kubernetes.io/config.source": "api"}
+	for _, e := range egresses {
+		annotations[v1alpha1.AnnotationEgressPrefix+e.Namespace] = e.Name
+	}
+	return annotations
+}
+
+// waitKnown waits until the operator has created the EgressClients of pods.
+func (b egressBed) waitKnown(ctx context.Context, pods []*corev1.Pod) {
+	ctx, cancel := context.WithTimeout(ctx, egressPatience)
+	defer cancel()
+	must.OK(poll.Until(ctx, func() error {
+		list := &v1alpha1.EgressClientList{}
+		if err := b.lab.Kube.Client.List(ctx, list, kubeclient.InNamespace(clientNamespace)); err != nil {
+			return err
+		}
+		for _, p := range pods {
+			if !slices.ContainsFunc(list.Items, func(c v1alpha1.EgressClient) bool { return c.Name == p.Name && len(c.Spec.Egresses) > 0 }) {
+				return fmt.Errorf("pod %s has no EgressClient with Egresses yet", p.Name)
+			}
+		}
+		return nil
+	}))
+}
+
+// egressAdds measures the whole ADD, from exec to result, of pods that use a dual-stack Egress with two
+// gateways, in turn with pods that use none. The operator has usually seen a Pod before, as a kubelet
+// prepares its volumes and sandbox before it calls the plugin; the at-once figure is for Pods that are
+// created when the ADD starts, which waits for the operator. It also measures the first connection, which
+// starts when the ADD returns: gateways serve a pod once they learn of it.
+func egressAdds(ctx context.Context, b *bench) []Result {
+	bed := egressBed{b.bed}
+	defer bed.removePods(ctx)
+	n, atOnce := max(b.options.rounds/2, 1), max(b.options.rounds/4, 1)
+	var with, without []*corev1.Pod
+	for i := range n + warmUp {
+		with = append(with, bed.pod(ctx, fmt.Sprintf("with-%d", i), directEgress))
+		without = append(without, bed.pod(ctx, fmt.Sprintf("without-%d", i)))
+	}
+	bed.waitKnown(ctx, with)
+	known := rounds(n, func(i int, note note) {
+		bed.addAndConnect(ctx, with[i], "with ", note)
+		bed.addAndConnect(ctx, without[i], "without ", note)
+	})
+	unknown := rounds(atOnce, func(i int, note note) {
+		bed.addAndConnect(ctx, bed.pod(ctx, fmt.Sprintf("with-at-once-%d", i), directEgress), "with ", note)
+		bed.addAndConnect(ctx, bed.pod(ctx, fmt.Sprintf("without-at-once-%d", i)), "without ", note)
+	})
+	return []Result{
+		known.ratio("egress-add", "ms", "with add", "without add"),
+		unknown.ratio("egress-add-at-once", "ms", "with add", "without add"),
+		known.ratio("egress-del", "ms", "with del", "without del"),
+		known.ratio("egress-first-connection", "ms", "with first", "without first"),
+	}
+}
+
+// addAndConnect measures the ADD of a Pod, its first connection and its DEL.
+func (b egressBed) addAndConnect(ctx context.Context, p *corev1.Pod, whose string, note note) {
+	rt := b.berth.sandboxOf(p)
+	note(whose+"add", b.berth.add(ctx, rt))
+	begin := time.Now()
+	one, cancel := context.WithTimeout(ctx, egressPatience)
+	defer cancel()
+	if _, err := echo.Ask(one, rt.NetNS, "tcp", netip.AddrPortFrom(site.OutsideHost, echo.Port), netip.Addr{}, "x"); err != nil {
+		must.OK(fmt.Errorf("first connection of pod %s: %w", p.Name, err))
+	}
+	note(whose+"first", millis(time.Since(begin)))
+	note(whose+"del", b.berth.del(ctx, rt))
+}
+
+// removePods deletes the measured Pods, so that they do not disturb egress-failover.
+func (b egressBed) removePods(ctx context.Context) {
+	if err := b.lab.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, kubeclient.InNamespace(clientNamespace), kubeclient.GracePeriodSeconds(0)); err != nil {
+		say("could not delete the measured pods: %v", err)
+	}
+}

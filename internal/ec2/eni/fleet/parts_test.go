@@ -1,0 +1,63 @@
+package fleet
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/test/harness/check"
+)
+
+// An address and a delegated prefix that contains it belong to one node, per subnet.
+func TestHoldersOfPrefixes(t *testing.T) {
+	h := newHolders()
+	h.set(eni.Inventory{InstanceID: "i-1", ENIs: []eni.ENI{{
+		ID: "eni-1", SubnetID: "s1", Addresses: []netip.Addr{netip.MustParseAddr("10.0.2.5")}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.1.0/28")},
+	}}})
+	for _, c := range []struct{ instance, subnet, thing, want string }{
+		{"i-2", "s1", "10.0.1.3/32", "eni-1"},
+		{"i-2", "s1", "10.0.2.0/28", "eni-1"},
+		{"i-2", "s1", "10.0.3.0/28", ""},
+		{"i-2", "s2", "10.0.1.3/32", ""},
+		{"i-1", "s1", "10.0.1.3/32", ""},
+		{"i-2", "s1", "2001:db8::/80", ""}, // without trying each of its addresses
+	} {
+		check.Equal(t, h.other(c.instance, c.subnet, netip.MustParsePrefix(c.thing)), c.want, "%s of %s, for %s: held by", c.thing, c.subnet, c.instance)
+	}
+	h.drop("i-1")
+	check.Equal(t, h.other("i-2", "s1", netip.MustParsePrefix("10.0.1.3/32")), "", "the holder after its node is no more")
+}
+
+// Nodes come in the order of their times; news in the middle of a pass makes another due.
+func TestSchedule(t *testing.T) {
+	at := func(s int) time.Time { return time.Unix(1000+int64(s), 0) }
+	s := schedule{wake: retry.NewSignal()}
+	a, b, c := &member{name: "a", index: -1}, &member{name: "b", index: -1}, &member{name: "c", index: -1}
+	s.enqueue(a, at(10))
+	s.enqueue(b, at(20))
+	s.sooner(c, at(30))
+	s.sooner(b, at(5))
+	s.sooner(a, at(40)) // no later
+	if m, wait := s.next(at(0)); m != nil || wait != 5*time.Second {
+		t.Errorf("at 0: %v after %v, want nothing for 5 s", m, wait)
+	}
+	for i, want := range []*member{b, a} {
+		if m, _ := s.next(at(10)); m != want {
+			t.Errorf("place %d: %v, want %s", i, m, want.name)
+		}
+	}
+	s.drop(c)
+	s.drop(c)
+	if m, _ := s.next(at(60)); m != nil {
+		t.Errorf("%s was dropped", m.name)
+	}
+	a.running = true
+	s.sooner(a, at(70))
+	s.sooner(a, at(65))
+	s.sooner(a, at(90))
+	if !a.again || !a.againAt.Equal(at(65)) || a.index >= 0 {
+		t.Errorf("in the middle of a pass: again %v at %v, index %d", a.again, a.againAt, a.index)
+	}
+}
