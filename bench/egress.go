@@ -21,15 +21,16 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// The cluster has 10,000 pods, of which 1,000 use one of ten Egresses, and ten of these are replaced per
-// second. It is compared with a tenth of the pods, clients and Egresses, so that slices have the same size.
+// The cluster has 10,000 pods, of which 1,000 use one of ten Egresses, and ten of these clients are
+// replaced per second. The baseline has a tenth of the pods, clients, Egresses and replacements per
+// second, so its EgressClientSlices have the same size.
 const (
 	egressPods, egressClients, egresses = 10000, 1000, 10
 	egressChanges, egressPerSecond      = 100, 10
 	egressRuns                          = 3
 )
 
-// egressClientFigures measures the cost of clients that are replaced by others.
+// egressClientFigures measures the cost of replacing clients of Egresses.
 func egressClientFigures(ctx context.Context, b *bench) []Result {
 	run := func(divisor int) egressclients.Outcome {
 		o := egressclients.Order{
@@ -151,10 +152,10 @@ func (b egressBed) waitKnown(ctx context.Context, pods []*corev1.Pod) {
 }
 
 // egressAdds measures the whole ADD, from exec to result, of pods that use a dual-stack Egress with two
-// gateways, in turn with pods that use none. The operator has usually seen a Pod before, as a kubelet
-// prepares its volumes and sandbox before it calls the plugin; the at-once figure is for Pods that are
-// created when the ADD starts, which waits for the operator. It also measures the first connection, which
-// starts when the ADD returns: gateways serve a pod once they learn of it.
+// gateways. It alternates them with pods that use none. Usually the operator has seen a Pod before its
+// ADD, because the kubelet prepares volumes and the sandbox first. The at-once figure is for Pods that
+// are created when the ADD starts, so that the ADD waits for the operator. egressAdds also measures the
+// first connection from the moment the ADD returns, since gateways serve a pod once they learn of it.
 func egressAdds(ctx context.Context, b *bench) []Result {
 	bed := egressBed{b.bed}
 	defer bed.removePods(ctx)

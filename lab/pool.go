@@ -88,8 +88,8 @@ func (c *Cluster) createPools(ctx context.Context, pools []v1alpha1.AddressPool)
 	return nil
 }
 
-// settledPolicies retries a write to a pool until the API server answers and has read the policies, also after a
-// restart, or ctx ends.
+// settledPolicies retries a write to a pool while the API server is unavailable or, as after a restart, has not read the
+// admission policies yet. It gives up when ctx ends.
 func settledPolicies(ctx context.Context, write func() error) error {
 	return poll.Retry(ctx, write, func(err error) bool {
 		return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || kube.Unavailable(err)
@@ -172,7 +172,7 @@ func (l *Lab) RemoveNodeObject(ctx context.Context, name string) error {
 	return client.IgnoreNotFound(l.Kube.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 }
 
-// CIDR parses a CIDR of an object; invalid when it is empty.
+// CIDR parses a CIDR of an object. It returns the zero Prefix for an empty string.
 func CIDR(s string) (netip.Prefix, error) {
 	if s == "" {
 		return netip.Prefix{}, nil
@@ -180,7 +180,7 @@ func CIDR(s string) (netip.Prefix, error) {
 	return netip.ParsePrefix(s)
 }
 
-// BlockCIDRs are the valid CIDRs of a block.
+// BlockCIDRs returns the valid CIDRs of a block.
 func BlockCIDRs(b *v1alpha1.AddressBlock) (out []netip.Prefix) {
 	for _, s := range []string{b.IPv4, b.IPv6} {
 		if p, err := CIDR(s); err == nil && p.IsValid() {

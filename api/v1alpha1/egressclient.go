@@ -101,7 +101,7 @@ type EgressRefusal struct {
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// Reason is a CamelCase word: NotFound, NotAllowed or Overlaps.
+	// Reason is a CamelCase word: NotFound, NotAllowed, Overlaps or Invalid.
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason"`
 

@@ -50,7 +50,7 @@ func (r *run) counted(ctx context.Context, atLeast int) Writes {
 		select {
 		case <-ctx.Done():
 			must.OK(fmt.Errorf("the API server has counted %v, expected at least %d: %w", w, atLeast, ctx.Err()))
-		case <-time.After(50 * time.Millisecond): // the metrics of another process are polled
+		case <-time.After(50 * time.Millisecond): // another process's metrics can only be polled
 		}
 	}
 }

@@ -26,8 +26,8 @@ const (
 	primaries = "subnet-primaries" // of the nodes' primary ENIs
 )
 
-// newEC2 returns an EC2 with an instance per node. If free is not empty, it has the numbers of free
-// addresses of the subnets for new ENIs, which then differ from the subnet of the primary ENIs.
+// newEC2 returns an EC2 with an instance per node. For each entry of free it has a subnet for new ENIs
+// with that number of free addresses. If free is empty, new ENIs use the subnet of the primary ENIs.
 func newEC2(o Order, free []int) *ec2 {
 	e := &ec2{Cloud: cloudfake.New(o.Limits.Options())}
 	e.paced = pace.Cloud(e, pace.Options{Observer: e})

@@ -11,11 +11,11 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Node hands out the addresses of one node in both families, by one Allocator each with the same
-// groups. A holder's addresses are all of one group. It is not safe for concurrent use.
+// Node allocates one node's addresses. It has one Allocator per family; both have the same groups.
+// All addresses of a holder are of one group. A Node is not safe for concurrent use.
 type Node[K comparable] struct {
 	of       [ipfamily.Number]*Allocator[K]
-	withheld [ipfamily.Number][]netip.Addr // by the last Withhold, whatever their groups
+	withheld [ipfamily.Number][]netip.Addr // the list of the last Withhold, for all groups
 }
 
 // NewNode returns a Node without addresses, whose released addresses cool for period.
@@ -23,7 +23,7 @@ func NewNode[K comparable](period time.Duration) *Node[K] {
 	return &Node[K]{of: [...]*Allocator[K]{New[K](period), New[K](period)}}
 }
 
-// Addresses are what one holder has of each family; the zero Addr: none.
+// Addresses are a holder's addresses, by family. The zero Addr means none.
 type Addresses [ipfamily.Number]netip.Addr
 
 // List returns the addresses, IPv4 first.
@@ -62,24 +62,24 @@ func (n *Node[K]) SetGroup(g Group) {
 	}
 }
 
-// SetReady says whether a group's data path works.
+// SetReady sets whether a group's data path works.
 func (n *Node[K]) SetReady(id string, ready bool) {
 	for _, a := range n.of {
 		a.SetReady(id, ready)
 	}
 }
 
-// LoseGroup removes a group that the cloud took.
+// LoseGroup removes a group that the cloud has removed.
 func (n *Node[K]) LoseGroup(id string) {
 	for _, a := range n.of {
 		a.LoseGroup(id)
 	}
 }
 
-// Take gives key an address of each family of a set, all of one group; ok is false if no group has one
-// of each at now. Groups are chosen by what they have of the first family, in Allocator's order. A key
-// that holds addresses, of whatever families, gets the same again. O(groups), and O(log n) in the
-// number of addresses.
+// Take gives key one address of each family in set, all of one group. It returns false if no group has
+// a free address of every requested family. Groups are ordered by their addresses of the first family,
+// as in Allocator. A key that holds addresses, of any families, gets the same addresses again.
+// O(groups), and O(log n) in the number of addresses.
 func (n *Node[K]) Take(key K, set ipfamily.Set, now time.Time) (Taken, bool) {
 	if t, ok := n.holds(key); ok {
 		return t, true
@@ -131,8 +131,8 @@ func (n *Node[K]) holds(key K) (out Taken, ok bool) {
 	return out, ok
 }
 
-// Hold records that key has held addresses since a time, as a stored record says: all of them, or none
-// with an error, as in Allocator.Hold.
+// Hold records that key has held addresses since the given time, as a stored record says. On an error,
+// as in Allocator.Hold, it records none of them.
 func (n *Node[K]) Hold(key K, addrs []netip.Addr, since time.Time) error {
 	before, _ := n.holds(key)
 	for _, addr := range addrs {
@@ -168,7 +168,7 @@ func (n *Node[K]) end(hold func(*Allocator[K]) (netip.Addr, bool)) (out Addresse
 	return out, ok
 }
 
-// Cool records that an address has cooled since a time, as a stored record says.
+// Cool records that an address has been cooling since the given time, as a stored record says.
 func (n *Node[K]) Cool(addr netip.Addr, since, now time.Time) {
 	n.of[ipfamily.Of(addr)].Cool(addr, since, now)
 }
@@ -181,7 +181,7 @@ func (n *Node[K]) Expire(now time.Time) (freed int) {
 	return freed
 }
 
-// NextExpiry returns when the next cooling ends; false: no address cools.
+// NextExpiry returns when the next address stops cooling, or false if no address is cooling.
 func (n *Node[K]) NextExpiry() (at time.Time, ok bool) {
 	for _, a := range n.of {
 		if t, cools := a.NextExpiry(); cools && (!ok || t.Before(at)) {
@@ -226,16 +226,17 @@ type NodeGroup struct {
 	Of    [ipfamily.Number]Counts
 }
 
-// Used returns the number of pods that have an address of the group: its used addresses of the family
-// that has more of them.
+// Used returns the number of pods that have an address of the group: the number of used addresses of
+// the family with more used addresses.
 func (g NodeGroup) Used() int { return max(g.Of[ipfamily.IPv4].Used, g.Of[ipfamily.IPv6].Used) }
 
-// Withheld returns the same number of withheld addresses.
+// Withheld returns the number of withheld addresses, counted as in Used.
 func (g NodeGroup) Withheld() int {
 	return max(g.Of[ipfamily.IPv4].Withheld, g.Of[ipfamily.IPv6].Withheld)
 }
 
-// Cooling returns the same number of cooling addresses, beside the used ones.
+// Cooling returns the number of cooling addresses: used and cooling addresses, counted as in Used, less
+// Used.
 func (g NodeGroup) Cooling() int {
 	busy := 0
 	for _, c := range g.Of {
@@ -244,8 +245,8 @@ func (g NodeGroup) Cooling() int {
 	return busy - g.Used()
 }
 
-// Assignable returns the number of holders that the group has an address of each family of a set for,
-// once it is ready; with IPv6 only, at most IPv6PrefixAddresses.
+// Assignable returns the number of pods that the group can give one address of each family in set, once
+// it is ready. Without IPv4, it is at most IPv6PrefixAddresses.
 func (g NodeGroup) Assignable(set ipfamily.Set) int {
 	out := math.MaxInt
 	for _, f := range set.Families() {
@@ -270,8 +271,8 @@ func (n *Node[K]) Groups() []NodeGroup {
 	return out
 }
 
-// Withdraw takes free single addresses, and prefixes in which nothing is used or cooling, of one family
-// out of use, up to so many of each. It returns them, addresses as prefixes of full length.
+// Withdraw takes free single addresses of one family out of use, and prefixes without used or cooling
+// addresses, up to the given number of each. It returns them, addresses as prefixes of full length.
 func (n *Node[K]) Withdraw(id string, f ipfamily.Family, addresses, prefixes int) (out []netip.Prefix) {
 	for _, a := range n.of[f].Withdraw(id, addresses) {
 		out = append(out, netip.PrefixFrom(a, a.BitLen()))
@@ -298,8 +299,8 @@ func (n *Node[K]) WithdrawGroup(id string) error {
 // far as they are free.
 func (n *Node[K]) WithdrawThese(things []netip.Prefix) { n.each(things, (*Allocator[K]).WithdrawThese) }
 
-// Withhold keeps addresses from being handed out, also those of groups that are added later, until the
-// next call. It returns those that nobody holds, in order.
+// Withhold keeps addresses from being allocated. The list also applies to groups added later; the next
+// call replaces it. Withhold returns the addresses that nobody holds, in order.
 func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 	for f, a := range n.of {
 		ofFamily := slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return ipfamily.Of(addr) != ipfamily.Family(f) })
@@ -319,7 +320,7 @@ func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 // Restore makes withdrawn addresses (as prefixes of full length) and prefixes assignable again.
 func (n *Node[K]) Restore(things []netip.Prefix) { n.each(things, (*Allocator[K]).Restore) }
 
-// each calls do with the allocator of each family and the part of a list that is of the family.
+// each calls do with the allocator of each family and the prefixes of that family.
 func (n *Node[K]) each(things []netip.Prefix, do func(*Allocator[K], []netip.Prefix)) {
 	for f, a := range n.of {
 		do(a, slices.DeleteFunc(slices.Clone(things), func(p netip.Prefix) bool { return ipfamily.Of(p.Addr()) != ipfamily.Family(f) }))

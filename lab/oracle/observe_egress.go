@@ -29,7 +29,7 @@ type egressState struct {
 	loose  bool              // whether reverse path filtering of the IPv4 tunnel is loose
 	tables []string          // of nftables
 	sets   map[string][]nftables.SetElement
-	leads  map[string][]string // nftables chains: the chains to which each rule may lead
+	leads  map[string][]string // jump and goto targets of all rules, by chain
 }
 
 // egressRoute is a route of a separate table.
@@ -272,7 +272,7 @@ func (s *egressState) observeFilter(h netns.NsHandle) error {
 	return nil
 }
 
-// leads returns the chains to which rules lead.
+// leads returns the jump and goto targets of all rules.
 func leads(rules []*nftables.Rule) (to []string) {
 	for _, r := range rules {
 		for _, e := range r.Exprs {

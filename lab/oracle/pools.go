@@ -42,7 +42,7 @@ func (c *poolView) ofNode(name string) (blocks []v1alpha1.AddressBlock) {
 }
 
 // viewPools reads pools, blocks and requests, and records inconsistencies: a block that does not match its pool and
-// index, that overlaps another, or that is leaked; wrong counts; a finished request.
+// index, that overlaps another, or that is leaked; wrong counts; any remaining request.
 func viewPools(ctx context.Context, l *lab.Lab) (*poolView, error) {
 	pools, nodes := &v1alpha1.AddressPoolList{}, &corev1.NodeList{}
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}

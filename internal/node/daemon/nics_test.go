@@ -25,14 +25,14 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// newPortNode returns a node whose pods may have NICs.
+// newPortNode returns a node that is configured to plug NICs into pods.
 func newPortNode(t *testing.T, addrs ...string) *node {
 	n := newNode(t, addrs...)
 	n.board = newSwitchboard()
 	return n
 }
 
-// testNIC is a port that is bound to the node.
+// testNIC returns the NIC of a port that is bound to the node.
 func testNIC(ifName, port string) attachment.NIC {
 	return attachment.NIC{
 		Object: "nic-" + port, UID: "uid-" + port, Port: port, IfName: ifName, MAC: []byte{0xfa, 0x16, 0x3e, 0, 0, 1}, MTU: 1442,
@@ -41,7 +41,7 @@ func testNIC(ifName, port string) attachment.NIC {
 	}
 }
 
-// testBranch is a branch that is bound to the node, and a pod's first interface.
+// testBranch returns the NIC of a branch that is bound to the node, as a pod's first interface.
 func testBranch(port string) attachment.NIC {
 	n := testNIC("eth0", port)
 	n.Plug = attachment.Plug{Type: string(plug.RoutedVLAN), Trunk: "0a:ff:ff:00:00:01", VLAN: 7, Enforcing: string(plug.Strict)}
@@ -49,7 +49,7 @@ func testBranch(port string) attachment.NIC {
 	return n
 }
 
-// replyLink is a testNIC that is a further interface, in the reply to its ADD.
+// replyLink returns a testNIC as an additional interface in the reply to the pod's ADD.
 func replyLink(name, port string) *rpc.Link {
 	return &rpc.Link{
 		Host:      &rpc.Interface{Name: "tap" + port, Mac: "02:00:00:00:01:01"},
@@ -58,8 +58,8 @@ func replyLink(name, port string) *rpc.Link {
 	}
 }
 
-// A pod whose first interface is a branch takes no address of its node, and gets the reply of a pod
-// with such an address. Other pods are not affected.
+// A pod whose first interface is a branch uses no address of its node, but its reply looks like that
+// of a pod that does. Other pods are not affected.
 func TestPodOfABranch(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
@@ -79,7 +79,7 @@ func TestPodOfABranch(t *testing.T) {
 	if holder, held := r.source.Holder(n.addrs[0]); held {
 		t.Errorf("%s has the node's address", holder)
 	}
-	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5") // the only one
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5") // the node's only address
 	check := func(address string) error {
 		_, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").GetAttachment(), Netns: "/run/netns/a", Addresses: []string{address}, Links: reply.GetLinks()})
 		return err
@@ -167,7 +167,8 @@ func TestPodOfNICsAlone(t *testing.T) {
 	}
 }
 
-// CHECK compares plugged NICs, and the prevResult's addresses of each interface of Berth's.
+// CHECK verifies the plugged NICs, and compares the addresses of each of Berth's interfaces with
+// those in prevResult.
 func TestCheckWithNICs(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
@@ -181,7 +182,7 @@ func TestCheckWithNICs(t *testing.T) {
 		return err
 	}
 	must(t, check("eth1", "192.168.0.12/24"))
-	must(t, check("net1", "192.168.0.13/24")) // another plugin's
+	must(t, check("net1", "192.168.0.13/24")) // an interface of another plugin
 	if f := wantFailure(t, check("eth1", "192.168.0.13/24"), cnierror.CodeMismatch); !strings.Contains(f.GetMessage(), "interface eth1 of attachment berth/a/eth0 holds [192.168.0.12], not 192.168.0.13") {
 		t.Errorf("message %q", f.GetMessage())
 	}
@@ -190,13 +191,13 @@ func TestCheckWithNICs(t *testing.T) {
 	if f := wantFailure(t, check("eth1", "192.168.0.12/24"), cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "NIC eth1, port p-1: is not plugged") {
 		t.Errorf("details %q", f.GetDetails())
 	}
-	// The same ADD puts it back.
+	// Repeating the ADD plugs the NIC again.
 	mustAdd(t, r, "a", "/run/netns/a")
 	must(t, check("eth1", "192.168.0.12/24"))
 }
 
-// The node's documents have the NICs. The address of a pod of NICs alone is that of the NIC with the
-// interface's name.
+// The node's documents include the NICs. If a pod has only NICs, its address is that of the NIC with
+// the interface name of the attachment.
 func TestDocumentsHaveNICs(t *testing.T) {
 	n := newPortNode(t)
 	r := n.assemble()
@@ -239,8 +240,8 @@ func TestDocumentsHaveNICs(t *testing.T) {
 	}
 }
 
-// NICs that other software unplugs are plugged again, when that is seen and at a start. Ports without
-// a record are removed at the start, or once that is possible.
+// The daemon replugs NICs that other software unplugged, when it notices and at startup. It removes
+// ports without a record at startup, or as soon as the switch allows it.
 func TestNICsAreKept(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
@@ -262,7 +263,7 @@ func TestNICsAreKept(t *testing.T) {
 	seen(func() bool { return plugged() == 1 })
 	n.board.want(t, "p-1")
 
-	// A call about the container is at work: soon after it.
+	// During a call for the container, the NIC is not replugged; soon after the call, it is.
 	unlock, err := r.attachments.locks.lock(t.Context(), "a")
 	must(t, err)
 	n.board.lose()
@@ -283,7 +284,7 @@ func TestNICsAreKept(t *testing.T) {
 	seen(func() bool { return plugged() == 1 })
 	n.board.want(t, "p-1")
 
-	// Nothing is plugged where the namespace is gone.
+	// Nothing is plugged if the network namespace is gone.
 	n.removeNetns("/run/netns/a")
 	n.board.lose()
 	plugs := n.board.count("Plug")
@@ -296,8 +297,8 @@ func TestNICsAreKept(t *testing.T) {
 	}
 }
 
-// A NIC that cannot be plugged again is retried with growing delays up to the interval of repairs, and
-// soon again after a new failure.
+// Replugging a NIC is retried with growing delays, up to the interval of repairs. After a success, the
+// next failure is retried soon.
 func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -308,7 +309,7 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	tried := n.board.count("Plug")
 	r.nics.changed.Set()
 	waitFor(t, func() bool { n.clock.Advance(againAfter); return n.board.count("Plug") > tried+5 })
-	passes := func(times int, d time.Duration) { // so that the keeper sees each moment
+	passes := func(times int, d time.Duration) { // advances the clock in steps that the keeper observes
 		for range times {
 			n.clock.Advance(d)
 			for range 2 {
@@ -317,7 +318,7 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 			}
 		}
 	}
-	passes(60, time.Minute) // it may have been about to look
+	passes(60, time.Minute) // a retry may have been due
 	tried = n.board.count("Plug")
 	passes(60, time.Minute)
 	if got := n.board.count("Plug") - tried; got > 4 {
@@ -341,7 +342,7 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	}
 }
 
-// A port that was created again replaces the former one, also across a crash.
+// A recreated port replaces the former one, even if the daemon crashes in between.
 func TestRecreatedPortReplacesTheFormer(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -384,8 +385,7 @@ func TestRecreatedPortReplacesTheFormer(t *testing.T) {
 	n.board.want(t)
 }
 
-// A start does not wait for a switch that does not answer; what could not be unplugged is unplugged
-// later.
+// Startup does not wait for an unreachable switch. NICs that could not be unplugged are unplugged later.
 func TestStartWithoutASwitch(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	r := n.restart(nil)
@@ -393,7 +393,7 @@ func TestStartWithoutASwitch(t *testing.T) {
 		r.nics.bind("pod-"+c, testNIC("eth1", "p-"+c))
 		mustAdd(t, r, c, n.newNetns(c))
 	}
-	for _, c := range []string{"a", "b"} { // half removed
+	for _, c := range []string{"a", "b"} { // their removal was interrupted
 		rec, _ := r.Store.Get(keyFor(c))
 		rec.State = attachment.Releasing
 		must(t, r.Store.Put(rec))
@@ -421,8 +421,8 @@ func TestStartWithoutASwitch(t *testing.T) {
 	n.board.want(t, "p-c")
 }
 
-// While Open vSwitch does not answer, one check of it is enough and nothing is plugged; likewise at
-// shutdown.
+// While Open vSwitch is unreachable, the keeper checks only one of its NICs and plugs nothing. At
+// shutdown, this holds for all kinds of NIC.
 func TestKeepingNICsWithoutASwitch(t *testing.T) {
 	for _, kind := range []plug.Kind{plug.OVS, plug.Netns, plug.VLAN, plug.RoutedVLAN} {
 		n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
@@ -485,7 +485,7 @@ func TestDamagedRecordWithNICs(t *testing.T) {
 	}
 }
 
-// A reboot removes links but leaves rows in the switch's database, which are removed with the record.
+// A reboot removes links but leaves rows in the switch's database. They are removed before the record.
 func TestRebootWithNICs(t *testing.T) {
 	for name, pod := range portPods {
 		t.Run(name, func(t *testing.T) {
@@ -510,8 +510,8 @@ func TestRebootWithNICs(t *testing.T) {
 	}
 }
 
-// A daemon that is not configured for NICs or egress keeps the addresses of pods that have some, reports that, and lets
-// the pods be removed.
+// A daemon that is no longer configured for NICs or egress keeps the addresses of pods that use them. CHECK and ADD
+// report the missing configuration, and DEL still works.
 func TestPartThatIsNoLongerConfigured(t *testing.T) {
 	for name, tc := range map[string]struct {
 		nics   []attachment.NIC
@@ -541,14 +541,14 @@ func TestPartThatIsNoLongerConfigured(t *testing.T) {
 			}
 			mustDel(t, r, "a")
 			r.stop()
-			n.board = board // configured again: what was left behind goes
+			n.board = board // configured again: the daemon removes leftover ports
 			n.restart(nil)
 			n.board.want(t)
 		})
 	}
 }
 
-// Errors of NICs have codes and reasons.
+// Plugging errors map to CNI error codes and to reasons.
 func TestFailuresOfNICs(t *testing.T) {
 	for err, want := range map[error]struct {
 		code   uint
@@ -583,7 +583,7 @@ func TestFailuresOfNICs(t *testing.T) {
 	}
 }
 
-// A NIC with the default route replaces the one of the pod's own interface in the reply.
+// In the reply, a NIC's default route replaces that of the pod's first interface in the same family.
 func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
 	rec := recordOf("a", attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5"), IPv6: netip.MustParseAddr("2001:db8::5")})
 	routes := func(r *rpc.AddReply) (out []string) {

@@ -32,8 +32,8 @@ func TestMain(m *testing.M) {
 }
 
 // start runs the controllers as an operator does: under its service account, with
-// the generated role and the admission policies, each request through some
-// transports. The returned function ends them.
+// the generated role and the admission policies. Requests pass through the given
+// transports. The returned function stops the controllers.
 func start(t *testing.T, o Options, through ...transport.WrapperFunc) (c *Controller, end func()) {
 	t.Helper()
 	if o.Logger == nil {
@@ -56,7 +56,7 @@ func makePool(t *testing.T, name string, bits int32, cidrs ...string) *v1alpha1.
 	return controllers.Create(t, newPool(name, bits, cidrs...))
 }
 
-// makeOverlapping makes a pool as soon as no policy refuses it.
+// makeOverlapping creates a pool as soon as no policy rejects it.
 func makeOverlapping(t *testing.T, name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 	t.Helper()
 	p := newPool(name, bits, cidrs...)
@@ -64,7 +64,7 @@ func makeOverlapping(t *testing.T, name string, bits int32, cidrs ...string) *v1
 	return p
 }
 
-// newPool is a pool that is to be made.
+// newPool returns a pool to create.
 func newPool(name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 	p := poolAt(name, 0, bits, cidrs...)
 	p.UID, p.CreationTimestamp = "", metav1.Time{}
@@ -76,7 +76,7 @@ func makeNode(t *testing.T, name string) {
 	controllers.Create(t, nodeNamed(name))
 }
 
-// ask makes a request as a node's daemon does.
+// ask creates a BlockRequest as a node's daemon does.
 func ask(t *testing.T, name, node, pool string) {
 	t.Helper()
 	r := requestNamed(name)
@@ -84,14 +84,14 @@ func ask(t *testing.T, name, node, pool string) {
 	controllers.Create(t, r)
 }
 
-// given asks for a block and returns it.
+// given requests a block and returns it.
 func given(t *testing.T, name, node, pool string) *v1alpha1.AddressBlock {
 	t.Helper()
 	ask(t, name, node, pool)
 	return answered(t, name)
 }
 
-// answered waits for the block of a request.
+// answered waits until a request has its block, and returns the block.
 func answered(t *testing.T, name string) *v1alpha1.AddressBlock {
 	t.Helper()
 	r := controllers.Await(t, client.ObjectKey{Name: name}, "is answered", controllers.If(func(r *v1alpha1.BlockRequest) bool {
@@ -105,7 +105,7 @@ func answered(t *testing.T, name string) *v1alpha1.AddressBlock {
 	return b
 }
 
-// failed waits until a request has failed for a reason.
+// failed waits until a request has failed with a reason and a message that contains word.
 func failed(t *testing.T, name, reason, word string) {
 	t.Helper()
 	controllers.Await(t, client.ObjectKey{Name: name}, "fails", controllers.Has[*v1alpha1.BlockRequest](v1alpha1.ConditionFailed, metav1.ConditionTrue, reason, word))
@@ -117,7 +117,7 @@ func eventually(t *testing.T, what string, is func(client.Client) error) {
 	harness.Eventually(t, controllers.Limit, what, func() error { return is(c) })
 }
 
-// giveBack ends a block as a node's daemon does.
+// giveBack returns a block as a node's daemon does.
 func giveBack(t *testing.T, name string) {
 	t.Helper()
 	b := blockNamed(name)
@@ -125,7 +125,7 @@ func giveBack(t *testing.T, name string) {
 	controllers.DropFinalizers(t, b)
 }
 
-// awaitDeletion waits until a block is being deleted.
+// awaitDeletion waits until a block is being deleted or is gone.
 func awaitDeletion(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, name+" is deleted", func(c client.Client) error {
@@ -156,16 +156,16 @@ func blocksNow(t *testing.T) (names []string) {
 	return names
 }
 
-// poolIs waits until a pool is as it should be.
+// poolIs waits until is returns nil for a pool.
 func poolIs(t *testing.T, name, what string, is func(*v1alpha1.AddressPool) error) {
 	t.Helper()
 	controllers.Await(t, client.ObjectKey{Name: name}, what, is)
 }
 
-// condition wants a pool to have a condition.
+// condition checks that a pool has a condition.
 var condition = controllers.Has[*v1alpha1.AddressPool]
 
-// counted wants a pool to count its blocks so.
+// counted checks the block counts in a pool's status.
 func counted(total, allocated int64) func(*v1alpha1.AddressPool) error {
 	return func(p *v1alpha1.AddressPool) error {
 		if want := (v1alpha1.PoolCounts{Total: total, Allocated: allocated, Free: total - allocated}); p.Status.Blocks != want {

@@ -11,8 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// pending is a request that the allocator knows, until it is forgotten. The allocator's lock
-// guards it.
+// pending is a request that the allocator tracks until forget. The allocator's lock guards it.
 type pending struct {
 	name  string
 	uid   types.UID
@@ -21,8 +20,8 @@ type pending struct {
 	place place
 
 	index int64  // of the block, if tried
-	tried bool   // a block was asked for, and it is not known yet whether it was made
-	block string // that was made; the cache may trail it
+	tried bool   // a block was chosen, and it is not known yet whether it was created
+	block string // name of the created block; the informer cache may not have it yet
 }
 
 // place is where a request waits.
@@ -34,17 +33,18 @@ const (
 	offered       // counted in poolBlocks.offered
 )
 
-// offer is a block for a request: one that was made before, or one to make.
+// offer is a block for a request: one that was created before, or one to create.
 type offer struct {
-	block string // that was made; if empty, the one to make is:
+	block string // name of the existing block; if empty, create the block described below
 	index int64
 	piece block.Block
 	pool  types.UID
 }
 
-// allocate chooses a block for a request: the one that was made or tried for it before, or the
-// next. A block to make must be made, and finish called then. A request that is refused
-// waits: setPool, release, finish and forget return it once the answer may have changed.
+// allocate chooses a block for a request: the one that was created or tried for it before, or the
+// next free one. If the block is to be created, the caller must try to create the block and then
+// call finish. A refused request waits: setPool, release, finish and forget return it once the
+// answer may have changed.
 func (a *allocator) allocate(r *v1alpha1.BlockRequest, now time.Time) (offer, *refusal) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,7 +57,7 @@ func (a *allocator) allocate(r *v1alpha1.BlockRequest, now time.Time) (offer, *r
 		return offer{block: p.block}, nil
 	}
 	p.leave()
-	if of := a.pool(r.Spec.PoolName); p.pool != of { // new, or of another pool
+	if of := a.pool(r.Spec.PoolName); p.pool != of { // a new request, or one with another pool
 		p.pool, p.tried = of, false
 	}
 	o, why := p.pool.offer(p, now)
@@ -69,7 +69,7 @@ func (a *allocator) allocate(r *v1alpha1.BlockRequest, now time.Time) (offer, *r
 	return o, nil
 }
 
-// isStarted reports whether a block was made, or tried, for a request.
+// isStarted reports whether a block was created or tried for a request.
 func (a *allocator) isStarted(r *v1alpha1.BlockRequest) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -77,7 +77,7 @@ func (a *allocator) isStarted(r *v1alpha1.BlockRequest) bool {
 	return p != nil && p.uid == r.UID && (p.block != "" || p.tried)
 }
 
-// offer is allocate, for a request that does not wait.
+// offer does allocate's work for a request that is not queued.
 func (p *poolBlocks) offer(r *pending, now time.Time) (o offer, why *refusal) {
 	if p.closed != nil {
 		return o, p.closed
@@ -87,7 +87,7 @@ func (p *poolBlocks) offer(r *pending, now time.Time) (o offer, why *refusal) {
 		if err == nil {
 			return offer{index: r.index, piece: piece, pool: p.uid}, nil
 		}
-		r.tried = false // the pool is another one; the sweep finds out whether the block was made
+		r.tried = false // the pool was recreated; the sweep finds out whether the block exists
 	}
 	if p.free() <= int64(p.offered) {
 		return o, exhausted(p.layout.Blocks(), p.name)
@@ -105,7 +105,7 @@ func (p *poolBlocks) offer(r *pending, now time.Time) (o offer, why *refusal) {
 	return offer{index: index, piece: piece, pool: p.uid}, nil
 }
 
-// wait has a request wait for a block of its pool.
+// wait queues a request for a block of its pool.
 func (r *pending) wait() {
 	r.place = waiting
 	i, _ := slices.BinarySearchFunc(r.pool.waiting, r, older)
@@ -126,19 +126,19 @@ func (r *pending) leave() {
 	r.place = nowhere
 }
 
-// outcome is the result of an attempt to make a block.
+// outcome is the result of an attempt to create a block.
 type outcome int
 
 const (
-	made     outcome = iota // it exists, for this request
-	taken                   // it exists, for another
-	unusable                // others have all of its addresses
-	refused                 // it was not made
-	unknown                 // it may have been made
+	made     outcome = iota // the block exists, for this request
+	taken                   // the block exists, for another request
+	unusable                // all of its addresses are in use
+	refused                 // the block was not created
+	unknown                 // the block may have been created
 )
 
-// finish ends what allocate began; block is the name of the one that was made. It returns the
-// requests to reconcile again.
+// finish records the outcome of creating the block that allocate chose, and the name of the block if
+// it was created. It returns the requests to reconcile again.
 func (a *allocator) finish(r *v1alpha1.BlockRequest, how outcome, block string) (again []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -154,7 +154,7 @@ func (a *allocator) finish(r *v1alpha1.BlockRequest, how outcome, block string) 
 		p.tried = false
 	case unusable:
 		p.tried = false
-		if _, ok := p.pool.unconfirmed[p.index]; ok { // else an earlier attempt has made it
+		if _, ok := p.pool.unconfirmed[p.index]; ok { // otherwise an earlier attempt created the block
 			delete(p.pool.unconfirmed, p.index)
 			p.pool.unusable[p.index] = true
 		}
@@ -165,9 +165,8 @@ func (a *allocator) finish(r *v1alpha1.BlockRequest, how outcome, block string) 
 	return p.pool.offerFree()
 }
 
-// forget drops a request that was answered or is gone: the one of a name, unless its UID is
-// keep. It returns the block that was tried for it and may exist, if any, and the requests to
-// reconcile again.
+// forget drops the request with this name, unless its UID is keep. It returns the block that was
+// tried for the request and may exist, if any, and the requests to reconcile again.
 func (a *allocator) forget(name string, keep types.UID) (uncertain *slot, again []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

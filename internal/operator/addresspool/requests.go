@@ -19,13 +19,13 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// maxSkipped is how many blocks that others have are skipped for one request at a time.
+// maxSkipped is the maximum number of blocks in use that one reconcile skips.
 const maxSkipped = 1024
 
-// reasonGiven is that of a request that has its block.
+// reasonGiven is the condition reason of a request that has its block.
 const reasonGiven = "BlockGiven"
 
-// requests answers BlockRequests: with a block, or with the reason why there is none.
+// requests answers BlockRequests with a block, or with the reason why they get none.
 type requests struct {
 	api       *api
 	queue     *queue.Queue
@@ -53,9 +53,8 @@ func newRequests(a *api, q *queue.Queue, alloc *allocator, occupied *occupied, i
 	return r
 }
 
-// reconcile answers a request. What was done for it before is found by its UID, so that a crash
-// or a lost reply in between neither repeats nor loses anything. A block takes two writes: the
-// block, and the answer.
+// reconcile answers a request with two writes: the block, and the answer. It finds earlier work by
+// the request's UID, so a crash or lost reply neither repeats nor loses a write.
 func (c *requests) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	r, err := objects.Get[v1alpha1.BlockRequest](ctx, c.api.cached, q.NamespacedName)
 	if err != nil {
@@ -78,7 +77,7 @@ func (c *requests) reconcile(ctx context.Context, q reconcile.Request) (reconcil
 	if !c.allocator.isStarted(r) {
 		why, drop, err := c.admission.admit(ctx, r)
 		if err == nil && why != nil {
-			err = c.forget(ctx, q.Name, "") // a block that was offered to it goes to another
+			err = c.forget(ctx, q.Name, "") // another request gets the block that this one was offered
 		}
 		switch {
 		case err != nil:
@@ -100,9 +99,9 @@ func (c *requests) reconcile(ctx context.Context, q reconcile.Request) (reconcil
 	return reconcile.Result{}, c.answer(ctx, r, block)
 }
 
-// forget drops what is known of a request that is over: the one of a name, unless its UID is
-// keep. The index of a block that was tried for it is free if the block was not made. If it
-// was, the node has one block more.
+// forget drops the request with this name, unless its UID is keep. If a block was tried for the
+// request and does not exist, its index becomes free. If the block exists, the node keeps it as an
+// additional block.
 func (c *requests) forget(ctx context.Context, name string, keep types.UID) error {
 	uncertain, again := c.allocator.forget(name, keep)
 	c.queue.Add(again...)
@@ -112,7 +111,7 @@ func (c *requests) forget(ctx context.Context, name string, keep types.UID) erro
 	return c.verify(ctx, *uncertain)
 }
 
-// verify frees an index if the API server has no block of it.
+// verify frees an index if the API server has no block with this index.
 func (c *requests) verify(ctx context.Context, s slot) error {
 	b, err := objects.Get[v1alpha1.AddressBlock](ctx, c.api.live, client.ObjectKey{Name: blockName(s.pool, s.index)})
 	if err == nil && b == nil {
@@ -121,9 +120,9 @@ func (c *requests) verify(ctx context.Context, s slot) error {
 	return err
 }
 
-// allocate makes the next block of a pool for a request, and returns its name. It skips a
-// block that exists already, since what the allocator knows may be old, and one whose addresses
-// others have, until a sweep finds that they do not.
+// allocate creates the next block of a pool for a request, and returns the block's name. It skips
+// blocks that already exist (the allocator's state may be stale) and blocks whose addresses are all
+// in use, until a sweep finds them free.
 func (c *requests) allocate(ctx context.Context, r *v1alpha1.BlockRequest) (string, *refusal, error) {
 	for skipped := 0; ; {
 		o, why := c.allocator.allocate(r, c.api.clock.Now())
@@ -159,7 +158,7 @@ func (c *requests) allocate(ctx context.Context, r *v1alpha1.BlockRequest) (stri
 	}
 }
 
-// create makes a block, and tells with which outcome.
+// create creates a block and returns the outcome.
 func (c *requests) create(ctx context.Context, b *v1alpha1.AddressBlock) (outcome, error) {
 	if err := failpoint.Hit("operator.pool.cut.before"); err != nil {
 		return refused, err
@@ -172,7 +171,7 @@ func (c *requests) create(ctx context.Context, b *v1alpha1.AddressBlock) (outcom
 	case apierrors.IsInvalid(cause), apierrors.IsForbidden(cause), apierrors.IsBadRequest(cause), apierrors.IsTooManyRequests(cause):
 		return refused, cause
 	case !apierrors.IsAlreadyExists(cause):
-		return unknown, cause // the next attempt is of the same name
+		return unknown, cause // the next attempt uses the same name
 	}
 	got, err := objects.Get[v1alpha1.AddressBlock](ctx, c.api.live, client.ObjectKeyFromObject(b))
 	switch {
@@ -229,8 +228,9 @@ func (c *requests) answer(ctx context.Context, r *v1alpha1.BlockRequest, block s
 	return failpoint.Hit("operator.pool.answer.after")
 }
 
-// refuse is fail because of what the request's node has. It counts the refusal, and records an Event
-// on the pool: one for a node and a reason, however many requests the node makes.
+// refuse fails a request because its node has reached a limit. It also counts the refusal and records
+// an Event on the pool, unless the request already failed for the same reason. There is one Event per
+// node and reason, however many requests the node makes.
 func (c *requests) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
 	before := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed)
 	if before == nil || before.Reason != why.reason {
@@ -242,13 +242,13 @@ func (c *requests) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *re
 	return c.fail(ctx, r, why)
 }
 
-// fail writes the reason why there is no block. The allocator returns the request once that
-// may have changed.
+// fail writes the reason why the request gets no block. The allocator returns the request once the
+// answer may have changed.
 func (c *requests) fail(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
 	if why.reason == v1alpha1.ReasonPoolNotFound {
 		p, err := objects.Get[v1alpha1.AddressPool](ctx, c.api.cached, client.ObjectKey{Name: r.Spec.PoolName}, objects.Shared)
 		if err != nil || p != nil {
-			return err // it exists, and was not reconciled yet
+			return err // the pool exists but was not reconciled yet
 		}
 	}
 	before := r.DeepCopy()
@@ -275,7 +275,7 @@ func (c *requests) setCondition(r *v1alpha1.BlockRequest, kind string, status me
 }
 
 // writeAnswer writes a request's status. The error is a conflict if the request changed since
-// it was read: another one may have its name by now.
+// it was read: another request may have its name by now.
 func (c *requests) writeAnswer(ctx context.Context, r, before *v1alpha1.BlockRequest) error {
 	return objects.PatchStatus(ctx, c.api.cached, r, objects.IfUnchanged(before))
 }

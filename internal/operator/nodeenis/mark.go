@@ -13,13 +13,13 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// An operator may be suspended after it has seen what the daemon confirmed and before its call
-// to EC2, and go on after another operator has returned the address to the daemon. So an address
-// is marked in spec.ipam.unassigning before EC2 is asked to unassign it, by a write that the API
-// server accepts only if the object is as it was for that decision. From then on no operator takes
-// the address off releasing, and whichever operator leads asks EC2 to unassign it
-// (eni.Config.Committed), until it is not assigned any more. A whole ENI is marked by its ID, in
-// the write that takes its addresses out of available.
+// An operator may be suspended between reading the daemon's confirmation and calling EC2. It may
+// resume after another operator has returned the address to the daemon. So an operator marks an
+// address in spec.ipam.unassigning before it asks EC2 to unassign the address. The API server
+// accepts that write only if the object has not changed since the operator read it. From then on,
+// no operator removes the address from releasing. Whichever operator leads asks EC2 to unassign the
+// address (eni.Config.Committed) until it is no longer assigned. A whole ENI is marked by its ID, in
+// the write that removes its addresses from available.
 
 var errUnmarked = errors.New("somebody else changed the object: this is not being released any more")
 
@@ -28,18 +28,19 @@ func marked(o *v1alpha1.NodeNetwork, text string) bool {
 	return slices.Contains(o.Spec.IPAM.Unassigning, text)
 }
 
-// markedENI reports whether an operator marked an ENI: it takes the ENI's
-// addresses out of available with the same write.
+// markedENI reports whether an operator marked an ENI: the same write removes the ENI's
+// addresses from available.
 func markedENI(o *v1alpha1.NodeNetwork, id string) bool {
 	return marked(o, id) && !nodenetwork.HasAvailable(o, id)
 }
 
-// mayMark reports whether an address or prefix is marked, or may be in this state of the object.
+// mayMark reports whether an address or prefix is marked, or this state of the object allows marking it.
 func (h *handshake) mayMark(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return marked(o, nodenetwork.Format(p)) || h.handed[p] && confirmed(o, p)
 }
 
-// mayMarkENI is mayMark of a whole ENI: all that it has must be confirmed.
+// mayMarkENI is mayMark for a whole ENI. The daemon must have confirmed all of its addresses, and
+// nothing may use it.
 func mayMarkENI(o *v1alpha1.NodeNetwork, id string) bool {
 	for p, at := range nodenetwork.Available(o) {
 		if at == id && !confirmed(o, p) {
@@ -49,8 +50,8 @@ func mayMarkENI(o *v1alpha1.NodeNetwork, id string) bool {
 	return !usesENI(o, id)
 }
 
-// enisToMark are the ENIs that the fleet is about to detach, and those that were
-// marked and are still attached.
+// enisToMark returns the ENIs that the fleet is about to detach and that may be marked, and the
+// ENIs of the inventory that are marked already.
 func (h *handshake) enisToMark(o *v1alpha1.NodeNetwork, inv *eni.Inventory) []string {
 	out := map[string]bool{}
 	for id := range h.detaching {
@@ -66,8 +67,8 @@ func (h *handshake) enisToMark(o *v1alpha1.NodeNetwork, inv *eni.Inventory) []st
 	return slices.Sorted(maps.Keys(out))
 }
 
-// retain copies what is available of an ENI into s, and returns what of it is releasing, and
-// what is marked on its own.
+// retain copies an ENI's entries of available into s. It returns the entries that are releasing, and
+// those that are marked themselves, not only by the ENI's ID.
 func retain(s *v1alpha1.IPAMSpec, o *v1alpha1.NodeNetwork, id string) (releasing, unassigning []netip.Prefix) {
 	for p, at := range nodenetwork.Available(o) {
 		if at != id {
@@ -85,7 +86,8 @@ func retain(s *v1alpha1.IPAMSpec, o *v1alpha1.NodeNetwork, id string) (releasing
 	return releasing, unassigning
 }
 
-// checkMarked is an error unless all that an inventory releases is marked in the object.
+// checkMarked returns an error if an inventory releases an assigned address or an attached ENI that
+// is not marked in the object.
 func (s *state) checkMarked(inv *eni.Inventory) error {
 	assigned := podAddresses(inv)
 	for _, r := range inv.Releasing {
@@ -101,7 +103,8 @@ func (s *state) checkMarked(inv *eni.Inventory) error {
 	return nil
 }
 
-// Committed implements fleet.Node: what is marked, and still confirmed by the daemon.
+// Committed implements fleet.Node. It returns the marked addresses, prefixes and ENIs that the
+// daemon still confirms.
 func (n *node) Committed() (out []eni.Release) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,7 +123,7 @@ func (n *node) Committed() (out []eni.Release) {
 	return out
 }
 
-// texts are addresses and prefixes as the object has them, in order.
+// texts sorts addresses and prefixes, and formats them as in the object.
 func texts(list []netip.Prefix) []string {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	out := make([]string, len(list))

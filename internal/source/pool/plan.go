@@ -11,43 +11,43 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Requests to the API server. No reply puts a block or a request into the holdings, or takes one out: an action is wanted
-// until the watch shows its outcome, so that there is one order of events, and lost or late replies do no harm. Only what
-// the watch does not show is noted: why a request could not be created (poolState.refused), that another node has its
-// name (requests.avoid), and that its block no longer exists (request.spent).
+// Requests to the API server. Only the watch adds blocks and requests to the holdings or removes them, never a reply. An
+// action is repeated until the watch shows its outcome. So there is one order of events, and lost or late replies do no
+// harm. Replies record only what the watch does not show: why a request could not be created (poolState.refused), that
+// another node's request has its name (requests.avoid), and that its block no longer exists (request.spent).
 const (
-	createRequest = "create-request" // BlockRequest name, for pool
-	deleteRequest = "delete-request" // the BlockRequest with uid
-	lookForBlock  = "look-for-block" // that the complete request with uid names: the watch has not shown it
-	returnBlock   = "return-block"   // delete the AddressBlock with uid, which is empty
-	freeBlock     = "free-block"     // remove the finalizer of the AddressBlock, which nothing here has any more
+	createRequest = "create-request" // create the BlockRequest name for pool
+	deleteRequest = "delete-request" // delete the BlockRequest with uid
+	lookForBlock  = "look-for-block" // read the AddressBlock of a complete request, which the watch has not shown
+	returnBlock   = "return-block"   // delete the empty AddressBlock with uid
+	freeBlock     = "free-block"     // remove the finalizer of the AddressBlock, which the node no longer uses
 )
 
 // action is one request to the API server.
 type action struct {
 	kind, name, pool string
 	uid              types.UID
-	request          types.UID // of lookForBlock
+	request          types.UID // UID of the BlockRequest, for lookForBlock
 	block            blockFacts
 }
 
 const (
-	// surplusFor is how long a request is kept for which no pod waits: pods whose ADD has failed retry.
+	// surplusFor is how long an unneeded request is kept, because pods retry a failed ADD.
 	surplusFor = time.Minute
 	// lookAfter is how long the block of a complete request must be missing before it is looked up.
 	lookAfter = time.Second
 )
 
-// planning is one plan: what is to be asked of the API server now, and when to plan again at the latest.
+// planning computes one plan: the actions to start now, and the latest time of the next plan.
 type planning struct {
 	n        *holdings
 	nodeName string
 	now      time.Time
 	todo     []action
-	next     time.Time // zero: when something changes
+	next     time.Time // zero: only when something changes
 }
 
-// plan plans for all pools. It marks the blocks that go back, and the requests that are made.
+// plan plans for all pools. It records which blocks are being returned and which requests are being created.
 func (n *holdings) plan(nodeName string, now time.Time) (todo []action, next time.Time) {
 	if !mayPlan(n.sync) {
 		return nil, time.Time{}
@@ -64,7 +64,7 @@ func (n *holdings) plan(nodeName string, now time.Time) (todo []action, next tim
 	return p.todo, p.next
 }
 
-// again has the next plan made at a moment at the latest.
+// again schedules the next plan for at, or earlier.
 func (p *planning) again(at time.Time) { p.next = retry.Earliest(time.Time{}, p.next, at) }
 
 // pool plans for one pool.
@@ -83,8 +83,8 @@ func (p *planning) pool(s *poolState) {
 	p.requestsOf(s, have)
 }
 
-// requestsOf makes as many requests as the pool lacks blocks without a request, and deletes those that are done,
-// or that nobody has needed for a while, the youngest first.
+// requestsOf creates a request for each missing block that has none. It deletes answered requests and long-unneeded
+// ones; the newest become unneeded first.
 func (p *planning) requestsOf(s *poolState, have supply) {
 	lacking := 0
 	if s.known && !s.deleting {

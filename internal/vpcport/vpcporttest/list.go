@@ -111,3 +111,21 @@ func cancelled(t *testing.T, b Bed) {
 	wantClass(t, "Create", err, vpcport.Transient)
 	wantClass(t, "Delete", b.Provider.Delete(ctx, b.Absent), vpcport.Transient)
 }
+
+// WantListings checks that listings by devices, IDs, both and the owner return exactly the ports with these IDs. All ports
+// have one of these devices.
+func WantListings(t *testing.T, p vpcport.Provider, devices, ids []string) {
+	t.Helper()
+	want := slices.Sorted(slices.Values(ids))
+	for name, f := range map[string]vpcport.Filter{"devices": {Devices: devices}, "IDs": {IDs: ids}, "owner": {Owner: vpcport.Owner}, "both": {IDs: ids, Devices: devices}} {
+		ports, err := p.Ports(t.Context(), f)
+		var got []string
+		for _, p := range ports {
+			got = append(got, p.ID)
+		}
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("by %s: %d ports, %v; got %v, want %v", name, len(ports), err, got, want)
+		}
+	}
+}

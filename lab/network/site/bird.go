@@ -34,15 +34,15 @@ func (s *Site) newBird(name, netns, config string) *bird {
 	return b
 }
 
-// startTimeout is far more than BIRD takes to read its configuration.
+// startTimeout is far longer than BIRD takes to read its configuration.
 const startTimeout = 2 * time.Minute
 
 // holdTime, in seconds, is how long a neighbour may be silent before its routes
-// are withdrawn (RFC 4271 section 4.2): longer than a busy machine holds a
-// process still. Sessions of nodes that go end with their connections.
+// are withdrawn (RFC 4271 section 4.2). It is longer than a process may stall on
+// a busy machine. The session of a removed node ends with its connection.
 const holdTime = 90
 
-// start returns once BIRD works by its configuration.
+// start starts BIRD and waits until it listens on its control socket.
 func (b *bird) start() error {
 	if err := b.Start(); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (b *bird) start() error {
 	return b.Wait(ctx, func() error { return proc.Listens(ctx, b.control) })
 }
 
-// birdPath finds BIRD, which Debian puts where only root's PATH leads.
+// birdPath finds BIRD. Debian installs it in /usr/sbin, which is usually only in root's PATH.
 func birdPath() (string, error) {
 	for _, name := range []string{"bird", "/usr/sbin/bird"} {
 		if path, err := exec.LookPath(name); err == nil {

@@ -21,7 +21,7 @@ const (
 	modify            = "ModifyNetworkInterfaceAttribute"
 )
 
-// The elements of answers, and the sets that they come in.
+// XML elements of replies, and the sets that contain them.
 
 func items(set string, list ...string) string {
 	return "<" + set + ">" + strings.Join(list, "") + "</" + set + ">"
@@ -59,7 +59,7 @@ func eni(id, instance string) string {
 		"<instanceId>" + instance + "</instanceId><deviceIndex>1</deviceIndex></attachment></item>"
 }
 
-// branch is an ENI that is one, and has a tag: it has no attachment.
+// branch is a branch ENI with a tag. Branches have no attachment.
 func branch(id, tag string) string {
 	return "<item><networkInterfaceId>" + id + "</networkInterfaceId><vpcId>vpc-1</vpcId><interfaceType>branch</interfaceType><status>in-use</status>" +
 		"<tagSet><item><key>nic</key><value>" + tag + "</value></item></tagSet></item>"
@@ -70,12 +70,12 @@ func associated(id, trunk, branch, vlan string) string {
 		"</trunkInterfaceId><interfaceProtocol>VLAN</interfaceProtocol><vlanId>" + vlan + "</vlanId></interfaceAssociation>"
 }
 
-// created is the reply to the creation of an ENI.
+// created is the reply to CreateNetworkInterface.
 func created(kind, addr string) string {
 	return items("networkInterface", "<networkInterfaceId>eni-1</networkInterfaceId><interfaceType>"+kind+"</interfaceType><privateIpAddress>"+addr+"</privateIpAddress>")
 }
 
-// native is an IPv6-only subnet, with what is said beside that.
+// native is an IPv6-only subnet with more elements.
 func native(more string) string {
 	return "<item><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId><availabilityZone>a</availabilityZone><ipv6Native>true</ipv6Native>" + more + "</item>"
 }
@@ -98,8 +98,8 @@ func typeLimits(enis, addresses string) string {
 		"</maximumNetworkInterfaces><ipv4AddressesPerInterface>"+addresses+"</ipv4AddressesPerInterface>")
 }
 
-// A reply that is not what was asked for, or cannot be, is as good as lost, and
-// says why. The call is not made again.
+// A reply that does not match its request, or is impossible, is treated as a lost reply. The error
+// says why, and the call is not repeated.
 func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 	const main, one = "<item><main>true</main></item>", "<item><main>false</main><subnetId>subnet-1</subnetId></item>"
 	home, atHome := subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "251"), cloud.SubnetFilter{VPCID: "vpc-1", Zone: "a"}
@@ -112,7 +112,7 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 	for _, tt := range []struct {
 		name, action, answer string
 		call                 call
-		says                 string // empty: it fits
+		says                 string // text of the error; empty: the reply is accepted
 	}{
 		{"as asked", pace.Assign.Action, "<networkInterfaceId>eni-1</networkInterfaceId>" + assignedSet("10.0.0.5", "10.0.0.6"), twoMore, ""},
 		{"too many", pace.Assign.Action, assignedSet("10.0.0.5", "10.0.0.6", "10.0.0.7"), twoMore, "3 IPv4 addresses"},
@@ -236,7 +236,7 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 	}
 }
 
-// TestErrorClasses sends every refusal through the SDK.
+// TestErrorClasses sends every error code through the SDK and checks its class.
 func TestErrorClasses(t *testing.T) {
 	tests := []struct {
 		status        int

@@ -20,24 +20,24 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// world is an EC2 with two instances, of which an m5.large may have nine branches and a
-// t3.small none, a subnet in their zone and one in another, and six security groups.
+// world is an EC2 with an m5.large, which supports nine branches, a t3.small, which supports
+// none, one subnet in their zone, one in another zone, and six security groups.
 type world struct {
-	cloud.API                       // paced, so that calls are repeated
-	raw         pace.Calls          // each call once, as it is asked
-	large       string              // an instance
-	small       string              // another
-	home, away  string              // subnets: 10.0.0.0/22, and one in another zone
-	groups      []string            //
+	cloud.API                       // through pace, which retries calls
+	raw         pace.Calls          // without retries
+	large       string              // the m5.large
+	small       string              // the t3.small
+	home, away  string              // subnets: 10.0.0.0/22 in the instances' zone, and one in another
+	groups      []string            // IDs of six security groups
 	lose        func(action string) // loses the reply of the next call
 	calls       func(action string) int
-	terminate   func(instance string) // whose ENIs are left then, unless they go with it
-	unknownENI  string                // an ID
-	unknownLink string                // the ID of an association
+	terminate   func(instance string) // leaves the ENIs without DeleteOnTermination
+	unknownENI  string                // the ID of an ENI that does not exist
+	unknownLink string                // the ID of an association that does not exist
 }
 
-// worlds are the clouds that have to behave alike: the one in memory, and the strict lab's
-// EC2 by the real SDK.
+// worlds are the clouds that must behave alike: the in-memory one, and the strict lab's EC2
+// through the real SDK.
 var worlds = map[string]func(*testing.T) world{"in memory": inMemoryWorld, "lab": labWorld}
 
 func inMemoryWorld(*testing.T) world {
@@ -103,7 +103,7 @@ func labWorld(t *testing.T) world {
 	return w
 }
 
-// everywhere runs a test in each of the worlds.
+// everywhere runs a test in each world.
 func everywhere(t *testing.T, test func(*testing.T, world)) {
 	t.Helper()
 	for name, build := range worlds {
@@ -111,7 +111,7 @@ func everywhere(t *testing.T, test func(*testing.T, world)) {
 	}
 }
 
-// refused fails unless err is of a class and has a code.
+// refused fails the test unless err has the given class and code.
 func refused(t *testing.T, what string, err error, class cloud.Class, code string) {
 	t.Helper()
 	e, ok := errors.AsType[*cloud.Error](err)
@@ -120,7 +120,7 @@ func refused(t *testing.T, what string, err error, class cloud.Class, code strin
 	}
 }
 
-// create makes an ENI in the subnet of the instances, if the request does not say where.
+// create creates an ENI, in the subnet of the instances if the request names none.
 func (w world) create(t *testing.T, req cloud.CreateENI) cloud.ENI {
 	t.Helper()
 	if req.SubnetID == "" {
@@ -129,21 +129,21 @@ func (w world) create(t *testing.T, req cloud.CreateENI) cloud.ENI {
 	return check.Must(w.CreateENI(t.Context(), req))(t)
 }
 
-// trunk makes a trunk and attaches it to the larger instance.
+// trunk creates a trunk and attaches it to the m5.large.
 func (w world) trunk(t *testing.T, index int) (id, attachment string) {
 	t.Helper()
 	e := w.create(t, cloud.CreateENI{Type: cloud.InterfaceTrunk})
 	return e.ID, check.Must(w.AttachENI(t.Context(), e.ID, w.large, index))(t)
 }
 
-// associate makes a new branch of a trunk.
+// associate creates an ENI and makes it a branch of a trunk.
 func (w world) associate(t *testing.T, trunk string, vlan int) cloud.Association {
 	t.Helper()
 	a := cloud.Association{TrunkID: trunk, BranchID: w.create(t, cloud.CreateENI{}).ID, VLAN: vlan}
 	return check.Must(w.AssociateBranch(t.Context(), a, ""))(t)
 }
 
-// look describes an ENI, which has to be there.
+// look describes an ENI, which must exist.
 func (w world) look(t *testing.T, id string) cloud.ENI {
 	t.Helper()
 	list := check.Must(w.ENIs(t.Context(), cloud.ENIFilter{IDs: []string{id}}))(t)
@@ -153,7 +153,7 @@ func (w world) look(t *testing.T, id string) cloud.ENI {
 	return list[0]
 }
 
-// TestTrunkLife takes a trunk and a branch through their lives.
+// TestTrunkLife covers the lifecycle of a trunk and a branch.
 func TestTrunkLife(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
@@ -177,7 +177,7 @@ func TestTrunkLife(t *testing.T) {
 		}
 		check.OK(t, w.SetGroups(ctx, b.ID, w.groups[:5]))
 		check.Must(w.AssignAddresses(ctx, b.ID, cloud.Amount{Addresses: 9}))(t)
-		_, err := w.raw.AssignAddresses(ctx, b.ID, cloud.Amount{Addresses: 1}) // an ENI of an m5.large has ten
+		_, err := w.raw.AssignAddresses(ctx, b.ID, cloud.Amount{Addresses: 1}) // an ENI of an m5.large has at most ten
 		refused(t, "an address too many of a branch", err, cloud.LimitReached, "PrivateIpAddressLimitExceeded")
 		if got := w.look(t, b.ID); len(got.Addresses) != 9 || !slices.Equal(sorted(got.Groups), sorted(w.groups[:5])) {
 			t.Errorf("the branch has %+v", got)
@@ -190,14 +190,14 @@ func TestTrunkLife(t *testing.T) {
 		refused(t, "again", w.DisassociateBranch(ctx, a.ID), cloud.Gone, "InvalidAssociationID.NotFound")
 		check.Must(w.AssociateBranch(ctx, cloud.Association{TrunkID: e.ID, BranchID: b.ID, VLAN: 4094}, ""))(t)
 		refused(t, "to detach a trunk that has branches", w.DetachENI(ctx, attachment), cloud.Conflict, "DependencyViolation")
-		check.OK(t, w.DeleteENI(ctx, b.ID)) // which ends the association too
+		check.OK(t, w.DeleteENI(ctx, b.ID)) // also ends the association
 		w.associate(t, e.ID, 4094)
 	})
 }
 
 func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }
 
-// TestTrunkIsDetached: without branches it is an ENI like others.
+// TestTrunkIsDetached: a trunk without branches can be detached and deleted like other ENIs.
 func TestTrunkIsDetached(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		id, attachment := w.trunk(t, 1)
@@ -234,7 +234,7 @@ func TestBranchesOfALostInstance(t *testing.T) {
 	})
 }
 
-// TestTrunkRefusals meets the errors for trunks, branches, groups and requested addresses.
+// TestTrunkRefusals covers the errors for trunks, branches and security groups.
 func TestTrunkRefusals(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
@@ -292,8 +292,8 @@ func TestTrunkRefusals(t *testing.T) {
 	})
 }
 
-// TestPrimaryAddressOfChoice: a new ENI has the address that it is to have, which is free
-// again when the ENI is gone.
+// TestPrimaryAddressOfChoice: a new ENI has the requested primary address, which is free again
+// once the ENI is deleted.
 func TestPrimaryAddressOfChoice(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
@@ -312,7 +312,7 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 		}{
 			{addr, cloud.Conflict, "InvalidIPAddress.InUse"},
 			{"10.0.3.255", cloud.Bug, "InvalidParameterValue"}, // reserved
-			{"10.0.0.3", cloud.Bug, "InvalidParameterValue"},   // too
+			{"10.0.0.3", cloud.Bug, "InvalidParameterValue"},   // reserved
 			{"10.0.4.9", cloud.Bug, "InvalidParameterValue"},   // of another subnet
 			{"10.0.3.78", cloud.Bug, "IdempotentParameterMismatch"},
 		} {
@@ -330,8 +330,8 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 	})
 }
 
-// TestAssociatedOnce: a client token gives one association, however often the request is repeated and
-// whatever replies are lost.
+// TestAssociatedOnce: requests with the same client token create one association, even if replies are
+// lost. Disassociating and changing groups are safe to repeat too.
 func TestAssociatedOnce(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
@@ -413,7 +413,7 @@ func TestFiltersOfBranches(t *testing.T) {
 		} {
 			var got []string
 			for _, e := range check.Must(w.ENIs(ctx, tt.f))(t) {
-				if name, ok := names[e.ID]; ok { // others are the instances' primary ones
+				if name, ok := names[e.ID]; ok { // the others are the instances' primary ENIs
 					got = append(got, name)
 				}
 			}

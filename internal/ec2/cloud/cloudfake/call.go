@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// Front delays, throttles and fails calls before they take effect, and logs them.
+// Front delays and throttles calls, fails them before or after they take effect, and logs them.
 type Front struct {
 	clock clock.Clock
 
@@ -84,7 +84,7 @@ func (f *Front) CPU() time.Duration {
 type call struct {
 	method string // of cloud.API
 	action pace.Call
-	eni    string // ID of the ENI; for DetachENI of the attachment
+	eni    string // ID of the ENI; for DetachENI, ID of the attachment
 	n      int    // addresses or prefixes asked for
 }
 
@@ -92,8 +92,8 @@ func (q call) refuse(class cloud.Class, code, format string, args ...any) error 
 	return &cloud.Error{Class: class, Op: q.action.Action, Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// do makes a call: by the client's function if there is one, through the front, and with State.mu
-// held while it works.
+// do makes a call through the front, and through the client's function if it has one. It holds
+// State.mu while work runs.
 func (c *Cloud) do(ctx context.Context, q call, work func() error) error {
 	through := func(ctx context.Context) error {
 		return c.Front.do(ctx, q, func() error {
@@ -109,7 +109,7 @@ func (c *Cloud) do(ctx context.Context, q call, work func() error) error {
 	return through(ctx)
 }
 
-// do delays a call, draws its tokens, injects its fault and logs it.
+// do delays a call, throttles it or injects a fault as configured, and logs the call.
 func (f *Front) do(ctx context.Context, q call, work func() error) (err error) {
 	if d := f.delay(q.method); d > 0 {
 		select {

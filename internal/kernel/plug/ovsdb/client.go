@@ -120,11 +120,10 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 			return nil
 		}
 		conn, err = c.dial(ctx)
-		last = err
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if err == nil || ctx.Err() == nil { // otherwise the deadline was too short to tell about the server
-			c.failure = err
+			c.failure, last = err, err
 		}
 		return err
 	})

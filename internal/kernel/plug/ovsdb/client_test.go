@@ -208,6 +208,17 @@ func TestServerComesAndGoes(t *testing.T) {
 	}
 }
 
+// The error of a call that ends without a server is why the server refused, not that the call ended.
+func TestRefusalIsReported(t *testing.T) {
+	server := plugtest.NewServer(t)
+	server.Stop()
+	ctx, cancel := context.WithCancel(bounded(t))
+	defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
+	if err := server.Client().Attach(ctx, port); !errors.Is(err, plug.ErrUnreachable) || errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want %v and not %v", err, plug.ErrUnreachable, context.Canceled)
+	}
+}
+
 // Watch reports changes to Berth's rows by other programs, but not what OVN writes into them.
 func TestWatch(t *testing.T) {
 	server := plugtest.NewServer(t)

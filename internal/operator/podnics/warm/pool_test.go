@@ -512,6 +512,7 @@ func TestPortsThatAreOther(t *testing.T) {
 		if err := b.ec2.SetGroups(b.t.Context(), changed, []string{"sg-open"}); err != nil {
 			t.Fatal(err)
 		}
+		b.slow(100 * time.Millisecond) // the port that replaces it is not there at once
 		b.lists()
 		b.getsNone("its groups are others")
 		b.nic("2", request("sg-open"))
