@@ -5,4 +5,8 @@
 //	enforcer.go  what is known, which pods run, and the one goroutine that changes the kernel
 //	follow.go    the operator's word
 //	stored.go    the file
+//	repair.go    what other software changes in the kernel
+//	health.go    whether policies are in force, and the operator tells about them
+//	metrics.go   the same as metrics
+//	dial.go      how the operator is found and called
 package networkpolicy
