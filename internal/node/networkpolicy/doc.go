@@ -10,3 +10,9 @@
 //	metrics.go   the same as metrics
 //	dial.go      how the operator is found and called
 package networkpolicy
+
+// What berthd may do in the Kubernetes API for it. It reads no policy and no pod.
+//
+// +kubebuilder:rbac:groups="",namespace=kube-system,resources=configmaps,resourceNames=berth-network-policies,verbs=get
+//
+//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/chart/files/rbac/policies/berthd
