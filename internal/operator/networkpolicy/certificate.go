@@ -34,8 +34,8 @@ const (
 	skew = time.Hour
 	// publishEvery is the interval at which the leader checks the ConfigMap, which somebody may have changed.
 	publishEvery = time.Minute
-	// publishAgain is that interval after a failure.
-	publishAgain = 2 * time.Second
+	// publishAgain is that interval after a failure, and while the operator does not serve yet.
+	publishAgain = 500 * time.Millisecond
 )
 
 // publisher serves with a self-signed certificate whose key never leaves the process, and publishes the certificate with
@@ -46,6 +46,7 @@ type publisher struct {
 	writer    client.Client
 	namespace string
 	address   string // host:port of the server
+	serves    func() error
 	clock     clock.Clock
 	log       *slog.Logger
 
@@ -69,7 +70,9 @@ func (p *publisher) run(ctx context.Context) {
 	logged := ""
 	for {
 		wait := publishEvery
-		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
+		if err := p.serves(); err != nil {
+			wait = publishAgain
+		} else if err := p.publish(ctx); err != nil && ctx.Err() == nil {
 			wait = publishAgain
 			if text := err.Error(); text != logged {
 				logged = text

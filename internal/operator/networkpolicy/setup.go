@@ -72,7 +72,8 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	p := &Policies{
 		follower: f, listener: o.Listener, manager: mgr,
 		publisher: &publisher{
-			reader: mgr.GetAPIReader(), writer: mgr.GetClient(), namespace: o.Namespace, address: o.Listener.Addr().String(), clock: o.Clock, log: o.Logger,
+			reader: mgr.GetAPIReader(), writer: mgr.GetClient(), namespace: o.Namespace, address: o.Listener.Addr().String(),
+			serves: f.serves, clock: o.Clock, log: o.Logger,
 		},
 	}
 	p.server = grpc.NewServer(
