@@ -5,4 +5,5 @@
 //	enforcer.go  what is known, which pods run, and the one goroutine that changes the kernel
 //	follow.go    the operator's word
 //	stored.go    the file
+//	status.go    what people see of it
 package networkpolicy

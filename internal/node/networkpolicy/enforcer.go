@@ -51,6 +51,7 @@ type Enforcer struct {
 	rules   bool             // pods or policies changed since the kernel had them
 	round   *round           // the next one that changes the kernel
 	moved   chan struct{}    // closed and replaced whenever state changes
+	record  record
 }
 
 // round is one change of the kernel.
@@ -159,6 +160,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.dirty:
 		}
 		err := e.apply()
+		e.failed(err)
 		if err == nil {
 			failures = retry.Backoff{}
 			continue
@@ -195,13 +197,18 @@ func (e *Enforcer) apply() error {
 		e.mu.Unlock()
 		return nil
 	}
-	r, rules, view, session := e.round, e.rules, e.view(), e.session
+	lists := e.lists()
+	r, rules, view, session := e.round, e.rules, e.view(lists), e.session
 	e.round, e.rules = newRound(), false
 	e.mu.Unlock()
 	if rules {
 		r.err = e.Kernel.Apply(view.pods, e.state.Elements, changed)
 	} else {
 		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
+		lists = nil
+	}
+	if r.err == nil {
+		e.applied(lists)
 	}
 	close(r.done)
 	if r.err != nil {
@@ -229,20 +236,31 @@ type view struct {
 	sets   policy.Sets
 }
 
-// view is that of now. A pod of which the operator says nothing any more is about to end, and nobody reaches it.
-func (e *Enforcer) view() view {
+// view returns the view of the node's attachments with their policies.
+func (e *Enforcer) view(lists map[string]inForce) view {
 	v := view{byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
-	for _, p := range e.pods {
+	for attachment, f := range lists {
+		addrs := e.pods[attachment].Addrs
+		v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list})
+		for _, a := range addrs {
+			v.byAddr[a] = f.list
+		}
+	}
+	return v
+}
+
+// lists are the policies that attachments should have. A pod of which the operator says nothing any more is about to end, and
+// nobody reaches it.
+func (e *Enforcer) lists() map[string]inForce {
+	all := map[string]inForce{}
+	for attachment, p := range e.pods {
 		list, known := e.state.Of(p.PodName, p.UID)
 		if !known {
 			list = []*policy.Policy{closed(p.PodName)}
 		}
-		v.pods = append(v.pods, policytable.Pod{Addrs: p.Addrs, Policies: list})
-		for _, a := range p.Addrs {
-			v.byAddr[a] = list
-		}
+		all[attachment] = inForce{pod: p.PodName, uid: p.UID, list: list}
 	}
-	return v
+	return all
 }
 
 // closed is a policy that accepts nothing.

@@ -126,6 +126,7 @@ func (e *Enforcer) follow(ctx context.Context) {
 		if e.Clock.Now().Sub(began) > retry.Most {
 			failures = retry.Backoff{}
 		}
+		e.following(err)
 		e.Log.Warn("the operator does not tell about network policies; those in force stay", "err", err)
 		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
 		select {
@@ -163,6 +164,7 @@ func (e *Enforcer) followOne(ctx context.Context) error {
 			}
 			return err
 		}
+		e.following(nil)
 		switch what := m.What.(type) {
 		case *wire.FromOperator_Update:
 			u, err := d.Add(what.Update)
