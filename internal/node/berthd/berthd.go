@@ -228,6 +228,9 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		Repair:  daemon.Repair{Tell: n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove},
 		Metrics: n.metrics, Clock: n.clock, Log: n.log,
 	}
+	if n.policies != nil {
+		o.Policies = n.policies
+	}
 	o.Repair.Upkeep, _ = net.(daemon.Upkeep)
 	if n.cfg.CRISocket != "" {
 		runtime, err := daemon.NewRuntime(n.cfg.CRISocket)

@@ -6,9 +6,10 @@
 //	follow.go    the operator's word
 //	stored.go    the file
 //	repair.go    what other software changes in the kernel
-//	health.go    whether policies are in force, and the operator tells about them
+//	health.go    the condition of the node
 //	metrics.go   the same as metrics
 //	dial.go      how the operator is found and called
+//	status.go    what people see of it
 package networkpolicy
 
 // What berthd may do in the Kubernetes API for it. It reads no policy and no pod.

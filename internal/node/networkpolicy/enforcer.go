@@ -62,7 +62,6 @@ type Enforcer struct {
 	calls *calls
 	dirty chan struct{} // has an element when apply has something to do
 	own   own
-	health
 
 	mu      sync.Mutex       // guards below; nothing waits while it is held
 	updates []*policy.Update // that state does not have yet
@@ -73,11 +72,12 @@ type Enforcer struct {
 	rules   bool             // pods or policies changed since the kernel had them
 	round   *round           // the next one that changes the kernel
 	moved   chan struct{}    // closed and replaced whenever state changes
+	record  record
 }
 
 // own is the state of the goroutine of Run.
 type own struct {
-	inForce     bool             // the last change of the kernel succeeded
+	applied     bool             // the last change of the kernel succeeded
 	due         <-chan time.Time // when the file has to be written; nil: it has everything
 	storeFailed bool             // the last write of the file
 }
@@ -94,7 +94,7 @@ func newRound() *round { return &round{done: make(chan struct{})} }
 // until the operator says it.
 func New(o Options) *Enforcer {
 	e := &Enforcer{
-		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), health: health{clock: o.Clock, link: link{since: o.Clock.Now()}},
+		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), record: record{began: o.Clock.Now()},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
 	e.load()
@@ -122,8 +122,10 @@ func (e *Enforcer) Known(ctx context.Context, name policy.PodName, uid string) e
 // Unknown says why it is not known which policies select a pod.
 func (e *Enforcer) Unknown(name policy.PodName) string {
 	text := fmt.Sprintf("berth-operator has not told this node which network policies select pod %s/%s", name.Namespace, name.Name)
-	if l := e.connection(); !l.connected && l.err != nil {
-		text += fmt.Sprintf("; it has not been connected since %s: %s", l.since.UTC().Format(time.RFC3339), l.err)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := &e.record; !r.connected && r.lost != "" {
+		text += fmt.Sprintf("; it has not been connected since %s: %s", r.away().UTC().Format(time.RFC3339), r.lost)
 	}
 	return text
 }
@@ -217,7 +219,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.dirty:
 		}
 		err := e.apply()
-		if e.applied(err) && err != nil {
+		if e.failed(err) {
 			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
 		}
 		if err == nil {
@@ -258,7 +260,9 @@ func (e *Enforcer) apply() error {
 		e.mu.Unlock()
 		return nil
 	}
-	r, rules, view, session := e.round, e.rules, e.view(), e.session
+	e.noteKnown()
+	lists := e.lists()
+	r, rules, view, session := e.round, e.rules, e.view(lists), e.session
 	e.round, e.rules = newRound(), false
 	e.mu.Unlock()
 	began := e.Clock.Now()
@@ -266,9 +270,13 @@ func (e *Enforcer) apply() error {
 		r.err = e.Kernel.Apply(view.pods, e.state.Elements, changed)
 	} else {
 		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
+		lists = nil
+	}
+	if r.err == nil {
+		e.applied(lists)
 	}
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
-	e.own.inForce = r.err == nil
+	e.own.applied = r.err == nil
 	close(r.done)
 	if r.err != nil {
 		e.mu.Lock()
@@ -297,26 +305,46 @@ type view struct {
 	sets   policy.Sets
 }
 
-// view is that of now. A pod of which the operator says nothing any more is about to end, and nobody reaches it.
-func (e *Enforcer) view() view {
+// view returns the view of the node's attachments with their policies.
+func (e *Enforcer) view(lists map[string]inForce) view {
 	v := view{byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
-	for attachment, p := range e.pods {
-		list, known := e.state.Of(p.PodName, p.UID)
-		switch {
-		case known && !p.known:
-			p.known = true
-			e.pods[attachment] = p
-		case known:
-		case !p.known && (e.StartUnknown || p.restored && e.session == 0):
-		default:
-			list = []*policy.Policy{closed(p.PodName)}
-		}
-		v.pods = append(v.pods, policytable.Pod{Addrs: p.allAddrs(), Policies: list})
-		for _, a := range p.allAddrs() {
-			v.byAddr[a] = list
+	for attachment, f := range lists {
+		addrs := e.pods[attachment].allAddrs()
+		v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list})
+		for _, a := range addrs {
+			v.byAddr[a] = f.list
 		}
 	}
 	return v
+}
+
+// lists are the policies that attachments should have. A pod of which the operator says nothing any more is about to end, and
+// nobody reaches it.
+func (e *Enforcer) lists() map[string]inForce {
+	all := map[string]inForce{}
+	for attachment, p := range e.pods {
+		list, known := e.state.Of(p.PodName, p.UID)
+		if !known && !e.open(p) {
+			list = []*policy.Policy{closed(p.PodName)}
+		}
+		all[attachment] = inForce{pod: p.PodName, uid: p.UID, list: list}
+	}
+	return all
+}
+
+// open tells whether a pod has no policies while the operator says nothing about it.
+func (e *Enforcer) open(p Pod) bool {
+	return !p.known && (e.StartUnknown || p.restored && e.session == 0)
+}
+
+// noteKnown remembers which pods the operator has told about.
+func (e *Enforcer) noteKnown() {
+	for attachment, p := range e.pods {
+		if _, known := e.state.Of(p.PodName, p.UID); known && !p.known {
+			p.known = true
+			e.pods[attachment] = p
+		}
+	}
 }
 
 // closed is a policy that accepts nothing.

@@ -158,7 +158,7 @@ func (c *cluster) start() {
 			}
 			return token, nil
 		},
-		MayAssign: func(_ string, addrs []netip.Addr) error {
+		MayAssign: func(_ context.Context, _ string, _ types.NamespacedName, addrs []netip.Addr) error {
 			if slices.Contains(addrs, foreign) {
 				return errors.New("the address is not the node's")
 			}

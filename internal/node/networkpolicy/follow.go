@@ -123,7 +123,9 @@ func (e *Enforcer) Announce(p Pod) <-chan struct{} {
 		return nil
 	}
 	done := e.calls.assign(p)
-	if !e.connection().connected {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.record.connected {
 		return nil
 	}
 	return done
@@ -141,7 +143,7 @@ func (e *Enforcer) follow(ctx context.Context) {
 		if e.Clock.Now().Sub(began) > retry.Most {
 			failures = retry.Backoff{}
 		}
-		if e.disconnected(err) {
+		if e.following(err) {
 			e.Log.Warn("berth-operator does not tell about network policies, will try again; those in force stay", "err", err)
 		}
 		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
@@ -174,7 +176,7 @@ func (e *Enforcer) followOne(ctx context.Context) error {
 	var d wire.Decoder
 	for {
 		m, err := stream.Recv()
-		if err == nil && e.connected() {
+		if err == nil && e.following(nil) {
 			e.Log.Info("berth-operator tells about network policies")
 		}
 		if err != nil {

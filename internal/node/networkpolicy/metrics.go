@@ -69,7 +69,7 @@ func (m Metrics) repaired() {
 type gauges struct {
 	pods           map[string]int
 	sets, elements int
-	link           link
+	connected      bool
 	away, failing  time.Duration
 	waiting        int
 }
@@ -92,25 +92,18 @@ func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	for id := range e.state.SetIDs() {
 		g.sets, g.elements = g.sets+1, g.elements+e.state.Size(id)
 	}
+	now, r := e.Clock.Now(), &e.record
+	if g.connected = r.connected; !r.connected {
+		g.away = now.Sub(r.away())
+	}
+	if r.failure != "" {
+		g.failing = now.Sub(r.failing)
+	}
+	condition := r.condition(known, now)
 	e.mu.Unlock()
-	g.link, g.away, g.failing = e.durations()
 	snap.Waiting += waiting
-	snap.Conditions = append(snap.Conditions, e.condition(known))
+	snap.Conditions = append(snap.Conditions, condition)
 	snap.Detail = source.Details{snap.Detail, g}
-}
-
-// durations are how long the operator has been away, and how long changes have failed.
-func (h *health) durations() (l link, away, failing time.Duration) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	now := h.clock.Now()
-	if !h.link.connected {
-		away = now.Sub(h.link.since)
-	}
-	if h.last.err != nil {
-		failing = now.Sub(h.last.since)
-	}
-	return h.link, away, failing
 }
 
 // Describe implements source.Detail.
@@ -122,7 +115,7 @@ func (g gauges) Metrics() (out []prometheus.Metric) {
 		out = append(out, famPods.Value(float64(n), state))
 	}
 	connected := 0.0
-	if g.link.connected {
+	if g.connected {
 		connected = 1
 	}
 	return append(out,

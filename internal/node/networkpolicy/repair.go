@@ -77,7 +77,7 @@ func (e *Enforcer) repair() {
 	what := e.foreign
 	e.foreign = ""
 	e.mu.Unlock()
-	if what == "" || !e.own.inForce { // otherwise everything is applied anyway
+	if what == "" || !e.own.applied { // otherwise everything is applied anyway
 		return
 	}
 	if what == interval {
@@ -86,23 +86,16 @@ func (e *Enforcer) repair() {
 		}
 	}
 	e.Kernel.Forget()
+	e.Metrics.repaired()
+	now := e.Clock.Now()
 	e.mu.Lock()
 	e.rules = true
+	news := e.record.repaired.IsZero() || now.Sub(e.record.repaired) >= repairLog
+	if news {
+		e.record.repaired = now
+	}
 	e.mu.Unlock()
-	e.Metrics.repaired()
-	if e.repairNews() {
+	if news {
 		e.Log.Warn("other software changed network policies in the kernel; restoring them", "what", what)
 	}
-}
-
-// repairNews notes a repair, and tells whether it is to be logged.
-func (h *health) repairNews() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	now := h.clock.Now()
-	if !h.repaired.IsZero() && now.Sub(h.repaired) < repairLog {
-		return false
-	}
-	h.repaired = now
-	return true
 }
