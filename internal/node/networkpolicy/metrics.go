@@ -78,7 +78,6 @@ type gauges struct {
 func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	g := gauges{pods: map[string]int{"judged": 0, "open": 0, "unknown": 0}, waiting: waiting}
 	e.mu.Lock()
-	known := e.state.Version() != 0
 	for _, p := range e.pods {
 		switch list, known := e.state.Of(p.PodName, p.UID); {
 		case !known:
@@ -99,10 +98,8 @@ func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	if r.failure != "" {
 		g.failing = now.Sub(r.failing)
 	}
-	condition := r.condition(known, now)
 	e.mu.Unlock()
-	snap.Waiting += waiting
-	snap.Conditions = append(snap.Conditions, condition)
+	snap.Conditions = append(snap.Conditions, e.Condition())
 	snap.Detail = source.Details{snap.Detail, g}
 }
 
