@@ -208,7 +208,7 @@ func (tx transaction) handle(name string, s set) *nftables.Set {
 }
 
 // fill queues the rules of a chain.
-func (tx transaction) fill(c chain, there bool) {
+func (tx transaction) fill(c *chain, there bool) {
 	handle := &nftables.Chain{Name: c.Name, Table: tx.table}
 	if there {
 		tx.conn.FlushChain(handle)

@@ -52,6 +52,7 @@ func (b base) chains() []nft.Chain {
 			judge = append(judge, nft.NewRule("by the pod's policies", nft.Family(family), w.own(family), verdict(familyName(w.podMap(), family))))
 			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), w.own(family), verdict(familyName(w.passMap(), family))))
 		}
+		pass = append(pass, nft.NewRule("no policy of the next tiers", nft.Accept())) // the end of a chain would return to the Admin tier
 		chains = append(chains, nft.Regular("judge-"+w.name(), judge...), nft.Regular("pass-"+w.name(), pass...))
 		chains = append(chains, b.refusals(w)...)
 	}

@@ -33,13 +33,13 @@ type Elements func(id policy.SetID, yield func(policy.Element))
 
 // content is what a table contains. Keys of chains, sets, maps and counters are their names.
 type content struct {
-	chains   map[string]chain
+	chains   map[string]*chain
 	sets     map[string]set
 	counters map[string]Refused // without Packets
 }
 
 func newContent() content {
-	return content{map[string]chain{}, map[string]set{}, map[string]Refused{}}
+	return content{map[string]*chain{}, map[string]set{}, map[string]Refused{}}
 }
 
 // add adds what another content has.
@@ -199,7 +199,7 @@ func (c *content) addChain(ch nft.Chain) error {
 	if err != nil {
 		return err
 	}
-	c.chains[ch.Name] = chain{ch, text}
+	c.chains[ch.Name] = &chain{ch, text}
 	return nil
 }
 
