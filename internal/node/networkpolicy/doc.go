@@ -5,4 +5,5 @@
 //	enforcer.go  what is known, which pods run, and the one goroutine that changes the kernel
 //	follow.go    the operator's word
 //	stored.go    the file
+//	denied.go    the log of denied connections
 package networkpolicy

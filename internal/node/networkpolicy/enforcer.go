@@ -29,11 +29,12 @@ type Pod struct {
 
 // Options are what an Enforcer is made of.
 type Options struct {
-	Kernel Kernel
-	Dial   Dialer
-	Dir    string // of the stored file; it has to outlast a reboot
-	Clock  clock.Clock
-	Log    *slog.Logger
+	Kernel  Kernel
+	Denials Denials // nil: denied connections are not logged. Run closes it
+	Dial    Dialer
+	Dir     string // of the stored file; it has to outlast a reboot
+	Clock   clock.Clock
+	Log     *slog.Logger
 }
 
 // Enforcer keeps the policies of a node's pods in force. The goroutine of Run is the only one that changes state and the
@@ -151,6 +152,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { e.follow(ctx) })
+	if e.Denials != nil {
+		running.Go(func() { e.logDenials(ctx, e.Denials) })
+	}
 	var failures retry.Backoff
 	for {
 		select {
