@@ -13,14 +13,26 @@ import (
 
 // record is what an Enforcer remembers for people. Enforcer.mu guards it.
 type record struct {
+	began     time.Time // the process
 	connected bool
 	changed   time.Time // of connected; zero: never connected
 	lost      string    // why it is not connected
+	told      bool      // the log says that it is not
 
 	failure string // of the last change of the kernel
 	failing time.Time
 	applied time.Time
 	force   map[string]inForce // by attachment: what the kernel has
+
+	repaired time.Time // the last repair in the log
+}
+
+// away is since when the operator has not been connected.
+func (r *record) away() time.Time {
+	if r.changed.IsZero() {
+		return r.began
+	}
+	return r.changed
 }
 
 // inForce is which policies of a pod the kernel has, and since when.
@@ -36,18 +48,27 @@ func (f inForce) same(o inForce) bool {
 	return f.pod == o.pod && f.uid == o.uid && slices.EqualFunc(f.list, o.list, func(a, b *policy.Policy) bool { return a == b || a.Digest() == b.Digest() })
 }
 
-// following notes that the operator sends updates, or why it does not.
-func (e *Enforcer) following(err error) {
+// following notes that the operator sends updates, or why it does not, and reports whether that is worth a log line. The end
+// of a call that worked is not, as operators end calls from time to time.
+func (e *Enforcer) following(err error) (news bool) {
 	now := e.Clock.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &e.record
+	switch connected := err == nil; {
+	case connected:
+		news = !r.connected && (r.told || r.changed.IsZero())
+	case !r.connected:
+		news = !r.told || r.lost != err.Error()
+	}
 	if connected := err == nil; connected != r.connected {
 		r.connected, r.changed = connected, now
 	}
 	if r.lost = ""; err != nil {
 		r.lost = err.Error()
 	}
+	r.told = !r.connected && (r.told || news)
+	return news
 }
 
 // applied notes which policies the kernel has now; nil: the same ones as before.
@@ -69,8 +90,8 @@ func (e *Enforcer) applied(lists map[string]inForce) {
 	e.record.force = lists
 }
 
-// failed notes how the last change of the kernel went.
-func (e *Enforcer) failed(err error) {
+// failed notes how the last change of the kernel went, and reports whether it failed for another reason than the one before.
+func (e *Enforcer) failed(err error) (news bool) {
 	now := e.Clock.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -78,11 +99,13 @@ func (e *Enforcer) failed(err error) {
 	switch {
 	case err == nil:
 		r.failure, r.failing = "", time.Time{}
-		return
+		return false
 	case r.failure == "":
 		r.failing = now
 	}
+	news = r.failure != err.Error()
 	r.failure = err.Error()
+	return news
 }
 
 // Status is what is known and in force at a moment.
@@ -136,7 +159,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 func (e *Enforcer) attachment(key string, f inForce) introspect.PolicyAttachment {
 	_, known := e.state.Of(f.pod, f.uid)
 	a := introspect.PolicyAttachment{
-		Namespace: f.pod.Namespace, Pod: f.pod.Name, UID: f.uid, Addresses: append([]netip.Addr{}, e.pods[key].Addrs...), Known: known,
+		Namespace: f.pod.Namespace, Pod: f.pod.Name, UID: f.uid, Addresses: append([]netip.Addr{}, e.pods[key].allAddrs()...), Known: known,
 		Ingress: []introspect.AppliedPolicy{}, Egress: []introspect.AppliedPolicy{},
 	}
 	if has, ok := e.record.force[key]; ok && has.same(f) {
@@ -167,7 +190,7 @@ func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
 	j.Ingress = introspect.DecisionOf(policy.Ingress, policy.Decide(v.byAddr[f.Destination], policy.Ingress, f, v.sets))
 	for attachment, list := range lists {
 		ends := map[netip.Addr]*introspect.PolicyDecision{f.Source: &j.Egress, f.Destination: &j.Ingress}
-		for _, a := range e.pods[attachment].Addrs {
+		for _, a := range e.pods[attachment].allAddrs() {
 			d := ends[a]
 			if d == nil {
 				continue
