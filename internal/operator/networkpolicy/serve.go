@@ -1,5 +1,3 @@
-// Package networkpolicy is the operator's side of network policies: it follows pods, namespaces, nodes and policies
-// for all nodes, and tells each node what its own pods need (package feed).
 package networkpolicy
 
 import (
@@ -28,8 +26,8 @@ type Server struct {
 	Feed *feed.Feed
 	// Node returns the name of the node to which a token is bound, or an error if it is not that of a node's daemon.
 	Node func(ctx context.Context, token string) (string, error)
-	// MayAssign returns an error if a node may not give some of the addresses to a pod.
-	MayAssign func(node string, addrs []netip.Addr) error
+	// MayAssign returns an error if a node may not give one of the addresses to a pod of it.
+	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) error
 	// Serves returns an error while this operator cannot tell nodes anything: it does not lead, or has not read the cluster yet.
 	Serves func() error
 	Clock  clock.Clock
@@ -58,7 +56,7 @@ func (s *Server) Follow(stream wire.Policies_FollowServer) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	f := &follower{Server: s, node: node, subscriber: s.Feed.Subscribe(node), answers: make(chan *wire.Assigned, maxAssigns), places: make(chan struct{}, maxAssigns)}
+	f := &call{Server: s, node: node, subscriber: s.Feed.Subscribe(node), answers: make(chan *wire.Assigned, maxAssigns), places: make(chan struct{}, maxAssigns)}
 	defer f.subscriber.Close()
 	go func() { cancel(f.receive(ctx, stream)) }() // ends with the call
 	if err := f.send(ctx, stream); !errors.Is(err, context.Canceled) && !errors.Is(err, io.EOF) {
@@ -77,8 +75,8 @@ func token(ctx context.Context) string {
 	return ""
 }
 
-// follower is one node's call.
-type follower struct {
+// call is one node's call.
+type call struct {
 	*Server
 	node       string
 	subscriber *feed.Subscriber
@@ -87,7 +85,7 @@ type follower struct {
 }
 
 // send sends updates and answers until ctx ends.
-func (f *follower) send(ctx context.Context, stream wire.Policies_FollowServer) error {
+func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -116,7 +114,7 @@ func (f *follower) send(ctx context.Context, stream wire.Policies_FollowServer) 
 }
 
 // receive reads what the node says until it ends the call.
-func (f *follower) receive(ctx context.Context, stream wire.Policies_FollowServer) error {
+func (f *call) receive(ctx context.Context, stream wire.Policies_FollowServer) error {
 	for {
 		m, err := stream.Recv()
 		if err != nil {
@@ -140,7 +138,7 @@ func (f *follower) receive(ctx context.Context, stream wire.Policies_FollowServe
 }
 
 // answer answers an Assign once the nodes concerned enforce it, or did not in time.
-func (f *follower) answer(ctx context.Context, a *wire.Assign) {
+func (f *call) answer(ctx context.Context, a *wire.Assign) {
 	reply := &wire.Assigned{Id: a.Id}
 	if err := f.assign(ctx, a); err != nil {
 		reply.Refused = err.Error()
@@ -152,7 +150,7 @@ func (f *follower) answer(ctx context.Context, a *wire.Assign) {
 	}
 }
 
-func (f *follower) assign(ctx context.Context, a *wire.Assign) error {
+func (f *call) assign(ctx context.Context, a *wire.Assign) error {
 	var addrs []netip.Addr
 	for _, b := range a.Addresses {
 		addr, ok := netip.AddrFromSlice(b)
@@ -161,10 +159,11 @@ func (f *follower) assign(ctx context.Context, a *wire.Assign) error {
 		}
 		addrs = append(addrs, addr)
 	}
-	if err := f.MayAssign(f.node, addrs); err != nil {
+	name := types.NamespacedName{Namespace: a.Namespace, Name: a.Name}
+	if err := f.MayAssign(ctx, f.node, name, addrs); err != nil {
 		return err
 	}
-	done, err := f.Feed.Assign(f.node, types.NamespacedName{Namespace: a.Namespace, Name: a.Name}, types.UID(a.Uid), addrs)
+	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"github.com/berthnet/berth/internal/policy"
@@ -49,7 +48,7 @@ func ClusterNetworkPolicy(in *networkpolicy.ClusterNetworkPolicy) Compiled {
 func (c *Compiled) clusterSubject(in networkpolicy.ClusterNetworkPolicySubject) Selector {
 	var p peers
 	if !c.clusterPeer("spec.subject", &p, in.Namespaces, in.Pods) || len(p.pods) == 0 {
-		return Selector{Kind: Pods, Namespaces: labels.Nothing(), Labels: labels.Nothing()}
+		return Nothing
 	}
 	return p.pods[0]
 }
@@ -116,6 +115,8 @@ func (c *Compiled) addClusterRule(d policy.Direction, field, name string, action
 		c.finish(d, r, p)
 	case r.Action != policy.Accept:
 		c.Policy.Rules[d] = append(c.Policy.Rules[d], policy.Rule{Name: name, Action: policy.Deny, AnyPeer: true, AnyPort: true})
+	default: // it matches nothing, and the rules behind it keep their index
+		c.Policy.Rules[d] = append(c.Policy.Rules[d], policy.Rule{Name: name})
 	}
 }
 

@@ -34,6 +34,9 @@ type Selector struct {
 	Protocol uint8  // Ports: only of this protocol; 0: of any
 }
 
+// Nothing selects no pod.
+var Nothing = Selector{Kind: Pods, Namespaces: labels.Nothing(), Labels: labels.Nothing()}
+
 // ID returns the name of the selector's set: the same for selectors that select the same.
 func (s Selector) ID() policy.SetID {
 	namespaces := ""

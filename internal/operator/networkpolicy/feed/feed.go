@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -126,6 +127,30 @@ func (f *Feed) DeletePolicy(ref policy.Ref) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.spread(f.resolver.DeletePolicy(ref))
+}
+
+// UnknownPorts describes the port names in the rules of a policy that no pod concerned has, sorted.
+func (f *Feed) UnknownPorts(c compile.Compiled) (problems []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, s := range c.Sets {
+		if n, _ := f.resolver.Size(id); s.Kind == compile.Ports && n == 0 {
+			problems = append(problems, fmt.Sprintf("no pod that a rule applies to has a container port named %q, so that the rule matches nothing", s.Port))
+		}
+	}
+	slices.Sort(problems)
+	return slices.Compact(problems)
+}
+
+// Counts returns the numbers of connected nodes, and of sets and addresses in them that these have.
+func (f *Feed) Counts() (nodes, sets, addresses int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id := range f.sets {
+		n, _ := f.resolver.Size(id)
+		addresses += n
+	}
+	return len(f.byNode), len(f.sets), addresses
 }
 
 // spread notes for each node that is concerned that something changed.
