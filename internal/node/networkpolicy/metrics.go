@@ -85,7 +85,6 @@ func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	g := gauges{pods: map[string]int{"judged": 0, "open": 0, "unknown": 0}, waiting: waiting}
 	g.refused, _ = e.Kernel.Refused() // without them while they cannot be read
 	e.mu.Lock()
-	known := e.state.Version() != 0
 	for _, p := range e.pods {
 		switch list, known := e.state.Of(p.PodName, p.UID); {
 		case !known:
@@ -106,10 +105,8 @@ func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	if r.failure != "" {
 		g.failing = now.Sub(r.failing)
 	}
-	condition := r.condition(known, now)
 	e.mu.Unlock()
-	snap.Waiting += waiting
-	snap.Conditions = append(snap.Conditions, condition)
+	snap.Conditions = append(snap.Conditions, e.Condition())
 	snap.Detail = source.Details{snap.Detail, g}
 }
 

@@ -8,7 +8,7 @@ import (
 
 const (
 	// settle is how long a burst of changes by other software is waited for.
-	settle = 200 * time.Millisecond
+	settle = 50 * time.Millisecond
 	// lookAgain is when the kernel is watched again after that failed.
 	lookAgain = 10 * time.Second
 	// repairLog is how often repairs are logged, in case other software removes the table again and again.

@@ -32,6 +32,7 @@ type Enforcer interface {
 	Remove(attachment string)
 	Restore(pods map[string]networkpolicy.Pod)
 	Announce(p networkpolicy.Pod) <-chan struct{}
+	Condition() source.Condition
 	Describe(snap *source.Snapshot, waiting int)
 	Run(ctx context.Context) error
 }
@@ -204,6 +205,11 @@ func (p Part) Check(_ context.Context, rec attachment.Record) error {
 		return nil
 	}
 	return errors.New("network policies are enforced for other addresses than the pod's")
+}
+
+// Inspect implements part.Part.
+func (p Part) Inspect(context.Context) []source.Condition {
+	return []source.Condition{p.Enforcer.Condition()}
 }
 
 // Gone implements part.Part.
