@@ -44,8 +44,14 @@ func (n *node) openPolicies() error {
 		return fmt.Errorf("--network-policies: %w", err)
 	}
 	access := networkpolicy.Access{Namespace: n.cfg.NetworkPolicyNamespace, ConfigMap: api.ConfigMap, TokenFile: n.cfg.NetworkPolicyToken}
+	var denials networkpolicy.Denials
+	if log, err := table.OpenLog(); err == nil {
+		denials = log
+	} else {
+		n.log.Warn("denied connections are not logged", "err", err)
+	}
 	n.policies = networkpolicy.New(networkpolicy.Options{
-		Kernel: table, Dial: access.Dial, Dir: n.cfg.NetworkPolicyDir, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
+		Kernel: table, Denials: denials, Dial: access.Dial, Dir: n.cfg.NetworkPolicyDir, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
 		Interval: n.cfg.RepairInterval, Metrics: networkpolicy.NewMetrics(n.metrics.Registry), Clock: n.clock, Log: n.log,
 	})
 	return nil

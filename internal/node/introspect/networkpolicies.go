@@ -76,6 +76,9 @@ type NodePolicy struct {
 	Digest  string `json:"digest"`  // of its content, without the pods that it selects
 	Pods    int    `json:"pods"`    // attachments that have it
 	InForce int    `json:"inForce"` // of these, by the kernel
+	// Packets that the policy refused, or refused together with others none of which accepts them, since a pod has had it.
+	RefusedIngress uint64 `json:"refusedIngress,omitempty"`
+	RefusedEgress  uint64 `json:"refusedEgress,omitempty"`
 }
 
 // PolicySet is a set of addresses or named ports that policies refer to.

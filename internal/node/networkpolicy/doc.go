@@ -5,6 +5,7 @@
 //	enforcer.go  what is known, which pods run, and the one goroutine that changes the kernel
 //	follow.go    the operator's word
 //	stored.go    the file
+//	denied.go    the log of denied connections
 //	repair.go    what other software changes in the kernel
 //	health.go    the condition of the node
 //	metrics.go   the same as metrics

@@ -20,6 +20,8 @@ type Kernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
 	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
 	End(allowed func(policy.Flow) bool) (int, error)
+	// Refused returns how many packets were refused, by direction and policies.
+	Refused() ([]policytable.Refused, error)
 	// Present tells whether the kernel has what was applied last.
 	Present() (bool, error)
 	// Forget has the next Apply replace everything, as other software may have changed anything.
@@ -44,9 +46,10 @@ func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 
 // Options are what an Enforcer is made of.
 type Options struct {
-	Kernel Kernel
-	Dial   Dialer
-	Dir    string // of the stored file; it has to outlast a reboot
+	Kernel  Kernel
+	Denials Denials // nil: denied connections are not logged. Run closes it
+	Dial    Dialer
+	Dir     string // of the stored file; it has to outlast a reboot
 	// StartUnknown: a pod is open until the operator has told about it. Otherwise it is closed.
 	StartUnknown bool
 	Interval     time.Duration // how often the kernel is looked at, in addition to each observed change
@@ -206,6 +209,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { e.follow(ctx) })
+	if e.Denials != nil {
+		running.Go(func() { e.logDenials(ctx, e.Denials) })
+	}
 	running.Go(func() { e.watch(ctx) })
 	defer e.flush()
 	var failures retry.Backoff

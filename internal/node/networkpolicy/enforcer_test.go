@@ -114,6 +114,8 @@ func (k *kernel) flush() {
 
 func (k *kernel) Watch(context.Context) (<-chan string, error) { return k.foreign, nil }
 
+func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
+
 func (*kernel) End(func(policy.Flow) bool) (int, error) { return 0, nil }
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }

@@ -114,9 +114,20 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	if counts, ok := e.Kernel.(interface{ Refused() (uint64, error) }); ok {
-		if n, err := counts.Refused(); err == nil {
-			s.Refused = &n
+	counts, err := e.Kernel.Refused()
+	if err == nil {
+		s.Refused = new(uint64)
+	}
+	byPolicy := map[policy.Ref]*[2]uint64{}
+	for _, c := range counts {
+		if len(c.Policies) == 0 {
+			*s.Refused += c.Packets
+		}
+		for _, ref := range c.Policies {
+			if byPolicy[ref] == nil {
+				byPolicy[ref] = &[2]uint64{}
+			}
+			byPolicy[ref][c.Direction] += c.Packets
 		}
 	}
 	e.mu.Lock()
@@ -141,7 +152,10 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 			}
 		}
 	}
-	for _, p := range policies {
+	for ref, p := range policies {
+		if n := byPolicy[ref]; n != nil {
+			p.RefusedIngress, p.RefusedEgress = n[policy.Ingress], n[policy.Egress]
+		}
 		s.Policies = append(s.Policies, *p)
 	}
 	for id := range e.state.SetIDs() {
