@@ -178,7 +178,15 @@ func TestPolicies(t *testing.T) {
 	a, b := enforcerOf("node-a", pods, dbClients(5432)), enforcerOf("node-b", pods, dbClients(5432))
 	out, code := run(a, b, "policies")
 	wants(out, code, 0, "NetworkPolicy   default     db-clients   1      1       1          none")
+	its, others := introspect.PolicyRef{Kind: "NetworkPolicy", Namespace: "default", Name: "db-clients"}, introspect.PolicyRef{Kind: "NetworkPolicy", Namespace: "default", Name: "other"}
+	b.doc.Refused = []introspect.RefusedPackets{
+		{Direction: "Ingress", Packets: 99}, {Direction: "Ingress", Policies: []introspect.PolicyRef{others}, Packets: 98}, {Direction: "Ingress", Policies: []introspect.PolicyRef{its}, Packets: 7},
+	}
 	out, code = run(a, b, "policy", "db-0")
+	if strings.Contains(out, "99") || strings.Contains(out, "98") {
+		t.Errorf("packets of other policies:\n%s", out)
+	}
+	wants(out, code, 0, "Ingress     NetworkPolicy default/db-clients   7")
 	wants(out, code, 0, "Policies of pod default/db-0 on node-b: in force", "Ingress     NetworkPolicy   0          NetworkPolicy default/db-clients   yes", "10.0.1.7    yes        1h0m")
 	out, code = run(a, b, "policy", "web-0")
 	wants(out, code, 0, "No policy selects the pod")
