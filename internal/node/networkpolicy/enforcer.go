@@ -209,11 +209,11 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { e.follow(ctx) })
+	running.Go(func() { e.watch(ctx) })
+	defer e.flush()
 	if e.Denials != nil {
 		running.Go(func() { e.logDenials(ctx, e.Denials) })
 	}
-	running.Go(func() { e.watch(ctx) })
-	defer e.flush()
 	var failures retry.Backoff
 	for {
 		select {

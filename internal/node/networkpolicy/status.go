@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/policy"
 )
@@ -114,22 +115,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	counts, err := e.Kernel.Refused()
-	if err == nil {
-		s.Refused = new(uint64)
-	}
-	byPolicy := map[policy.Ref]*[2]uint64{}
-	for _, c := range counts {
-		if len(c.Policies) == 0 {
-			*s.Refused += c.Packets
-		}
-		for _, ref := range c.Policies {
-			if byPolicy[ref] == nil {
-				byPolicy[ref] = &[2]uint64{}
-			}
-			byPolicy[ref][c.Direction] += c.Packets
-		}
-	}
+	s.Refused = e.refused()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &e.record
@@ -152,10 +138,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 			}
 		}
 	}
-	for ref, p := range policies {
-		if n := byPolicy[ref]; n != nil {
-			p.RefusedIngress, p.RefusedEgress = n[policy.Ingress], n[policy.Egress]
-		}
+	for _, p := range policies {
 		s.Policies = append(s.Policies, *p)
 	}
 	for id := range e.state.SetIDs() {
@@ -167,6 +150,33 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	slices.SortFunc(s.Policies, func(a, b introspect.NodePolicy) int { return a.Compare(b.PolicyRef) })
 	slices.SortFunc(s.Sets, func(a, b introspect.PolicySet) int { return cmp.Compare(a.Name, b.Name) })
 	return s
+}
+
+// refused counts refused packets, as far as the kernel tells.
+func (e *Enforcer) refused() []introspect.RefusedPackets {
+	list := []introspect.RefusedPackets{}
+	k, ok := e.Kernel.(interface {
+		Refused() ([]policytable.Refused, error)
+	})
+	if !ok {
+		return list
+	}
+	counts, err := k.Refused()
+	if err != nil {
+		e.Log.Warn("packets that network policies refused cannot be counted", "err", err)
+		return list
+	}
+	for _, c := range counts {
+		r := introspect.RefusedPackets{Direction: c.Direction.String(), Policies: []introspect.PolicyRef{}, Packets: c.Packets}
+		for _, ref := range c.Policies {
+			r.Policies = append(r.Policies, introspect.PolicyRef{Kind: ref.Kind(), Namespace: ref.Namespace, Name: ref.Name})
+		}
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b introspect.RefusedPackets) int {
+		return cmp.Or(cmp.Compare(a.Direction, b.Direction), slices.CompareFunc(a.Policies, b.Policies, introspect.PolicyRef.Compare))
+	})
+	return list
 }
 
 // attachment describes one attachment with the policies that it should have.
