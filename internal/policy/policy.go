@@ -2,6 +2,8 @@ package policy
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -193,4 +195,16 @@ func (c SetChanges) Of(id SetID) *SetChange {
 // Sets tells whether a set has an element.
 type Sets interface {
 	Has(id SetID, e Element) bool
+}
+
+// Digest identifies the content of a policy: two that decide the same by the same rules have the same digest.
+func (p *Policy) Digest() string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q %q %d %d %v\n", p.Namespace, p.Name, p.Tier, p.Priority, p.Isolates)
+	for d, rules := range p.Rules {
+		for _, r := range rules {
+			fmt.Fprintf(h, "%d %q %d %t %q %v %t %v %q\n", d, r.Name, r.Action, r.AnyPeer, r.Peers, r.Blocks, r.AnyPort, r.Ports, r.Named)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
 }

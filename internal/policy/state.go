@@ -156,3 +156,6 @@ func (s *State) Whole() *Update {
 	}
 	return u
 }
+
+// Size returns how many elements a set has.
+func (s *State) Size(id SetID) int { return len(s.sets[id]) }

@@ -5,4 +5,15 @@
 //	enforcer.go  what is known, which pods run, and the one goroutine that changes the kernel
 //	follow.go    the operator's word
 //	stored.go    the file
+//	repair.go    what other software changes in the kernel
+//	health.go    the condition of the node
+//	metrics.go   the same as metrics
+//	dial.go      how the operator is found and called
+//	status.go    what people see of it
 package networkpolicy
+
+// What berthd may do in the Kubernetes API for it. It reads no policy and no pod.
+//
+// +kubebuilder:rbac:groups="",namespace=kube-system,resources=configmaps,resourceNames=berth-network-policies,verbs=get
+//
+//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/chart/files/rbac/policies/berthd

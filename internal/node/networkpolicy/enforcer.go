@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/policytable"
@@ -18,22 +20,39 @@ type Kernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
 	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
 	End(allowed func(policy.Flow) bool) (int, error)
+	// Present tells whether the kernel has what was applied last.
+	Present() (bool, error)
+	// Forget has the next Apply replace everything, as other software may have changed anything.
+	Forget()
+	// Watch sends what other software changes, until ctx ends, and an empty text when changes may have been missed. The
+	// channel is closed when it cannot go on.
+	Watch(ctx context.Context) (<-chan string, error)
 }
 
 // Pod is a pod that runs on the node, or is about to.
 type Pod struct {
 	policy.PodName
 	UID   string
-	Addrs []netip.Addr
+	Addrs []netip.Addr // by which other pods and nodes know it
+	Local []netip.Addr // its other addresses, which count on this node only
+
+	known    bool // the operator has told about it
+	restored bool // it ran when the process began
 }
+
+func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 
 // Options are what an Enforcer is made of.
 type Options struct {
 	Kernel Kernel
 	Dial   Dialer
 	Dir    string // of the stored file; it has to outlast a reboot
-	Clock  clock.Clock
-	Log    *slog.Logger
+	// StartUnknown: a pod is open until the operator has told about it. Otherwise it is closed.
+	StartUnknown bool
+	Interval     time.Duration // how often the kernel is looked at, in addition to each observed change
+	Metrics      Metrics
+	Clock        clock.Clock
+	Log          *slog.Logger
 }
 
 // Enforcer keeps the policies of a node's pods in force. The goroutine of Run is the only one that changes state and the
@@ -42,15 +61,25 @@ type Enforcer struct {
 	Options
 	calls *calls
 	dirty chan struct{} // has an element when apply has something to do
+	own   own
 
 	mu      sync.Mutex       // guards below; nothing waits while it is held
 	updates []*policy.Update // that state does not have yet
+	foreign string           // what other software may have changed in the kernel; empty: nothing
 	session uint64           // of the last of them; 0: the file
 	state   *policy.State    // others than Run read it
 	pods    map[string]Pod   // by attachment
 	rules   bool             // pods or policies changed since the kernel had them
 	round   *round           // the next one that changes the kernel
 	moved   chan struct{}    // closed and replaced whenever state changes
+	record  record
+}
+
+// own is the state of the goroutine of Run.
+type own struct {
+	applied     bool             // the last change of the kernel succeeded
+	due         <-chan time.Time // when the file has to be written; nil: it has everything
+	storeFailed bool             // the last write of the file
 }
 
 // round is one change of the kernel.
@@ -65,7 +94,7 @@ func newRound() *round { return &round{done: make(chan struct{})} }
 // until the operator says it.
 func New(o Options) *Enforcer {
 	e := &Enforcer{
-		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1),
+		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), record: record{began: o.Clock.Now()},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
 	e.load()
@@ -85,23 +114,47 @@ func (e *Enforcer) Known(ctx context.Context, name policy.PodName, uid string) e
 		select {
 		case <-moved:
 		case <-ctx.Done():
-			return fmt.Errorf("the operator has not told which policies select pod %s/%s: %w", name.Namespace, name.Name, context.Cause(ctx))
+			return fmt.Errorf("%s: %w", e.Unknown(name), context.Cause(ctx))
 		}
 	}
 }
 
-// Set has the policies of a pod in force when it returns without an error. The pod is Known.
+// Unknown says why it is not known which policies select a pod.
+func (e *Enforcer) Unknown(name policy.PodName) string {
+	text := fmt.Sprintf("berth-operator has not told this node which network policies select pod %s/%s", name.Namespace, name.Name)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := &e.record; !r.connected && r.lost != "" {
+		text += fmt.Sprintf("; it has not been connected since %s: %s", r.away().UTC().Format(time.RFC3339), r.lost)
+	}
+	return text
+}
+
+// Set has the policies of a pod in force when it returns without an error. A pod that is not known is open or closed by
+// Options.StartUnknown.
 func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	e.mu.Lock()
 	e.pods[attachment] = p
 	r := e.wantRound()
+	nothing := e.state.Version() == 0 && len(e.updates) == 0
 	e.mu.Unlock()
+	if nothing && e.StartUnknown {
+		return nil // nothing is applied before the operator speaks
+	}
 	select {
 	case <-r.done:
 		return r.err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// Holds tells whether an attachment was Set, or restored, as this pod.
+func (e *Enforcer) Holds(attachment string, p Pod) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	have, there := e.pods[attachment]
+	return there && have.PodName == p.PodName && have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local)
 }
 
 // Remove forgets a pod that is gone. The kernel forgets it soon after.
@@ -114,11 +167,13 @@ func (e *Enforcer) Remove(attachment string) {
 	}
 }
 
-// Restore takes in the pods that run when the process begins.
+// Restore takes in the pods that run when the process begins. Those about which the stored file says nothing keep what they have:
+// they may be from before policies were enforced. Once the operator speaks they are closed if it does not know them.
 func (e *Enforcer) Restore(pods map[string]Pod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for attachment, p := range pods {
+		p.restored = true
 		e.pods[attachment] = p
 	}
 	e.wantRound()
@@ -151,19 +206,26 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { e.follow(ctx) })
+	running.Go(func() { e.watch(ctx) })
+	defer e.flush()
 	var failures retry.Backoff
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-e.own.due:
+			e.write()
+			continue
 		case <-e.dirty:
 		}
 		err := e.apply()
+		if e.failed(err) {
+			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
+		}
 		if err == nil {
 			failures = retry.Backoff{}
 			continue
 		}
-		e.Log.Error("network policies are not in force as they should be", "err", err)
 		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
 		select {
 		case <-ctx.Done():
@@ -177,8 +239,10 @@ func (e *Enforcer) Run(ctx context.Context) error {
 // apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
 // hear how it went.
 func (e *Enforcer) apply() error {
+	e.repair()
 	e.mu.Lock()
 	changed := policy.SetChanges{}
+	news, urgent := len(e.updates) > 0, false
 	for _, u := range e.updates {
 		if u.Whole {
 			changed = policy.SetChanges{}
@@ -186,8 +250,9 @@ func (e *Enforcer) apply() error {
 		for id, change := range u.Sets {
 			changed.Of(id).Then(change)
 		}
-		e.rules = e.state.Take(u) || e.rules
+		urgent = e.state.Take(u) || urgent
 	}
+	e.rules = e.rules || urgent
 	e.updates = nil
 	close(e.moved)
 	e.moved = make(chan struct{})
@@ -195,14 +260,23 @@ func (e *Enforcer) apply() error {
 		e.mu.Unlock()
 		return nil
 	}
-	r, rules, view, session := e.round, e.rules, e.view(), e.session
+	e.noteKnown()
+	lists := e.lists()
+	r, rules, view, session := e.round, e.rules, e.view(lists), e.session
 	e.round, e.rules = newRound(), false
 	e.mu.Unlock()
+	began := e.Clock.Now()
 	if rules {
 		r.err = e.Kernel.Apply(view.pods, e.state.Elements, changed)
 	} else {
 		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
+		lists = nil
 	}
+	if r.err == nil {
+		e.applied(lists)
+	}
+	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
+	e.own.applied = r.err == nil
 	close(r.done)
 	if r.err != nil {
 		e.mu.Lock()
@@ -211,7 +285,9 @@ func (e *Enforcer) apply() error {
 		return r.err
 	}
 	e.calls.enforced(session, e.state.Version())
-	e.store()
+	if news {
+		e.store(urgent)
+	}
 	n, err := e.Kernel.End(view.allows)
 	if err != nil {
 		return fmt.Errorf("end connections: %w", err)
@@ -229,20 +305,46 @@ type view struct {
 	sets   policy.Sets
 }
 
-// view is that of now. A pod of which the operator says nothing any more is about to end, and nobody reaches it.
-func (e *Enforcer) view() view {
+// view returns the view of the node's attachments with their policies.
+func (e *Enforcer) view(lists map[string]inForce) view {
 	v := view{byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
-	for _, p := range e.pods {
-		list, known := e.state.Of(p.PodName, p.UID)
-		if !known {
-			list = []*policy.Policy{closed(p.PodName)}
-		}
-		v.pods = append(v.pods, policytable.Pod{Addrs: p.Addrs, Policies: list})
-		for _, a := range p.Addrs {
-			v.byAddr[a] = list
+	for attachment, f := range lists {
+		addrs := e.pods[attachment].allAddrs()
+		v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list})
+		for _, a := range addrs {
+			v.byAddr[a] = f.list
 		}
 	}
 	return v
+}
+
+// lists are the policies that attachments should have. A pod of which the operator says nothing any more is about to end, and
+// nobody reaches it.
+func (e *Enforcer) lists() map[string]inForce {
+	all := map[string]inForce{}
+	for attachment, p := range e.pods {
+		list, known := e.state.Of(p.PodName, p.UID)
+		if !known && !e.open(p) {
+			list = []*policy.Policy{closed(p.PodName)}
+		}
+		all[attachment] = inForce{pod: p.PodName, uid: p.UID, list: list}
+	}
+	return all
+}
+
+// open tells whether a pod has no policies while the operator says nothing about it.
+func (e *Enforcer) open(p Pod) bool {
+	return !p.known && (e.StartUnknown || p.restored && e.session == 0)
+}
+
+// noteKnown remembers which pods the operator has told about.
+func (e *Enforcer) noteKnown() {
+	for attachment, p := range e.pods {
+		if _, known := e.state.Of(p.PodName, p.UID); known && !p.known {
+			p.known = true
+			e.pods[attachment] = p
+		}
+	}
 }
 
 // closed is a policy that accepts nothing.

@@ -37,6 +37,8 @@ type kernel struct {
 	fail error
 	pods []policytable.Pod // nil: unknown
 	sets map[policy.SetID]map[policy.Element]bool
+
+	foreign chan string // what other software changes
 }
 
 func (k *kernel) Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error {
@@ -90,6 +92,28 @@ func (k *kernel) change(changed policy.SetChanges) {
 	}
 }
 
+func (k *kernel) Present() (bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.sets != nil, nil
+}
+
+func (k *kernel) Forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.sets = nil
+}
+
+// flush is what other software does.
+func (k *kernel) flush() {
+	k.mu.Lock()
+	k.pods, k.sets = nil, nil
+	k.mu.Unlock()
+	k.foreign <- "the table was removed"
+}
+
+func (k *kernel) Watch(context.Context) (<-chan string, error) { return k.foreign, nil }
+
 func (*kernel) End(func(policy.Flow) bool) (int, error) { return 0, nil }
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }
@@ -134,7 +158,7 @@ func (c *cluster) start() {
 			}
 			return token, nil
 		},
-		MayAssign: func(_ string, addrs []netip.Addr) error {
+		MayAssign: func(_ context.Context, _ string, _ types.NamespacedName, addrs []netip.Addr) error {
 			if slices.Contains(addrs, foreign) {
 				return errors.New("the address is not the node's")
 			}
@@ -151,7 +175,7 @@ var foreign = netip.MustParseAddr("192.0.2.99")
 // node starts a node whose token is its name.
 func (c *cluster) node(name, dir string) (*Enforcer, *kernel, func()) {
 	c.t.Helper()
-	k := &kernel{}
+	k := &kernel{foreign: make(chan string, 1)}
 	e := New(Options{
 		Kernel: k, Dir: dir, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		Dial: func(context.Context) (wire.PoliciesClient, func(), error) {
@@ -186,7 +210,7 @@ func resolved(name, node string) resolve.Pod {
 }
 
 func running(name, addr string) Pod {
-	return Pod{policy.PodName{Namespace: "default", Name: name}, "uid-of-" + name, []netip.Addr{netip.MustParseAddr(addr)}}
+	return Pod{PodName: policy.PodName{Namespace: "default", Name: name}, UID: "uid-of-" + name, Addrs: []netip.Addr{netip.MustParseAddr(addr)}}
 }
 
 // clientsOnly lets pods with the label app=client reach those with app=server.
@@ -215,7 +239,9 @@ func add(t *testing.T, e *Enforcer, p Pod) error {
 	if err := e.Set(ctx, p.Name, p); err != nil {
 		return err
 	}
-	e.Announce(ctx, p)
+	if done := e.Announce(p); done != nil {
+		<-done
+	}
 	return nil
 }
 

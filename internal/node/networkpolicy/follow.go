@@ -52,6 +52,11 @@ func (c *calls) enforced(session, version uint64) {
 func (c *calls) assign(p Pod) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for id, before := range c.assigns {
+		if before.Namespace == p.Namespace && before.Name == p.Name { // this one counts
+			c.forget(id)
+		}
+	}
 	c.last++
 	a := &wire.Assign{Id: c.last, Namespace: p.Namespace, Name: p.Name, Uid: p.UID}
 	for _, addr := range p.Addrs {
@@ -68,13 +73,18 @@ func (c *calls) answer(id uint64) (about *wire.Assign) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	about = c.assigns[id]
+	c.forget(id)
+	return about
+}
+
+// forget ends the wait for an answer. c.mu is held.
+func (c *calls) forget(id uint64) {
 	if done := c.answered[id]; done != nil {
 		close(done)
 	}
 	delete(c.assigns, id)
 	delete(c.unsaid, id)
 	delete(c.answered, id)
-	return about
 }
 
 // restart begins a session: everything is said again, to an operator that knows nothing.
@@ -105,13 +115,20 @@ func (c *calls) next() (list []*wire.FromNode) {
 	return list
 }
 
-// Announce has those nodes enforce a pod's addresses whose pods allow it, and returns once they do, the operator
-// does not wait for them any longer, or ctx ends. The pod's node does not need it.
-func (e *Enforcer) Announce(ctx context.Context, p Pod) {
-	select {
-	case <-e.calls.assign(p):
-	case <-ctx.Done():
+// Announce has those nodes enforce a pod's addresses whose pods allow it. The channel is closed once they do, or the operator
+// does not wait for them any longer. It is nil if there is nothing to wait for: the operator is not connected, and hears
+// of the addresses later, or the pod has none. The pod's node does not need it.
+func (e *Enforcer) Announce(p Pod) <-chan struct{} {
+	if len(p.Addrs) == 0 {
+		return nil
 	}
+	done := e.calls.assign(p)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.record.connected {
+		return nil
+	}
+	return done
 }
 
 // follow follows the operator until ctx ends.
@@ -126,7 +143,9 @@ func (e *Enforcer) follow(ctx context.Context) {
 		if e.Clock.Now().Sub(began) > retry.Most {
 			failures = retry.Backoff{}
 		}
-		e.Log.Warn("the operator does not tell about network policies; those in force stay", "err", err)
+		if e.following(err) {
+			e.Log.Warn("berth-operator does not tell about network policies, will try again; those in force stay", "err", err)
+		}
 		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
 		select {
 		case <-e.Clock.After(failures.Until.Sub(e.Clock.Now())):
@@ -157,6 +176,9 @@ func (e *Enforcer) followOne(ctx context.Context) error {
 	var d wire.Decoder
 	for {
 		m, err := stream.Recv()
+		if err == nil && e.following(nil) {
+			e.Log.Info("berth-operator tells about network policies")
+		}
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 				err = cause
@@ -201,7 +223,7 @@ func (e *Enforcer) announceAll() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, p := range e.pods {
-		if _, known := e.state.Of(p.PodName, p.UID); known {
+		if _, known := e.state.Of(p.PodName, p.UID); known && len(p.Addrs) > 0 {
 			e.calls.assign(p)
 		}
 	}

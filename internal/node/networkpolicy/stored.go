@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -39,14 +40,49 @@ func (e *Enforcer) load() {
 	}
 }
 
-// store stores what is known. An error is logged: it matters after a restart only.
-func (e *Enforcer) store() {
-	if err := e.write(); err != nil {
-		e.Log.Warn("network policies cannot be stored", "file", fileName, "err", err)
+// storeDelay is how long changes of sets alone wait to be stored, as a set may have 160,000 elements.
+const storeDelay = 10 * time.Second
+
+// store has what is known stored, now or after storeDelay.
+func (e *Enforcer) store(now bool) {
+	switch {
+	case now:
+		e.write()
+	case e.own.due == nil:
+		e.own.due = e.Clock.After(storeDelay)
 	}
 }
 
-func (e *Enforcer) write() error {
+// flush writes what was not stored yet.
+func (e *Enforcer) flush() {
+	if e.own.due != nil {
+		e.write()
+	}
+}
+
+// write writes the file. An error is logged once: it matters after a restart only.
+func (e *Enforcer) write() {
+	e.own.due = nil
+	err := e.tryWrite()
+	if err != nil {
+		e.own.due = e.Clock.After(storeDelay)
+		if !e.own.storeFailed {
+			e.Log.Warn("network policies cannot be stored, will try again", "file", filepath.Join(e.Dir, fileName), "err", err)
+		}
+	}
+	e.own.storeFailed = err != nil
+}
+
+// Discard removes the stored file, and tells whether there was one.
+func Discard(dir string) (bool, error) {
+	err := os.Remove(filepath.Join(dir, fileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (e *Enforcer) tryWrite() error {
 	parts := wire.Encode(e.state.Whole())
 	for _, p := range parts[1:] {
 		parts[0].Sets = append(parts[0].Sets, p.Sets...)

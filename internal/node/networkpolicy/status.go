@@ -1,0 +1,221 @@
+package networkpolicy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// record is what an Enforcer remembers for people. Enforcer.mu guards it.
+type record struct {
+	began     time.Time // the process
+	connected bool
+	changed   time.Time // of connected; zero: never connected
+	lost      string    // why it is not connected
+	told      bool      // the log says that it is not
+
+	failure string // of the last change of the kernel
+	failing time.Time
+	applied time.Time
+	force   map[string]inForce // by attachment: what the kernel has
+
+	repaired time.Time // the last repair in the log
+}
+
+// away is since when the operator has not been connected.
+func (r *record) away() time.Time {
+	if r.changed.IsZero() {
+		return r.began
+	}
+	return r.changed
+}
+
+// inForce is which policies of a pod the kernel has, and since when.
+type inForce struct {
+	pod   policy.PodName
+	uid   string
+	list  []*policy.Policy
+	since time.Time
+}
+
+// same tells whether two pods have the same policies. Each update of the operator may bring new copies.
+func (f inForce) same(o inForce) bool {
+	return f.pod == o.pod && f.uid == o.uid && slices.EqualFunc(f.list, o.list, func(a, b *policy.Policy) bool { return a == b || a.Digest() == b.Digest() })
+}
+
+// following notes that the operator sends updates, or why it does not, and reports whether that is worth a log line. The end
+// of a call that worked is not, as operators end calls from time to time.
+func (e *Enforcer) following(err error) (news bool) {
+	now := e.Clock.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := &e.record
+	switch connected := err == nil; {
+	case connected:
+		news = !r.connected && (r.told || r.changed.IsZero())
+	case !r.connected:
+		news = !r.told || r.lost != err.Error()
+	}
+	if connected := err == nil; connected != r.connected {
+		r.connected, r.changed = connected, now
+	}
+	if r.lost = ""; err != nil {
+		r.lost = err.Error()
+	}
+	r.told = !r.connected && (r.told || news)
+	return news
+}
+
+// applied notes which policies the kernel has now; nil: the same ones as before.
+func (e *Enforcer) applied(lists map[string]inForce) {
+	now := e.Clock.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.record.applied = now
+	if lists == nil {
+		return
+	}
+	for attachment, f := range lists {
+		f.since = now
+		if before := e.record.force[attachment]; before.same(f) {
+			f.since = before.since
+		}
+		lists[attachment] = f
+	}
+	e.record.force = lists
+}
+
+// failed notes how the last change of the kernel went, and reports whether it failed for another reason than the one before.
+func (e *Enforcer) failed(err error) (news bool) {
+	now := e.Clock.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := &e.record
+	switch {
+	case err == nil:
+		r.failure, r.failing = "", time.Time{}
+		return false
+	case r.failure == "":
+		r.failing = now
+	}
+	news = r.failure != err.Error()
+	r.failure = err.Error()
+	return news
+}
+
+// Status is what is known and in force at a moment.
+func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
+	s := introspect.NetworkPolicies{
+		Time: now.UTC(), Enabled: true,
+		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
+	}
+	if counts, ok := e.Kernel.(interface{ Refused() (uint64, error) }); ok {
+		if n, err := counts.Refused(); err == nil {
+			s.Refused = &n
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := &e.record
+	s.Connected, s.ConnectedSince, s.ConnectError = r.connected, utc(r.changed), r.lost
+	s.Failure, s.FailureSince, s.Applied, s.Version = r.failure, utc(r.failing), utc(r.applied), e.state.Version()
+	policies := map[policy.Ref]*introspect.NodePolicy{}
+	for attachment, f := range e.lists() {
+		a := e.attachment(attachment, f)
+		s.Attachments = append(s.Attachments, a)
+		for _, p := range f.list {
+			if !a.Known {
+				continue
+			}
+			if policies[p.Ref] == nil {
+				policies[p.Ref] = &introspect.NodePolicy{PolicyRef: refOf(p), Digest: p.Digest()}
+			}
+			policies[p.Ref].Pods++
+			if a.InForce {
+				policies[p.Ref].InForce++
+			}
+		}
+	}
+	for _, p := range policies {
+		s.Policies = append(s.Policies, *p)
+	}
+	for id := range e.state.SetIDs() {
+		s.Sets = append(s.Sets, introspect.PolicySet{Name: string(id), Elements: e.state.Size(id)})
+	}
+	slices.SortFunc(s.Attachments, func(a, b introspect.PolicyAttachment) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), slices.CompareFunc(a.Addresses, b.Addresses, netip.Addr.Compare))
+	})
+	slices.SortFunc(s.Policies, func(a, b introspect.NodePolicy) int { return a.Compare(b.PolicyRef) })
+	slices.SortFunc(s.Sets, func(a, b introspect.PolicySet) int { return cmp.Compare(a.Name, b.Name) })
+	return s
+}
+
+// attachment describes one attachment with the policies that it should have.
+func (e *Enforcer) attachment(key string, f inForce) introspect.PolicyAttachment {
+	_, known := e.state.Of(f.pod, f.uid)
+	a := introspect.PolicyAttachment{
+		Namespace: f.pod.Namespace, Pod: f.pod.Name, UID: f.uid, Addresses: append([]netip.Addr{}, e.pods[key].allAddrs()...), Known: known,
+		Ingress: []introspect.AppliedPolicy{}, Egress: []introspect.AppliedPolicy{},
+	}
+	if has, ok := e.record.force[key]; ok && has.same(f) {
+		a.InForce, a.Since = true, utc(has.since)
+	}
+	if !known {
+		return a
+	}
+	for _, p := range f.list {
+		if p.Judges(policy.Ingress) {
+			a.Ingress = append(a.Ingress, appliedOf(p, policy.Ingress))
+		}
+		if p.Judges(policy.Egress) {
+			a.Egress = append(a.Egress, appliedOf(p, policy.Egress))
+		}
+	}
+	return a
+}
+
+// Judge is what the policies that the node knows say about a connection.
+func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	lists := e.lists()
+	v := e.view(lists)
+	j := introspect.PolicyJudgement{Time: e.Clock.Now().UTC(), Enabled: true, Failure: e.record.failure}
+	j.Egress = introspect.DecisionOf(policy.Egress, policy.Decide(v.byAddr[f.Source], policy.Egress, f, v.sets))
+	j.Ingress = introspect.DecisionOf(policy.Ingress, policy.Decide(v.byAddr[f.Destination], policy.Ingress, f, v.sets))
+	for attachment, list := range lists {
+		ends := map[netip.Addr]*introspect.PolicyDecision{f.Source: &j.Egress, f.Destination: &j.Ingress}
+		for _, a := range e.pods[attachment].allAddrs() {
+			d := ends[a]
+			if d == nil {
+				continue
+			}
+			d.Namespace, d.Pod = list.pod.Namespace, list.pod.Name
+			if has, ok := e.record.force[attachment]; j.Failure == "" && (!ok || !has.same(list)) {
+				j.Failure = fmt.Sprintf("the policies of pod %s/%s are not in force yet", list.pod.Namespace, list.pod.Name)
+			}
+		}
+	}
+	return j
+}
+
+func refOf(p *policy.Policy) introspect.PolicyRef {
+	return introspect.PolicyRef{Kind: p.Kind(), Namespace: p.Namespace, Name: p.Name}
+}
+
+func appliedOf(p *policy.Policy, d policy.Direction) introspect.AppliedPolicy {
+	return introspect.AppliedPolicy{PolicyRef: refOf(p), Tier: p.Tier.String(), Priority: p.Priority, Isolates: p.Isolates[d]}
+}
+
+// utc leaves a zero time zero.
+func utc(t time.Time) time.Time {
+	if t.IsZero() {
+		return time.Time{}
+	}
+	return t.UTC()
+}
