@@ -18,6 +18,14 @@ func CountAs(name string) Exprs {
 	return Exprs{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
 }
 
+// LogTo is log prefix PREFIX group N snaplen LENGTH.
+func LogTo(group uint16, prefix string, length uint32) Exprs {
+	return Exprs{&expr.Log{
+		Key:   1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN,
+		Group: group, Data: []byte(prefix), Snaplen: length,
+	}}
+}
+
 // Accept is accept.
 func Accept() Exprs { return Exprs{&expr.Verdict{Kind: expr.VerdictAccept}} }
 

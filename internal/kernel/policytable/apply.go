@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -25,8 +24,10 @@ const endedFor = 30 * time.Minute
 type Table struct {
 	ns netns.NsHandle
 
-	mu   sync.Mutex
-	have *content // in the kernel; nil: unknown
+	mu      sync.Mutex
+	have    *content // in the kernel; nil: unknown
+	compile compiler
+	base    base
 }
 
 // New returns the table of a network namespace, whose content is unknown before the first Apply.
@@ -36,10 +37,10 @@ func New(ns netns.NsHandle) *Table { return &Table{ns: ns} }
 // are now, and changed what of them was different at the last call. When it
 // returns an error, the kernel has what it had before, and the next Apply replaces the whole table.
 func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) error {
-	want, err := newContent(pods)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	want, err := t.compile.content(pods, t.base)
 	if err != nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
 		t.have = nil // it lacks what changed
 		return err
 	}
@@ -48,15 +49,16 @@ func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) 
 
 // ApplyElements enforces changes of sets while pods and their policies stay as they are.
 func (t *Table) ApplyElements(elements Elements, changed policy.SetChanges) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	return t.commit(nil, elements, changed)
 }
 
 // ErrUnknown is returned by ApplyElements if the table in the kernel is unknown. Apply must be called.
 var ErrUnknown = errors.New("the policy table is unknown")
 
+// commit changes the kernel, with mu held.
 func (t *Table) commit(want *content, elements Elements, changed policy.SetChanges) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	have := t.have
 	if want == nil {
 		if want = have; want == nil {
@@ -113,27 +115,6 @@ func (t *Table) Remove() error {
 	return nil
 }
 
-// Refused returns how many packets the table has refused since it was made.
-func (t *Table) Refused() (packets uint64, err error) {
-	conn, err := t.open()
-	if err != nil {
-		return 0, err
-	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}
-	rules, err := conn.GetRules(table, &nftables.Chain{Name: refuse, Table: table})
-	if err != nil {
-		return 0, fmt.Errorf("nftables: read chain %s of table %s: %w", refuse, Name, err)
-	}
-	for _, r := range rules {
-		for _, e := range r.Exprs {
-			if c, ok := e.(*expr.Counter); ok {
-				packets += c.Packets
-			}
-		}
-	}
-	return packets, nil
-}
-
 // Present tells whether the kernel has the table that was applied last, as far as its chains tell.
 func (t *Table) Present() (bool, error) {
 	t.mu.Lock()
@@ -176,6 +157,11 @@ func (tx transaction) change(have, want content) error {
 			tx.conn.AddChain(&c)
 		}
 	}
+	for _, name := range sorted(want.counters) {
+		if _, there := have.counters[name]; !there {
+			tx.conn.AddObj(tx.counter(name))
+		}
+	}
 	for _, name := range sorted(want.sets) {
 		before, there := have.sets[name]
 		if err := tx.changeSet(name, before, there, want.sets[name]); err != nil {
@@ -203,7 +189,16 @@ func (tx transaction) change(have, want content) error {
 			tx.conn.DelSet(tx.handle(name, have.sets[name]))
 		}
 	}
+	for _, name := range sorted(have.counters) {
+		if _, stays := want.counters[name]; !stays {
+			tx.conn.DeleteObject(tx.counter(name))
+		}
+	}
 	return nil
+}
+
+func (tx transaction) counter(name string) nftables.Obj {
+	return &nftables.CounterObj{Table: tx.table, Name: name}
 }
 
 func (tx transaction) handle(name string, s set) *nftables.Set {
@@ -213,7 +208,7 @@ func (tx transaction) handle(name string, s set) *nftables.Set {
 }
 
 // fill queues the rules of a chain.
-func (tx transaction) fill(c chain, there bool) {
+func (tx transaction) fill(c *chain, there bool) {
 	handle := &nftables.Chain{Name: c.Name, Table: tx.table}
 	if there {
 		tx.conn.FlushChain(handle)

@@ -5,12 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/nft"
@@ -25,15 +25,28 @@ const Name = "berth-policy"
 type Pod struct {
 	Addrs    []netip.Addr
 	Policies []*policy.Policy
+	Tunnels  []netip.AddrPort // of its Egresses: gateways, their Services, and the UDP port of Foo over UDP
 }
 
 // Elements calls yield for each element of a set.
 type Elements func(id policy.SetID, yield func(policy.Element))
 
-// content is what a table contains. Keys of chains, sets and maps are their names.
+// content is what a table contains. Keys of chains, sets, maps and counters are their names.
 type content struct {
-	chains map[string]chain
-	sets   map[string]set
+	chains   map[string]*chain
+	sets     map[string]set
+	counters map[string]Refused // without Packets
+}
+
+func newContent() content {
+	return content{map[string]*chain{}, map[string]set{}, map[string]Refused{}}
+}
+
+// add adds what another content has.
+func (c *content) add(other content) {
+	maps.Copy(c.chains, other.chains)
+	maps.Copy(c.sets, other.sets)
+	maps.Copy(c.counters, other.counters)
 }
 
 // chain is a chain that is identified by its text.
@@ -52,9 +65,10 @@ type set struct {
 
 // ownNames are the chains and sets that do not depend on policies.
 const (
-	selfSet  = "self"
-	endedSet = "ended"
-	refuse   = "refuse"
+	selfSet   = "self"
+	endedSet  = "ended"
+	tunnelSet = "tunnels"
+	nodeSet   = "node"
 )
 
 // families are both.
@@ -67,100 +81,116 @@ func familyName(name string, family int) string {
 	return name + "4"
 }
 
-// side names what belongs to a direction.
-func side(d policy.Direction) string { return strings.ToLower(d.String()) }
+// way is how connections are judged: by direction, and those that leave by an egress tunnel by the header inside.
+type way struct {
+	policy.Direction
+	tunnelled bool
+}
+
+var (
+	ingress   = way{Direction: policy.Ingress}
+	egress    = way{Direction: policy.Egress}
+	tunnelled = way{Direction: policy.Egress, tunnelled: true}
+	ways      = [...]way{ingress, egress, tunnelled}
+)
+
+// name names what belongs to a way.
+func (w way) name() string {
+	if w.tunnelled {
+		return "tunnelled"
+	}
+	return strings.ToLower(w.String())
+}
 
 // podMap leads from a pod's address to the chain of its policies, and passMap to those behind the Admin tier.
-func podMap(d policy.Direction) string  { return side(d) }
-func passMap(d policy.Direction) string { return "pass-" + side(d) }
+func (w way) podMap() string  { return w.name() }
+func (w way) passMap() string { return "pass-" + w.name() }
 
-// newContent builds the content of a table. It returns an error if a rule cannot be encoded.
-func newContent(pods []Pod) (content, error) {
-	c := content{chains: map[string]chain{}, sets: map[string]set{}}
-	for _, family := range families {
-		address := nft.AddressType(family)
-		for _, d := range policy.Directions {
-			for _, name := range []string{podMap(d), passMap(d)} {
-				c.sets[familyName(name, family)] = set{nftables.Set{KeyType: address, DataType: nftables.TypeVerdict, IsMap: true}, "", family, map[string]string{}}
+// refuse is the chain that refuses a packet, and the counter of those.
+func (w way) refuse() string { return "refuse-" + w.name() }
+
+// destination loads the destination of what is judged.
+func (w way) destination(family int) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerDestination(family)
+	}
+	return nft.Destination(family)
+}
+
+// own loads the address of the pod whose policies judge. peer loads the other one.
+func (w way) own(family int) nft.Exprs {
+	if w.Direction == policy.Ingress {
+		return nft.Destination(family)
+	}
+	return nft.Source(family)
+}
+
+func (w way) peer(family int) nft.Exprs {
+	if w.Direction == policy.Ingress {
+		return nft.Source(family)
+	}
+	return w.destination(family)
+}
+
+// portsTo matches some ports.
+func (w way) portsTo(family int, p policy.Ports) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerPortsTo(family, p.Protocol, p.First, p.Last)
+	}
+	return nft.PortsTo(p.Protocol, p.First, p.Last)
+}
+
+func (w way) destinationAndPort(family int) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerDestinationAndPort(family)
+	}
+	return nft.DestinationAndPort(family)
+}
+
+// addPod adds a pod to the maps.
+func (c *content) addPod(p Pod, by *judged) {
+	for _, a := range p.Addrs {
+		family, key := rtnl.FamilyOf(a), string(a.AsSlice())
+		elements := func(name string) map[string]string { return c.sets[familyName(name, family)].elements }
+		for i, w := range ways {
+			first, rest := by.first[i], by.rest[i]
+			if first == "" {
+				continue
+			}
+			elements(w.podMap())[key] = first
+			elements(selfSet)[key+key] = ""
+			if first != rest && rest != "" {
+				elements(w.passMap())[key] = rest
 			}
 		}
-		c.sets[familyName(selfSet, family)] = set{nftables.Set{KeyType: nftables.MustConcatSetType(address, address), Concatenation: true}, "", family, map[string]string{}}
+		for _, t := range p.Tunnels {
+			if rtnl.FamilyOf(t.Addr()) == family {
+				elements(tunnelSet)[string(tunnelKey(a, t))] = ""
+			}
+		}
+	}
+}
+
+// addSets adds the sets and maps that do not depend on policies.
+func (c *content) addSets() {
+	for _, family := range families {
+		address := nft.AddressType(family)
+		add := func(name string, kind nftables.Set) {
+			c.sets[familyName(name, family)] = set{kind, "", family, map[string]string{}}
+		}
+		for _, w := range ways {
+			add(w.podMap(), nftables.Set{KeyType: address, DataType: nftables.TypeVerdict, IsMap: true})
+			add(w.passMap(), nftables.Set{KeyType: address, DataType: nftables.TypeVerdict, IsMap: true})
+		}
+		add(selfSet, nftables.Set{KeyType: nftables.MustConcatSetType(address, address), Concatenation: true})
+		add(tunnelSet, nftables.Set{KeyType: nftables.MustConcatSetType(address, address, nftables.TypeInetService), Concatenation: true})
 		c.sets[familyName(endedSet, family)] = set{nftables.Set{
 			KeyType: endedType(family), Concatenation: true, HasTimeout: true, Timeout: endedFor,
 		}, "", family, nil}
 	}
-	err := c.addBase()
-	for _, p := range pods {
-		if err == nil {
-			err = c.addPod(p)
-		}
-	}
-	return c, err
 }
 
-// addBase adds what is the same whatever the policies are.
-//
-//	from-pods, to-pods            what the node forwards
-//	to-node                       what pods send to the node itself; behind IPVS, which takes packets for Services there
-//	ipvs-from-pods, ipvs-to-pods  what IPVS forwards. What the node's own programs send is not judged: a
-//	                              node reaches its pods
-//	judge-egress, judge-ingress   a connection's first packet
-//	pass-egress, pass-ingress     what a rule of the Admin tier passes on
-func (c *content) addBase() error {
-	at := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, d policy.Direction, first ...nft.Rule) nft.Chain {
-		return nft.Base(name, nftables.ChainTypeFilter, hook, &priority, append(first, nft.NewRule("judge", nft.GoTo("judge-"+side(d))))...)
-	}
-	local := nft.NewRule("the node's own", nft.SourceIsLocal(), nft.Accept())
-	chains := []nft.Chain{
-		at("from-pods", nftables.ChainHookForward, 0, policy.Egress),
-		at("to-pods", nftables.ChainHookForward, 1, policy.Ingress),
-		at("to-node", nftables.ChainHookInput, behindIPVS, policy.Egress, nft.NewRule("neighbour discovery", nft.ICMPv6Between(133, 137), nft.Accept())),
-		at("ipvs-from-pods", nftables.ChainHookOutput, 0, policy.Egress, local),
-		at("ipvs-to-pods", nftables.ChainHookOutput, 1, policy.Ingress, local),
-		nft.Regular(endedSet,
-			nft.NewRule("not a new connection", nft.Protocol(unix.IPPROTO_TCP), nft.Transport(13, 1), nft.Mask(finSynRstAck), nft.Is(syn), nft.Return()),
-			nft.NewRule("ended", nft.GoTo(refuse))),
-		nft.Regular(refuse, // a connection that goes on is told; a first packet may come too early, and comes again
-			nft.NewRule("refused", nft.Protocol(unix.IPPROTO_TCP), nft.Transport(13, 1), nft.Mask(finSynRstAck), nft.IsNot(syn), nft.Count(), nft.Reset()),
-			nft.NewRule("refused", nft.Count(), nft.Drop())),
-	}
-	for _, d := range policy.Directions {
-		judge := []nft.Rule{nft.NewRule("connections go on", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept())}
-		var pass []nft.Rule
-		for _, family := range families {
-			load := nft.Source
-			if d == policy.Ingress {
-				load = nft.Destination
-			}
-			judge = append(judge,
-				nft.NewRule("an answer of an ended connection", nft.Family(family), nft.Endpoints(family), in(familyName(endedSet, family)), nft.Jump(endedSet)),
-				nft.NewRule("a pod reaches itself", nft.Family(family), nft.SourceAndDestination(family), in(familyName(selfSet, family)), nft.Accept()),
-				nft.NewRule("by the pod's policies", nft.Family(family), load(family), verdict(familyName(podMap(d), family))))
-			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), load(family), verdict(familyName(passMap(d), family))))
-		}
-		chains = append(chains, nft.Regular("judge-"+side(d), judge...), nft.Regular("pass-"+side(d), pass...))
-	}
-	for _, ch := range chains {
-		if err := c.addChain(ch); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Flags of TCP (RFC 9293, section 3.1).
-const (
-	syn          = 0x02
-	finSynRstAck = 0x17
-)
-
-// behindIPVS is a priority at the input hook behind those of IPVS, NF_IP_PRI_NAT_SRC - 2 and - 1
-// (net/netfilter/ipvs/ip_vs_core.c, ip_vs_ops4).
-const behindIPVS = 200
-
-func in(name string) nft.Exprs      { return nft.In(&nftables.Set{Name: name}) }
-func verdict(name string) nft.Exprs { return nft.VerdictOf(&nftables.Set{Name: name}) }
-
+// addChain adds a chain unless it is there.
 func (c *content) addChain(ch nft.Chain) error {
 	if _, there := c.chains[ch.Name]; there {
 		return nil
@@ -169,87 +199,70 @@ func (c *content) addChain(ch nft.Chain) error {
 	if err != nil {
 		return err
 	}
-	c.chains[ch.Name] = chain{ch, text}
+	c.chains[ch.Name] = &chain{ch, text}
 	return nil
 }
 
-// addPod adds a pod, the chain of its policies in each direction, and what these need.
-func (c *content) addPod(p Pod) error {
-	for _, d := range policy.Directions {
-		first, rest, err := c.addPolicies(d, p.Policies)
-		if err != nil {
-			return err
-		}
-		for _, a := range p.Addrs {
-			family := rtnl.FamilyOf(a)
-			if first != "" {
-				c.sets[familyName(podMap(d), family)].elements[string(a.AsSlice())] = first
-				c.sets[familyName(selfSet, family)].elements[string(a.AsSlice())+string(a.AsSlice())] = ""
-			}
-			if first != rest && rest != "" {
-				c.sets[familyName(passMap(d), family)].elements[string(a.AsSlice())] = rest
-			}
-		}
-	}
-	return nil
-}
-
-// addPolicies adds the chain of some policies for a direction, and returns its name, and that of the chain for
-// connections that the Admin tier passes. A name is empty if nothing is judged there.
-func (c *content) addPolicies(d policy.Direction, policies []*policy.Policy) (first, rest string, err error) {
+// addTiers adds the chain of some policies for a way, and returns its name, and that of the chain for
+// connections that the Admin tier passes. A name is empty if nothing is judged there. The chains of policies are added
+// by addPolicy.
+func (c *content) addTiers(w way, policies []*policy.Policy) (first, rest string, err error) {
 	var admin, namespaced, baseline []*policy.Policy
-	isolated := false
+	var isolating []policy.Ref
 	for _, p := range policies {
-		if !p.Judges(d) {
+		if !p.Judges(w.Direction) {
 			continue
 		}
 		switch p.Tier {
 		case policy.Admin:
 			admin = append(admin, p)
 		case policy.Namespaced:
-			namespaced, isolated = append(namespaced, p), isolated || p.Isolates[d]
+			namespaced = append(namespaced, p)
+			if p.Isolates[w.Direction] {
+				isolating = append(isolating, p.Ref)
+			}
 		case policy.Baseline:
 			baseline = append(baseline, p)
 		}
-		if err := c.addPolicy(d, p); err != nil {
-			return "", "", err
-		}
 	}
 	then := namespaced
-	last := nft.NewRule("no policy accepts it", nft.GoTo(refuse))
-	if !isolated {
+	if len(isolating) == 0 {
 		then = append(then, baseline...)
-		last = nft.NewRule("no policy refuses it", nft.Accept())
 	}
 	if len(then) > 0 {
-		rest = "tiers-" + side(d) + "-" + hash(then)
-		if err := c.addJumps(rest, d, then, last); err != nil {
+		rest = "tiers-" + w.name() + "-" + hash(then)
+		last := nft.NewRule("no policy refuses it", nft.Accept())
+		if len(isolating) > 0 {
+			c.counters[rest] = Refused{Direction: w.Direction, Policies: isolating}
+			last = nft.NewRule("no policy accepts it", nft.CountAs(rest), nft.GoTo(w.refuse()))
+		}
+		if err := c.addJumps(rest, w, then, last); err != nil {
 			return "", "", err
 		}
 	}
 	if len(admin) == 0 {
 		return rest, rest, nil
 	}
-	last = nft.NewRule("no rule of the Admin tier decides", nft.Accept())
+	last := nft.NewRule("no rule of the Admin tier decides", nft.Accept())
 	if rest != "" {
 		last = nft.NewRule("no rule of the Admin tier decides", nft.GoTo(rest))
 	}
-	first = "admin-" + side(d) + "-" + hash(policies)
-	return first, rest, c.addJumps(first, d, admin, last)
+	first = "admin-" + w.name() + "-" + hash(policies)
+	return first, rest, c.addJumps(first, w, admin, last)
 }
 
-func (c *content) addJumps(name string, d policy.Direction, policies []*policy.Policy, last nft.Rule) error {
+func (c *content) addJumps(name string, w way, policies []*policy.Policy, last nft.Rule) error {
 	var rules []nft.Rule
 	for _, p := range policies {
-		if len(p.Rules[d]) > 0 {
-			rules = append(rules, nft.NewRule(comment(p.String()), nft.Jump(policyChain(d, p))))
+		if len(p.Rules[w.Direction]) > 0 {
+			rules = append(rules, nft.NewRule(comment(p.String()), nft.Jump(policyChain(w, p))))
 		}
 	}
 	return c.addChain(nft.Regular(name, append(rules, last)...))
 }
 
-func policyChain(d policy.Direction, p *policy.Policy) string {
-	return "policy-" + side(d) + "-" + hash([]*policy.Policy{p})
+func policyChain(w way, p *policy.Policy) string {
+	return "policy-" + w.name() + "-" + hash([]*policy.Policy{p})
 }
 
 // hash identifies some policies by their names.

@@ -82,14 +82,12 @@ func TestForbiddenConnectionsEnd(t *testing.T) {
 			ends(t, near)     // the client sends next
 			ends(t, quietFar) // the server does
 			pass(t, kept, keptFar)
-			before, err := table.Refused()
-			must(t, err)
+			before := refused(t, table)
 			if _, err := datagrams.WriteToUDPAddrPort([]byte("late"), from); err != nil {
 				t.Fatal(err)
 			}
 			for after := before; after == before; { // the answer is refused, and counted
-				after, err = table.Refused()
-				must(t, err)
+				after = refused(t, table)
 			}
 			if n := enforce(closed); n != 0 {
 				t.Errorf("%d connections ended again", n)

@@ -16,44 +16,42 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// addPolicy adds the chain of a policy's rules for a direction, and the sets that they name.
-func (c *content) addPolicy(d policy.Direction, p *policy.Policy) error {
-	name := policyChain(d, p)
-	if _, there := c.chains[name]; there || len(p.Rules[d]) == 0 {
+// addPolicy adds the chain of a policy's rules for a way, and the sets that they name.
+func (c *content) addPolicy(w way, p *policy.Policy) error {
+	if len(p.Rules[w.Direction]) == 0 {
 		return nil
 	}
+	name := policyChain(w, p)
 	var rules []nft.Rule
-	for i := range p.Rules[d] {
-		rules = append(rules, c.rulesOf(d, &p.Rules[d][i], i)...)
+	for i := range p.Rules[w.Direction] {
+		r := &p.Rules[w.Direction][i]
+		do := nft.Accept()
+		switch r.Action {
+		case policy.Accept:
+		case policy.Pass:
+			do = nft.GoTo("pass-" + w.name())
+		case policy.Deny:
+			c.counters[name] = Refused{Direction: w.Direction, Policies: []policy.Ref{p.Ref}}
+			do = nft.Join(nft.CountAs(name), nft.GoTo(w.refuse()))
+		}
+		rules = append(rules, c.rulesOf(w, r, i, do)...)
 	}
 	return c.addChain(nft.Regular(name, rules...))
 }
 
 // rulesOf are the rules of nftables for one rule: each of its peers with each of its ports.
-func (c *content) rulesOf(d policy.Direction, r *policy.Rule, index int) []nft.Rule {
-	text := fmt.Sprintf("%s rule %d %s", d, index, r.Action)
+func (c *content) rulesOf(w way, r *policy.Rule, index int, do nft.Exprs) []nft.Rule {
+	text := fmt.Sprintf("%s rule %d %s", w.Direction, index, r.Action)
 	if r.Name != "" {
 		text += " " + r.Name
 	}
 	var rules []nft.Rule
-	for _, peer := range c.peersOf(d, r) {
-		for _, port := range c.portsOf(r, peer.family) {
-			rules = append(rules, nft.NewRule(comment(text), peer.match, port, c.does(d, r.Action)))
+	for _, peer := range c.peersOf(w, r) {
+		for _, port := range c.portsOf(w, r, peer.family) {
+			rules = append(rules, nft.NewRule(comment(text), peer.match, port, do))
 		}
 	}
 	return rules
-}
-
-// does is what a rule's action does.
-func (c *content) does(d policy.Direction, a policy.Action) nft.Exprs {
-	switch a {
-	case policy.Accept:
-		return nft.Accept()
-	case policy.Pass:
-		return nft.GoTo("pass-" + side(d))
-	case policy.Deny:
-	}
-	return nft.GoTo(refuse)
 }
 
 // peerMatch matches some peers of a rule, of one family; 0: of both.
@@ -62,21 +60,17 @@ type peerMatch struct {
 	match  nft.Exprs
 }
 
-func (c *content) peersOf(d policy.Direction, r *policy.Rule) []peerMatch {
+func (c *content) peersOf(w way, r *policy.Rule) []peerMatch {
 	if r.AnyPeer {
-		if len(r.Named) == 0 {
+		if len(r.Named) == 0 && !w.tunnelled || r.AnyPort {
 			return []peerMatch{{}}
 		}
 		return []peerMatch{{unix.AF_INET, nft.Family(unix.AF_INET)}, {unix.AF_INET6, nft.Family(unix.AF_INET6)}}
 	}
 	var list []peerMatch
 	for _, family := range families {
-		load := nft.Destination
-		if d == policy.Ingress {
-			load = nft.Source
-		}
 		add := func(name string) {
-			list = append(list, peerMatch{family, nft.Join(nft.Family(family), load(family), in(name))})
+			list = append(list, peerMatch{family, nft.Join(nft.Family(family), w.peer(family), in(name))})
 		}
 		if blocks := slices.DeleteFunc(slices.Clone(r.Blocks), func(b netip.Prefix) bool { return rtnl.FamilyOf(b.Addr()) != family }); len(blocks) > 0 {
 			add(c.addBlocks(family, blocks))
@@ -89,16 +83,16 @@ func (c *content) peersOf(d policy.Direction, r *policy.Rule) []peerMatch {
 }
 
 // portsOf match the ports of a rule, one after the other, for peers of a family.
-func (c *content) portsOf(r *policy.Rule, family int) []nft.Exprs {
+func (c *content) portsOf(w way, r *policy.Rule, family int) []nft.Exprs {
 	if r.AnyPort {
 		return []nft.Exprs{nil}
 	}
 	var list []nft.Exprs
 	for _, p := range r.Ports {
-		list = append(list, nft.PortsTo(p.Protocol, p.First, p.Last))
+		list = append(list, w.portsTo(family, p))
 	}
 	for _, id := range r.Named {
-		list = append(list, nft.Join(nft.DestinationAndPort(family), in(c.addTargets(family, id))))
+		list = append(list, nft.Join(w.destinationAndPort(family), in(c.addTargets(family, id))))
 	}
 	return list
 }

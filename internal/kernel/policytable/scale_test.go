@@ -37,8 +37,12 @@ func TestScale(t *testing.T) {
 	for i := range 80 {
 		var list []*policy.Policy
 		for j := range 50 {
+			if i >= 20 {
+				list = many[i%20].Policies
+				break
+			}
 			q := isolated(netip.MustParsePrefix("10.9.0.0/16"))
-			q.Name = string(rune('a'+i%20)) + string(rune('A'+j))
+			q.Name = string(rune('a'+i)) + string(rune('A'+j))
 			list = append(list, q)
 		}
 		many = append(many, Pod{Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 1, byte(i)})}, Policies: list})
@@ -49,6 +53,17 @@ func TestScale(t *testing.T) {
 	start = time.Now()
 	must(t, table.Apply(many[1:], elements, nil))
 	t.Log("a pod less", time.Since(start))
+	start = time.Now()
+	for i := range 20 {
+		must(t, table.Apply(many[i%2:], elements, nil))
+	}
+	t.Log("a pod more or less", time.Since(start)/20)
+	start = time.Now()
+	for i := range 20 {
+		_, err := table.compile.content(many[i%2:], table.base)
+		must(t, err)
+	}
+	t.Log("of which compiling", time.Since(start)/20)
 	start = time.Now()
 	n2, err := table.End(func(policy.Flow) bool { return true })
 	t.Log("end", n2, err, time.Since(start))

@@ -10,6 +10,7 @@
 //	metrics.go   the same as metrics
 //	dial.go      how the operator is found and called
 //	status.go    what people see of it
+//	denied.go    the log of denied connections
 package networkpolicy
 
 // What berthd may do in the Kubernetes API for it. It reads no policy and no pod.

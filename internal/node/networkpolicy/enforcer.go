@@ -44,9 +44,10 @@ func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 
 // Options are what an Enforcer is made of.
 type Options struct {
-	Kernel Kernel
-	Dial   Dialer
-	Dir    string // of the stored file; it has to outlast a reboot
+	Kernel  Kernel
+	Denials Denials // nil: denied connections are not logged. Run closes it
+	Dial    Dialer
+	Dir     string // of the stored file; it has to outlast a reboot
 	// StartUnknown: a pod is open until the operator has told about it. Otherwise it is closed.
 	StartUnknown bool
 	Interval     time.Duration // how often the kernel is looked at, in addition to each observed change
@@ -208,6 +209,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	running.Go(func() { e.follow(ctx) })
 	running.Go(func() { e.watch(ctx) })
 	defer e.flush()
+	if e.Denials != nil {
+		running.Go(func() { e.logDenials(ctx, e.Denials) })
+	}
 	var failures retry.Backoff
 	for {
 		select {

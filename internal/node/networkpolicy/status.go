@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/policy"
 )
@@ -114,11 +115,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	if counts, ok := e.Kernel.(interface{ Refused() (uint64, error) }); ok {
-		if n, err := counts.Refused(); err == nil {
-			s.Refused = &n
-		}
-	}
+	s.Refused = e.refused()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &e.record
@@ -153,6 +150,33 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	slices.SortFunc(s.Policies, func(a, b introspect.NodePolicy) int { return a.Compare(b.PolicyRef) })
 	slices.SortFunc(s.Sets, func(a, b introspect.PolicySet) int { return cmp.Compare(a.Name, b.Name) })
 	return s
+}
+
+// refused counts refused packets, as far as the kernel tells.
+func (e *Enforcer) refused() []introspect.RefusedPackets {
+	list := []introspect.RefusedPackets{}
+	k, ok := e.Kernel.(interface {
+		Refused() ([]policytable.Refused, error)
+	})
+	if !ok {
+		return list
+	}
+	counts, err := k.Refused()
+	if err != nil {
+		e.Log.Warn("packets that network policies refused cannot be counted", "err", err)
+		return list
+	}
+	for _, c := range counts {
+		r := introspect.RefusedPackets{Direction: c.Direction.String(), Policies: []introspect.PolicyRef{}, Packets: c.Packets}
+		for _, ref := range c.Policies {
+			r.Policies = append(r.Policies, introspect.PolicyRef{Kind: ref.Kind(), Namespace: ref.Namespace, Name: ref.Name})
+		}
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b introspect.RefusedPackets) int {
+		return cmp.Or(cmp.Compare(a.Direction, b.Direction), slices.CompareFunc(a.Policies, b.Policies, introspect.PolicyRef.Compare))
+	})
+	return list
 }
 
 // attachment describes one attachment with the policies that it should have.

@@ -3,6 +3,7 @@ package networkpolicy
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -11,6 +12,8 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
@@ -133,4 +136,25 @@ func TestJudge(t *testing.T) {
 			t.Errorf("mute: %+v", j)
 		}
 	})
+}
+
+// counting is a kernel that counts refused packets.
+type counting struct{ Kernel }
+
+func (counting) Refused() ([]policytable.Refused, error) {
+	return []policytable.Refused{
+		{Direction: policy.Ingress, Packets: 9}, {Direction: policy.Egress, Packets: 1},
+		{Direction: policy.Ingress, Policies: []policy.Ref{{Namespace: "default", Name: "clients-only"}}, Packets: 7}, {Direction: policy.Ingress, Policies: []policy.Ref{{Name: "admins"}}, Packets: 2},
+	}, nil
+}
+
+func TestRefusedPacketsAreCounted(t *testing.T) {
+	e := New(Options{Kernel: counting{&kernel{}}, Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)})
+	text, err := json.Marshal(e.Status(time.Time{}).Refused)
+	const want = `[{"direction":"Egress","policies":[],"packets":1},{"direction":"Ingress","policies":[],"packets":9},` +
+		`{"direction":"Ingress","policies":[{"kind":"ClusterNetworkPolicy","name":"admins"}],"packets":2},` +
+		`{"direction":"Ingress","policies":[{"kind":"NetworkPolicy","namespace":"default","name":"clients-only"}],"packets":7}]`
+	if err != nil || string(text) != want {
+		t.Errorf("%s, %v", text, err)
+	}
 }

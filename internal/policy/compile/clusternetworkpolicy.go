@@ -115,6 +115,8 @@ func (c *Compiled) addClusterRule(d policy.Direction, field, name string, action
 		c.finish(d, r, p)
 	case r.Action != policy.Accept:
 		c.Policy.Rules[d] = append(c.Policy.Rules[d], policy.Rule{Name: name, Action: policy.Deny, AnyPeer: true, AnyPort: true})
+	default: // it matches nothing, and the rules behind it keep their index
+		c.Policy.Rules[d] = append(c.Policy.Rules[d], policy.Rule{Name: name})
 	}
 }
 

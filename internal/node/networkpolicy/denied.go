@@ -1,0 +1,177 @@
+package networkpolicy
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/policytable"
+	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// Denials are refused packets. *policytable.Log implements it.
+type Denials interface {
+	Receive() ([]policytable.Denied, error) // os.ErrClosed after Close
+	Close() error
+}
+
+// logDenials logs denied connections until ctx ends.
+func (e *Enforcer) logDenials(ctx context.Context, from Denials) {
+	stop := context.AfterFunc(ctx, func() { _ = from.Close() })
+	defer stop()
+	l := newDenialLimit(e.Clock)
+	for {
+		list, err := from.Receive()
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		if err != nil {
+			e.Log.Warn("cannot read the log of denied connections", "err", err)
+			select {
+			case <-ctx.Done():
+			case <-e.Clock.After(retry.Most):
+			}
+			continue
+		}
+		for _, d := range list {
+			if l.allow(d) {
+				e.logDenial(d, l.takeDropped())
+			}
+		}
+	}
+}
+
+// logDenial writes the line about a denied connection. dropped is how many connections got none since the last line.
+func (e *Enforcer) logDenial(d policytable.Denied, dropped int) {
+	e.mu.Lock()
+	ends := map[policy.Direction]*Pod{policy.Ingress: e.podAt(d.Destination), policy.Egress: e.podAt(d.Source)}
+	var because []string
+	if p := ends[d.Direction]; p != nil {
+		because = e.because(*p, d)
+	}
+	e.mu.Unlock()
+	args := []any{
+		"direction", d.Direction, "source", d.Source, "destination", d.Destination, "protocol", protocolName(d.Protocol),
+	}
+	if d.Port != 0 {
+		args = append(args, "port", d.Port, "sourcePort", d.SourcePort)
+	}
+	if p := ends[policy.Egress]; p != nil {
+		args = append(args, "sourcePod", p.Namespace+"/"+p.Name)
+	}
+	if p := ends[policy.Ingress]; p != nil {
+		args = append(args, "destinationPod", p.Namespace+"/"+p.Name)
+	}
+	if len(because) > 0 {
+		args = append(args, "policies", because)
+	}
+	if d.Tunnelled {
+		args = append(args, "egressTunnel", true)
+	}
+	if dropped > 0 {
+		args = append(args, "notLogged", dropped)
+	}
+	e.Log.Info("network policies denied a connection", args...)
+}
+
+// podAt returns the pod of the node that has an address, or nil.
+func (e *Enforcer) podAt(a netip.Addr) *Pod {
+	for _, p := range e.pods {
+		if slices.Contains(p.Addrs, a) {
+			return &p
+		}
+	}
+	return nil
+}
+
+// because names the policies that deny a connection of a pod: the one whose rule does, with the rule, or those none of which
+// accepts it. It names none if the policies have changed since.
+func (e *Enforcer) because(p Pod, d policytable.Denied) (names []string) {
+	list, known := e.state.Of(p.PodName, p.UID)
+	if !known {
+		list = []*policy.Policy{closed(p.PodName)}
+	}
+	switch decision := policy.Decide(list, d.Direction, d.Flow, e.state); {
+	case decision.Allowed:
+	case decision.Policy != nil:
+		rule := decision.Policy.Rules[d.Direction][decision.Rule].Name
+		if rule == "" {
+			rule = strconv.Itoa(decision.Rule)
+		}
+		names = append(names, decision.Policy.Ref.String()+" rule "+rule)
+	case decision.Isolated:
+		for _, p := range list {
+			if p.Isolates[d.Direction] {
+				names = append(names, p.Ref.String())
+			}
+		}
+	}
+	return names
+}
+
+func protocolName(p uint8) string {
+	switch p {
+	case unix.IPPROTO_TCP:
+		return "TCP"
+	case unix.IPPROTO_UDP:
+		return "UDP"
+	case unix.IPPROTO_SCTP:
+		return "SCTP"
+	case unix.IPPROTO_ICMP:
+		return "ICMP"
+	case unix.IPPROTO_ICMPV6:
+		return "ICMPv6"
+	}
+	return strconv.Itoa(int(p))
+}
+
+// denialLimit decides which denied connections are logged: each once a minute, as its packets are sent again, and at most
+// denialRate connections a second.
+type denialLimit struct {
+	clock   clock.Clock
+	rate    *rate.Limiter
+	logged  map[policytable.Denied]bool
+	since   time.Time // when logged was empty
+	dropped int
+}
+
+const (
+	denialRate   = 10
+	denialMemory = 4096 // connections
+	denialRepeat = time.Minute
+)
+
+func newDenialLimit(c clock.Clock) *denialLimit {
+	return &denialLimit{clock: c, rate: rate.NewLimiter(denialRate, denialRate), logged: map[policytable.Denied]bool{}, since: c.Now()}
+}
+
+func (l *denialLimit) allow(d policytable.Denied) bool {
+	now := l.clock.Now()
+	if now.Sub(l.since) >= denialRepeat || len(l.logged) >= denialMemory {
+		clear(l.logged)
+		l.since = now
+	}
+	if l.logged[d] {
+		return false
+	}
+	l.logged[d] = true
+	if !l.rate.AllowN(now, 1) {
+		l.dropped++
+		return false
+	}
+	return true
+}
+
+func (l *denialLimit) takeDropped() (n int) {
+	n, l.dropped = l.dropped, 0
+	return n
+}
