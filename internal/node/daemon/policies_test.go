@@ -165,7 +165,7 @@ func TestPoliciesComeFirst(t *testing.T) {
 		t.Errorf("a repeated ADD did %s", got)
 	}
 	n.policies.Remove(keyFor("a").String())
-	if _, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").GetAttachment(), Netns: "/run/netns/a"}); err == nil || !strings.Contains(err.Error(), "network policies are enforced for other addresses") {
+	if _, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").GetAttachment(), Netns: "/run/netns/a"}); err == nil || !strings.Contains(err.Error(), "network policies are enforced for other addresses or tunnels") {
 		t.Errorf("CHECK of a pod without policies: %v", err)
 	}
 	n.policies.pods = map[string]networkpolicy.Pod{}

@@ -81,11 +81,19 @@ func (e *Enforcer) repair() {
 		return
 	}
 	if what == interval {
+		if e.repairInside() {
+			e.repaired("a table in a pod's network namespace was changed")
+		}
 		if present, err := e.Kernel.Present(); present || err != nil {
 			return // what cannot be read now may be read at the next interval
 		}
 	}
 	e.Kernel.Forget()
+	e.repaired(what)
+}
+
+// repaired has everything applied, and counts and logs that other software changed something.
+func (e *Enforcer) repaired(what string) {
 	e.Metrics.repaired()
 	now := e.Clock.Now()
 	e.mu.Lock()
