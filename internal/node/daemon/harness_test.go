@@ -142,7 +142,7 @@ func (n *node) assemble() *running {
 		o.RepairInterval = time.Hour
 	}
 	if n.policies != nil {
-		o.Parts = append(o.Parts, policypart.New(policypart.Options{Enforcer: n.policies, Store: store, Wait: n.policies.wait, StartUnknown: n.policies.startUnknown, Log: log}))
+		o.Parts = append(o.Parts, policypart.New(policypart.Options{Enforcer: n.policies, Store: store, Wait: n.policies.wait, StartUnknown: n.policies.startUnknown, TunnelPort: 5555, Log: log}))
 		o.RepairInterval = time.Hour
 	}
 	r.Daemon, r.source = New(o), src

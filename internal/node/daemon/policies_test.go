@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -79,7 +80,7 @@ func (e *fakeEnforcer) Holds(attachment string, p networkpolicy.Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	have := e.pods[attachment]
-	return have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local)
+	return reflect.DeepEqual(have, p)
 }
 
 func (e *fakeEnforcer) Remove(attachment string) {
@@ -262,6 +263,44 @@ func TestAddressesOfPolicies(t *testing.T) {
 		r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
 		mustAdd(t, r, "a", n.newNetns("a"))
 		n.policies.want(t, "a", []string{"10.0.0.5"}, nil)
+		if in := n.policies.pods[keyFor("a").String()].Inside; in != nil {
+			t.Errorf("a pod of the node is judged in %+v", in)
+		}
+	})
+	t.Run("branch", func(t *testing.T) {
+		n := newPortNode(t)
+		n.policies = newEnforcer(knownPod("a"))
+		r := n.startPorts([]attachment.NIC{testBranch("p-0")})
+		mustAdd(t, r, "a", n.newNetns("a"))
+		if in := n.policies.pods[keyFor("a").String()].Inside; in != nil {
+			t.Errorf("a branch that the node routes is judged in %+v", in)
+		}
+	})
+	t.Run("egress", func(t *testing.T) {
+		n := newNode(t, "10.0.0.5")
+		n.tunnels, n.policies = newTunnels(), newEnforcer(knownPod("a"))
+		r := n.restart(nil)
+		r.egress.says("pod-a", testEgress("nat"))
+		mustAdd(t, r, "a", n.newNetns("a"))
+		tunnels := func() (list []string) {
+			n.policies.mu.Lock()
+			defer n.policies.mu.Unlock()
+			for _, to := range n.policies.pods[keyFor("a").String()].Tunnels {
+				list = append(list, to.String())
+			}
+			return list
+		}
+		rec, _ := r.Store.Get(keyFor("a"))
+		var want []string
+		for _, g := range rec.Egress.Egresses[0].Gateways {
+			want = append(want, netip.AddrPortFrom(g.Addresses[0], 5555).String())
+		}
+		if got := tunnels(); !slices.Equal(got, want) {
+			t.Errorf("tunnels to %v, want %v", got, want)
+		}
+		defer n.tick()()
+		r.egress.says("pod-a", nil)
+		waitFor(t, func() bool { return len(tunnels()) == 0 })
 	})
 	t.Run("first NIC", func(t *testing.T) {
 		n := newPortNode(t)
@@ -270,6 +309,10 @@ func TestAddressesOfPolicies(t *testing.T) {
 		r := n.startPorts([]attachment.NIC{first, testNIC("eth1", "p-1")})
 		mustAdd(t, r, "a", n.newNetns("a"))
 		n.policies.want(t, "a", []string{"192.168.0.12"}, nil)
+		rec, _ := r.Store.Get(keyFor("a"))
+		if in := n.policies.pods[keyFor("a").String()].Inside; in == nil || *in != (networkpolicy.Inside{Netns: "/run/netns/a", Dev: rec.Netns.Dev, Inode: rec.Netns.Inode, Link: "eth0"}) {
+			t.Errorf("a port of a switch is judged in %+v", in)
+		}
 		defer n.tick()()
 		changed := testNIC("eth0", "p-0")
 		changed.Addresses = []attachment.NICAddress{{CIDR: netip.MustParsePrefix("192.168.0.99/24")}}
