@@ -47,6 +47,7 @@ type PolicyTable interface {
 	There() (bool, error)
 	Remove() error
 	OpenLog() (*policytable.Log, error)
+	OpenInside(path string, id datapath.NetnsID, links []string) (*policytable.Inside, error)
 }
 
 func machine() Dependencies {

@@ -51,10 +51,24 @@ func (n *node) openPolicies() error {
 		n.log.Warn("denied connections are not logged", "err", err)
 	}
 	n.policies = networkpolicy.New(networkpolicy.Options{
-		Kernel: table, Denials: denials, Dial: access.Dial, Dir: n.cfg.NetworkPolicyDir, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
+		Kernel: table, Denials: denials, OpenInside: openInside(table), Dial: access.Dial, Dir: n.cfg.NetworkPolicyDir, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
 		Interval: n.cfg.RepairInterval, Metrics: networkpolicy.NewMetrics(n.metrics.Registry), Clock: n.clock, Log: n.log,
 	})
 	return nil
+}
+
+// openInside opens tables of pods.
+func openInside(table PolicyTable) func(networkpolicy.Inside) (networkpolicy.PodKernel, networkpolicy.Denials, error) {
+	return func(i networkpolicy.Inside) (networkpolicy.PodKernel, networkpolicy.Denials, error) {
+		t, err := table.OpenInside(i.Netns, i.ID, i.Links)
+		if err != nil {
+			return nil, nil, err
+		}
+		if t.Log == nil {
+			return t, nil, nil // as of the node, which says so
+		}
+		return t, t.Log, nil
+	}
 }
 
 // removePolicies removes the table and the stored file, if they are there.

@@ -2,8 +2,10 @@ package networkpolicy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -37,6 +39,11 @@ type Pod struct {
 	UID   string
 	Addrs []netip.Addr // by which other pods and nodes know it
 	Local []netip.Addr // its other addresses, which count on this node only
+	// Inside is for interfaces whose packets do not pass the node's IP stack; nil: there are none that policies concern.
+	Inside *Inside
+	// Tunnels are the gateways of its Egresses, and their Services, with the UDP port of tunnels. What leaves in tunnels is judged
+	// by what is inside.
+	Tunnels []netip.AddrPort
 
 	known    bool // the operator has told about it
 	restored bool // it ran when the process began
@@ -48,8 +55,10 @@ func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 type Options struct {
 	Kernel  Kernel
 	Denials Denials // nil: denied connections are not logged. Run closes it
-	Dial    Dialer
-	Dir     string // of the stored file; it has to outlast a reboot
+	// OpenInside opens the table of a pod, and its log unless that is nil, which the table closes.
+	OpenInside func(i Inside) (PodKernel, Denials, error)
+	Dial       Dialer
+	Dir        string // of the stored file; it has to outlast a reboot
 	// StartUnknown: a pod is open until the operator has told about it. Otherwise it is closed.
 	StartUnknown bool
 	Interval     time.Duration // how often the kernel is looked at, in addition to each observed change
@@ -62,9 +71,10 @@ type Options struct {
 // kernel.
 type Enforcer struct {
 	Options
-	calls *calls
-	dirty chan struct{} // has an element when apply has something to do
-	own   own
+	calls   *calls
+	dirty   chan struct{} // has an element when apply has something to do
+	own     own
+	insides insides
 
 	mu      sync.Mutex       // guards below; nothing waits while it is held
 	updates []*policy.Update // that state does not have yet
@@ -87,8 +97,9 @@ type own struct {
 
 // round is one change of the kernel.
 type round struct {
-	done chan struct{}
-	err  error
+	done   chan struct{}
+	err    error
+	failed map[string]error // of attachments with a table of their own
 }
 
 func newRound() *round { return &round{done: make(chan struct{})} }
@@ -100,6 +111,7 @@ func New(o Options) *Enforcer {
 		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), record: record{began: o.Clock.Now()},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
+	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{e, newDenialLimit(o.Clock)}, tables: map[string]insidePod{}}
 	e.load()
 	return e
 }
@@ -146,7 +158,10 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	}
 	select {
 	case <-r.done:
-		return r.err
+		if r.err != nil {
+			return r.err
+		}
+		return r.failed[attachment]
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -157,7 +172,8 @@ func (e *Enforcer) Holds(attachment string, p Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	have, there := e.pods[attachment]
-	return there && have.PodName == p.PodName && have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local)
+	return there && have.PodName == p.PodName && have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local) &&
+		have.Inside.equal(p.Inside) && slices.Equal(have.Tunnels, p.Tunnels)
 }
 
 // Remove forgets a pod that is gone. The kernel forgets it soon after.
@@ -210,10 +226,13 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	defer running.Wait()
 	running.Go(func() { e.follow(ctx) })
 	if e.Denials != nil {
-		running.Go(func() { e.logDenials(ctx, e.Denials) })
+		stop := context.AfterFunc(ctx, func() { _ = e.Denials.Close() })
+		defer stop()
+		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
 	running.Go(func() { e.watch(ctx) })
 	defer e.flush()
+	defer e.insides.closeAll()
 	var failures retry.Backoff
 	for {
 		select {
@@ -283,12 +302,13 @@ func (e *Enforcer) apply() error {
 	}
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
+	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
 	close(r.done)
-	if r.err != nil {
+	if err := errors.Join(append(slices.Collect(maps.Values(r.failed)), r.err)...); err != nil {
 		e.mu.Lock()
 		e.rules = true // the kernel's table is unknown, so all of it is applied
 		e.mu.Unlock()
-		return r.err
+		return err
 	}
 	e.calls.enforced(session, e.state.Version())
 	if news {
@@ -306,17 +326,22 @@ func (e *Enforcer) apply() error {
 
 // view is which policies the pods have.
 type view struct {
-	pods   []policytable.Pod
+	pods   []policytable.Pod // as the node's table has them
+	inside map[string]wanted // by attachment
 	byAddr map[netip.Addr][]*policy.Policy
 	sets   policy.Sets
 }
 
 // view returns the view of the node's attachments with their policies.
 func (e *Enforcer) view(lists map[string]inForce) view {
-	v := view{byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
+	v := view{inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
 	for attachment, f := range lists {
-		addrs := e.pods[attachment].allAddrs()
-		v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list})
+		p := e.pods[attachment]
+		addrs := p.allAddrs()
+		v.pods = append(v.pods, policytable.Pod{Addrs: p.nodeAddrs(), Policies: f.list, Tunnels: p.Tunnels})
+		if p.Inside != nil {
+			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
+		}
 		for _, a := range addrs {
 			v.byAddr[a] = f.list
 		}

@@ -80,12 +80,17 @@ func (e *Enforcer) repair() {
 	if what == "" || !e.own.applied { // otherwise everything is applied anyway
 		return
 	}
-	if what == interval {
-		if present, err := e.Kernel.Present(); present || err != nil {
-			return // what cannot be read now may be read at the next interval
-		}
+	ofNode := what != interval
+	if !ofNode {
+		present, err := e.Kernel.Present()
+		ofNode = !present && err == nil // what cannot be read now may be read at the next interval
 	}
-	e.Kernel.Forget()
+	if ofNode {
+		e.Kernel.Forget()
+	}
+	if ofPods := e.insides.changed(); !ofNode && !ofPods {
+		return
+	}
 	e.Metrics.repaired()
 	now := e.Clock.Now()
 	e.mu.Lock()

@@ -114,7 +114,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	counts, err := e.Kernel.Refused()
+	counts, err := e.refused()
 	if err == nil {
 		s.Refused = new(uint64)
 	}
