@@ -1,6 +1,7 @@
 package policytable
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -26,6 +27,40 @@ type inside struct {
 // CAP_NET_ADMIN can change the table, and one with CAP_NET_RAW can send frames that no chain sees.
 func NewInside(pod, node netns.NsHandle, links []string) *Table {
 	return &Table{ns: pod, compile: compiler{inside: &inside{links: links, node: node}}}
+}
+
+// Inside is the table of a pod with what is open for it.
+type Inside struct {
+	*Table
+	Log *Log // nil: it cannot be opened
+}
+
+// OpenInside opens the table of a pod beside that of its node, t. id is that of the pod's network namespace; zero: of whatever
+// is at the path. Errors: rtnl.ErrNoNetns.
+func (t *Table) OpenInside(path string, id rtnl.NetnsID, links []string) (*Inside, error) {
+	node, err := rtnl.Identify(t.ns)
+	if err != nil {
+		return nil, err
+	}
+	pod, err := rtnl.OpenPodNetns(path, id, node)
+	if err != nil {
+		return nil, err
+	}
+	i := &Inside{Table: NewInside(pod, t.ns, links)}
+	i.Log, _ = i.OpenLog() // a kernel without it says so for the node
+	return i, nil
+}
+
+// Close closes the log. The table stays in force.
+func (i *Inside) Close() error {
+	var err error
+	if i.Log != nil {
+		err = i.Log.Close()
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.have = nil
+	return errors.Join(err, i.ns.Close())
 }
 
 // refresh reads the node's addresses.

@@ -44,11 +44,10 @@ type Dependencies struct {
 // PolicyTable is the table of network policies. *policytable.Table implements it.
 type PolicyTable interface {
 	networkpolicy.Kernel
-	// Inside opens the table of a pod's network namespace.
-	Inside(networkpolicy.Inside) networkpolicy.InsideKernel
 	There() (bool, error)
 	Remove() error
 	OpenLog() (*policytable.Log, error)
+	OpenInside(path string, id datapath.NetnsID, links []string) (*policytable.Inside, error)
 }
 
 func machine() Dependencies {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/kernel/policytable"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/policypart"
@@ -20,17 +21,8 @@ func openPolicyTable() (PolicyTable, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the node's network namespace: %w", err)
 	}
-	return nodeTable{policytable.New(ns), networkpolicy.OpenInside(ns)}, nil // until the process ends
+	return policytable.New(ns), nil // until the process ends
 }
-
-// nodeTable is the table of the node.
-type nodeTable struct {
-	*policytable.Table
-	inside func(networkpolicy.Inside) networkpolicy.InsideKernel
-}
-
-// Inside implements PolicyTable.
-func (t nodeTable) Inside(of networkpolicy.Inside) networkpolicy.InsideKernel { return t.inside(of) }
 
 // openPolicies creates the enforcer of network policies for the attachments of a store, or removes what an earlier one left if they
 // are off. It does not use the API server yet.
@@ -63,10 +55,35 @@ func (n *node) openPolicies(store *attachment.Store) error {
 		n.log.Warn("denied connections are not logged", "err", err)
 	}
 	n.policies = networkpolicy.New(networkpolicy.Options{
-		Kernel: table, Inside: table.Inside, Denials: denials, Dial: access.Dial, Dir: n.cfg.NetworkPolicyDir, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
+		Kernel: table, Denials: denials, OpenInside: openInside(table), Dial: access.Dial, Dir: n.cfg.NetworkPolicyDir, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
 		Interval: n.cfg.RepairInterval, Metrics: networkpolicy.NewMetrics(n.metrics.Registry), Clock: n.clock, Log: n.log,
 	})
 	return nil
+}
+
+// openInside opens tables of pods.
+func openInside(table PolicyTable) func(networkpolicy.Inside) (networkpolicy.PodKernel, networkpolicy.Denials, error) {
+	return func(i networkpolicy.Inside) (networkpolicy.PodKernel, networkpolicy.Denials, error) {
+		t, err := table.OpenInside(i.Netns, i.ID, i.Links)
+		if err != nil {
+			return nil, nil, err
+		}
+		if t.Log == nil {
+			return t, nil, nil // as of the node, which says so
+		}
+		return t, t.Log, nil
+	}
+}
+
+// removeInside removes the table of a pod. Without a namespace the pod is gone.
+func removeInside(table PolicyTable, of networkpolicy.Inside) error {
+	t, err := table.OpenInside(of.Netns, of.ID, of.Links)
+	if errors.Is(err, rtnl.ErrNoNetns) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return errors.Join(t.Remove(), t.Close())
 }
 
 // removePolicies removes the tables and the stored file, if they are there. Pods have tables in their own namespaces only if the
@@ -79,9 +96,7 @@ func (n *node) removePolicies(table PolicyTable, store *attachment.Store) error 
 	}
 	for _, rec := range store.Records() {
 		if of := policypart.InsideOf(rec); of != nil {
-			if removeErr := table.Inside(*of).Remove(); !errors.Is(removeErr, networkpolicy.ErrGone) {
-				err = errors.Join(err, removeErr)
-			}
+			err = errors.Join(err, removeInside(table, *of))
 		}
 	}
 	if err == nil { // the last one, as it tells of the others

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/policypart"
 	"github.com/berthnet/berth/internal/node/networkpolicy"
@@ -310,7 +311,7 @@ func TestAddressesOfPolicies(t *testing.T) {
 		mustAdd(t, r, "a", n.newNetns("a"))
 		n.policies.want(t, "a", []string{"192.168.0.12"}, nil)
 		rec, _ := r.Store.Get(keyFor("a"))
-		if in := n.policies.pods[keyFor("a").String()].Inside; in == nil || *in != (networkpolicy.Inside{Netns: "/run/netns/a", Dev: rec.Netns.Dev, Inode: rec.Netns.Inode, Link: "eth0"}) {
+		if in := n.policies.pods[keyFor("a").String()].Inside; in == nil || in.Netns != "/run/netns/a" || in.ID != (rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}) || !slices.Equal(in.Links, []string{"eth0"}) || !in.Only {
 			t.Errorf("a port of a switch is judged in %+v", in)
 		}
 		defer n.tick()()

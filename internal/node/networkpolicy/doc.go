@@ -7,6 +7,7 @@
 //	follow.go    the operator's word
 //	stored.go    the file
 //	denied.go    the log of denied connections
+//	inside.go    pods whose packets do not pass the node's IP stack
 //	repair.go    what other software changes in the kernel
 //	health.go    the condition of the node
 //	metrics.go   the same as metrics

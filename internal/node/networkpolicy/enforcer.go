@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -40,9 +39,11 @@ type Pod struct {
 	UID   string
 	Addrs []netip.Addr // by which other pods and nodes know it
 	Local []netip.Addr // its other addresses, which count on this node only
-	// Tunnels are those of its Egresses: gateways, their Services, and the UDP port.
+	// Inside is for interfaces whose packets do not pass the node's IP stack; nil: there are none that policies concern.
+	Inside *Inside
+	// Tunnels are the gateways of its Egresses, and their Services, with the UDP port of tunnels. What leaves in tunnels is judged
+	// by what is inside.
 	Tunnels []netip.AddrPort
-	Inside  *Inside // nil: the node's table judges
 
 	known    bool // the operator has told about it
 	restored bool // it ran when the process began
@@ -52,12 +53,12 @@ func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 
 // Options are what an Enforcer is made of.
 type Options struct {
-	Kernel Kernel
-	// Inside returns the table of a pod's own network namespace.
-	Inside  func(Inside) InsideKernel
+	Kernel  Kernel
 	Denials Denials // nil: denied connections are not logged. Run closes it
-	Dial    Dialer
-	Dir     string // of the stored file; it has to outlast a reboot
+	// OpenInside opens the table of a pod, and its log unless that is nil, which the table closes.
+	OpenInside func(i Inside) (PodKernel, Denials, error)
+	Dial       Dialer
+	Dir        string // of the stored file; it has to outlast a reboot
 	// StartUnknown: a pod is open until the operator has told about it. Otherwise it is closed.
 	StartUnknown bool
 	Interval     time.Duration // how often the kernel is looked at, in addition to each observed change
@@ -70,9 +71,10 @@ type Options struct {
 // kernel.
 type Enforcer struct {
 	Options
-	calls *calls
-	dirty chan struct{} // has an element when apply has something to do
-	own   own
+	calls   *calls
+	dirty   chan struct{} // has an element when apply has something to do
+	own     own
+	insides insides
 
 	mu      sync.Mutex       // guards below; nothing waits while it is held
 	updates []*policy.Update // that state does not have yet
@@ -91,7 +93,6 @@ type own struct {
 	applied     bool             // the last change of the kernel succeeded
 	due         <-chan time.Time // when the file has to be written; nil: it has everything
 	storeFailed bool             // the last write of the file
-	inside      map[string]*insideTable
 
 	ended  time.Time        // when connections were looked at last
 	took   time.Duration    // to do so
@@ -102,7 +103,7 @@ type own struct {
 type round struct {
 	done   chan struct{}
 	err    error
-	inside map[string]error // of attachments whose own namespace could not be changed
+	failed map[string]error // of attachments with a table of their own
 }
 
 func newRound() *round { return &round{done: make(chan struct{})} }
@@ -112,9 +113,9 @@ func newRound() *round { return &round{done: make(chan struct{})} }
 func New(o Options) *Enforcer {
 	e := &Enforcer{
 		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), record: record{began: o.Clock.Now()},
-		own:   own{inside: map[string]*insideTable{}},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
+	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{e, newDenialLimit(o.Clock)}, tables: map[string]insidePod{}}
 	e.load()
 	return e
 }
@@ -164,7 +165,7 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 		if r.err != nil {
 			return r.err
 		}
-		return r.inside[attachment]
+		return r.failed[attachment]
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -175,8 +176,8 @@ func (e *Enforcer) Holds(attachment string, p Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	have, there := e.pods[attachment]
-	have.known, have.restored = false, false
-	return there && reflect.DeepEqual(have, p)
+	return there && have.PodName == p.PodName && have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local) &&
+		have.Inside.equal(p.Inside) && slices.Equal(have.Tunnels, p.Tunnels)
 }
 
 // Remove forgets a pod that is gone. The kernel forgets it soon after.
@@ -231,8 +232,11 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	running.Go(func() { e.watch(ctx) })
 	defer e.flush()
 	if e.Denials != nil {
-		running.Go(func() { e.logDenials(ctx, e.Denials) })
+		stop := context.AfterFunc(ctx, func() { _ = e.Denials.Close() })
+		defer stop()
+		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
+	defer e.insides.closeAll()
 	var failures retry.Backoff
 	for {
 		select {
@@ -299,9 +303,9 @@ func (e *Enforcer) apply() error {
 		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
 		lists = nil
 	}
+	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
 	if r.err == nil {
-		r.inside = e.applyInside(view.inside, rules, changed)
-		for attachment := range r.inside {
+		for attachment := range r.failed {
 			delete(lists, attachment)
 		}
 		e.applied(lists)
@@ -309,7 +313,7 @@ func (e *Enforcer) apply() error {
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
 	close(r.done)
-	err := errors.Join(append(slices.Collect(maps.Values(r.inside)), r.err)...)
+	err := errors.Join(append(slices.Collect(maps.Values(r.failed)), r.err)...)
 	if err != nil {
 		e.mu.Lock()
 		e.rules = true // what the kernel has is unknown, so all of it is applied
@@ -337,8 +341,6 @@ func (e *Enforcer) end(v view) error {
 	}
 	e.own.endDue = nil
 	n, err := e.Kernel.End(v.allows)
-	inside, insideErr := e.endInside()
-	n, err = n+inside, errors.Join(err, insideErr)
 	e.own.ended = e.Clock.Now()
 	e.own.took = e.own.ended.Sub(now)
 	if err != nil {
@@ -352,31 +354,26 @@ func (e *Enforcer) end(v view) error {
 
 // view is which policies the pods have.
 type view struct {
-	pods   []policytable.Pod // of the node's table
-	inside map[string]insidePod
+	pods   []policytable.Pod // as the node's table has them
+	inside map[string]wanted // by attachment
 	byAddr map[netip.Addr][]*policy.Policy
 	sets   policy.Sets
 }
 
-// insidePod is a pod whose own namespace judges.
-type insidePod struct {
-	inside Inside
-	pod    policytable.Pod
-}
-
 // view returns the view of the node's attachments with their policies.
 func (e *Enforcer) view(lists map[string]inForce) view {
-	v := view{inside: map[string]insidePod{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
+	v := view{inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
 	for attachment, f := range lists {
 		p := e.pods[attachment]
-		pod := policytable.Pod{Addrs: p.allAddrs(), Policies: f.list, Tunnels: p.Tunnels}
-		if p.Inside != nil {
-			v.inside[attachment] = insidePod{*p.Inside, pod}
-		} else {
-			v.pods = append(v.pods, pod)
+		addrs := p.allAddrs()
+		if p.Inside == nil || !p.Inside.Only {
+			v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels})
 		}
-		for _, a := range pod.Addrs {
-			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // others may be in another network
+		if p.Inside != nil {
+			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
+		}
+		for _, a := range addrs {
+			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // in networks of their own, pods may have the same addresses
 				v.byAddr[a] = f.list
 			}
 		}

@@ -3,173 +3,194 @@ package networkpolicy
 import (
 	"errors"
 	"fmt"
-	"io/fs"
+	"log/slog"
 	"maps"
 	"slices"
-
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
+	"sync"
 
 	"github.com/berthnet/berth/internal/kernel/policytable"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// Inside is a pod's own network namespace, whose table judges in place of the node's: packets of the pod do not pass the node's IP
-// stack.
+// Inside is where policies are enforced for interfaces of a pod whose packets do not pass the node's IP stack: in the pod's own
+// network namespace.
 type Inside struct {
-	Netns      string // path
-	Dev, Inode uint64 // of the namespace, to which the path must lead
-	Link       string // the pod's interface
+	Netns string       // path of the pod's network namespace
+	ID    rtnl.NetnsID // zero: of whatever is there
+	Links []string     // the interfaces
+	// Only: nothing of the pod passes the node's IP stack. Otherwise its first interface is none of Links.
+	Only bool
 }
 
-// InsideKernel enforces policies in a pod's network namespace.
-type InsideKernel interface {
+func (i *Inside) equal(o *Inside) bool {
+	if i == nil || o == nil {
+		return i == o
+	}
+	return i.Netns == o.Netns && i.ID == o.ID && i.Only == o.Only && slices.Equal(i.Links, o.Links)
+}
+
+// PodKernel enforces the policies of one pod in its network namespace. *policytable.Inside implements it.
+type PodKernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
 	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
 	End(allowed func(policy.Flow) bool) (int, error)
+	Refused() ([]policytable.Refused, error)
 	Present() (bool, error)
 	Forget()
 	Remove() error
+	Close() error
 }
 
-// OpenInside returns how tables of pods' namespaces are opened, on a node with some namespace.
-func OpenInside(node netns.NsHandle) func(Inside) InsideKernel {
-	return func(of Inside) InsideKernel {
-		return podKernel{of, policytable.NewInside(netns.None(), node, []string{of.Link})}
+// insides are the pods with an Inside. Only the goroutine of Run changes them.
+type insides struct {
+	open    func(i Inside) (PodKernel, Denials, error)
+	log     *slog.Logger
+	denied  denialLog      // also that of the node
+	running sync.WaitGroup // logs of denied connections
+
+	mu     sync.Mutex // guards tables, which others read
+	tables map[string]insidePod
+}
+
+// insidePod is a pod with its table; without one the pod has no policies, and no table in the kernel.
+type insidePod struct {
+	Inside
+	kernel PodKernel
+}
+
+// wanted is an Inside with what should be in force there.
+type wanted struct {
+	Inside
+	policytable.Pod
+}
+
+// apply brings the tables of pods up to date, and returns an error for each attachment whose table is not.
+func (i *insides) apply(v view, rules bool, elements policytable.Elements, changed policy.SetChanges) map[string]error {
+	failed := map[string]error{}
+	for attachment, t := range i.all() {
+		if w, there := v.inside[attachment]; !there || !w.Inside.equal(&t.Inside) {
+			i.drop(attachment, t)
+		}
 	}
-}
-
-// podKernel is a table in a namespace that is opened for each call.
-type podKernel struct {
-	of    Inside
-	table *policytable.Table
-}
-
-func (k podKernel) open(do func() error) error {
-	ns, err := netns.GetFromPath(k.of.Netns)
-	if errors.Is(err, fs.ErrNotExist) {
-		return ErrGone
-	} else if err != nil {
-		return fmt.Errorf("open the pod's network namespace: %w", err)
+	for attachment, w := range v.inside {
+		t, err := i.opened(attachment, w)
+		if err == nil && t.kernel != nil {
+			err = t.apply(w, rules, elements, changed, v.sets)
+		}
+		if err != nil && !errors.Is(err, rtnl.ErrNoNetns) { // without it the pod is gone
+			failed[attachment] = fmt.Errorf("in the network namespace of attachment %s: %w", attachment, err)
+		}
 	}
-	defer ns.Close()
-	var is unix.Stat_t
-	if err := unix.Fstat(int(ns), &is); err != nil {
-		return fmt.Errorf("look at the pod's network namespace: %w", err)
+	return failed
+}
+
+// opened returns the table of a pod, which is open if the pod has policies. One that has none may have had some when the process
+// began.
+func (i *insides) opened(attachment string, w wanted) (insidePod, error) {
+	i.mu.Lock()
+	t, known := i.tables[attachment]
+	i.mu.Unlock()
+	if known && (t.kernel == nil) == (len(w.Policies) == 0) {
+		return t, nil
 	}
-	if is.Dev != k.of.Dev || is.Ino != k.of.Inode {
-		return ErrGone
+	if t.kernel == nil {
+		kernel, log, err := i.open(w.Inside)
+		if err != nil {
+			return t, err
+		}
+		t = insidePod{w.Inside, kernel}
+		i.set(attachment, t)
+		if log != nil {
+			i.running.Go(func() { i.denied.run(log) })
+		}
 	}
-	k.table.At(ns)
-	return do()
+	if len(w.Policies) == 0 {
+		if err := errors.Join(t.kernel.Remove(), t.kernel.Close()); err != nil {
+			return t, err
+		}
+		t.kernel = nil
+		i.set(attachment, t)
+	}
+	return t, nil
 }
 
-// Apply implements InsideKernel.
-func (k podKernel) Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error {
-	return k.open(func() error { return k.table.Apply(pods, elements, changed) })
+func (i *insides) set(attachment string, t insidePod) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.tables[attachment] = t
 }
 
-// ApplyElements implements InsideKernel.
-func (k podKernel) ApplyElements(elements policytable.Elements, changed policy.SetChanges) error {
-	return k.open(func() error { return k.table.ApplyElements(elements, changed) })
-}
-
-// End implements InsideKernel.
-func (k podKernel) End(allowed func(policy.Flow) bool) (n int, err error) {
-	err = k.open(func() (err error) { n, err = k.table.End(allowed); return err })
-	return n, err
-}
-
-// Present implements InsideKernel.
-func (k podKernel) Present() (there bool, err error) {
-	err = k.open(func() (err error) { there, err = k.table.Present(); return err })
-	return there, err
-}
-
-// Forget implements InsideKernel.
-func (k podKernel) Forget() { k.table.Forget() }
-
-// Remove removes the table.
-func (k podKernel) Remove() error { return k.open(k.table.Remove) }
-
-// ErrGone is the error of an InsideKernel whose namespace is gone.
-var ErrGone = errors.New("the pod's network namespace is gone")
-
-// insideTable is the table of one pod.
-type insideTable struct {
-	InsideKernel
-	of     Inside
-	pod    policytable.Pod
-	failed bool
-}
-
-// applyInside brings the tables of pods' own namespaces up to date, and returns why some are not, by attachment. A pod whose namespace is
-// gone is about to be removed.
-func (e *Enforcer) applyInside(pods map[string]insidePod, rules bool, changed policy.SetChanges) map[string]error {
-	maps.DeleteFunc(e.own.inside, func(attachment string, t *insideTable) bool {
-		p, there := pods[attachment]
-		return !there || p.inside != t.of
+// apply enforces a pod's policies in its network namespace.
+func (t insidePod) apply(w wanted, rules bool, elements policytable.Elements, changed policy.SetChanges, sets policy.Sets) error {
+	err := policytable.ErrUnknown
+	if !rules {
+		err = t.kernel.ApplyElements(elements, changed)
+	}
+	if errors.Is(err, policytable.ErrUnknown) {
+		err = t.kernel.Apply([]policytable.Pod{w.Pod}, elements, changed)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = t.kernel.End(func(f policy.Flow) bool {
+		return (!slices.Contains(w.Addrs, f.Source) || policy.Decide(w.Policies, policy.Egress, f, sets).Allowed) &&
+			(!slices.Contains(w.Addrs, f.Destination) || policy.Decide(w.Policies, policy.Ingress, f, sets).Allowed)
 	})
-	errs := map[string]error{}
-	for attachment, p := range pods {
-		t := e.own.inside[attachment]
-		if t == nil {
-			t = &insideTable{InsideKernel: e.Inside(p.inside), of: p.inside, failed: true}
-			e.own.inside[attachment] = t
-		}
-		var err error
-		switch t.pod = p.pod; {
-		case rules || t.failed:
-			err = t.Apply([]policytable.Pod{p.pod}, e.state.Elements, changed)
-		case names(p.pod.Policies, changed):
-			err = t.ApplyElements(e.state.Elements, changed)
-		}
-		if t.failed = err != nil; err != nil && !errors.Is(err, ErrGone) {
-			errs[attachment] = fmt.Errorf("in the network namespace of %s: %w", attachment, err)
-		}
-	}
-	return errs
+	return err
 }
 
-// names tells whether policies name one of the sets that changed.
-func names(list []*policy.Policy, changed policy.SetChanges) bool {
-	for _, p := range list {
-		for id := range p.Sets() {
-			if changed[id] != nil {
-				return true
-			}
+// drop removes the table of a pod that is gone or has no Inside any more.
+func (i *insides) drop(attachment string, t insidePod) {
+	if t.kernel != nil {
+		if err := errors.Join(t.kernel.Remove(), t.kernel.Close()); err != nil {
+			i.log.Warn("cannot remove network policies from a pod's network namespace", "attachment", attachment, "err", err)
 		}
 	}
-	return false
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.tables, attachment)
 }
 
-// endInside ends connections in pods' own namespaces.
-func (e *Enforcer) endInside() (ended int, err error) {
-	for _, t := range e.own.inside {
-		if t.failed {
+// closeAll closes the tables, which stay in force, and ends their logs.
+func (i *insides) closeAll() {
+	for _, t := range i.all() {
+		if t.kernel != nil {
+			_ = t.kernel.Close()
+		}
+	}
+	i.running.Wait()
+}
+
+func (i *insides) all() map[string]insidePod {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return maps.Clone(i.tables)
+}
+
+// changed forgets the tables that other software changed, and tells whether there were any.
+func (i *insides) changed() (any bool) {
+	for _, t := range i.all() {
+		if t.kernel == nil {
 			continue
 		}
-		n, failed := t.End(func(f policy.Flow) bool {
-			from, to := slices.Contains(t.pod.Addrs, f.Source), slices.Contains(t.pod.Addrs, f.Destination)
-			return (!from || policy.Decide(t.pod.Policies, policy.Egress, f, e.state).Allowed) && (!to || policy.Decide(t.pod.Policies, policy.Ingress, f, e.state).Allowed)
-		})
-		if ended += n; !errors.Is(failed, ErrGone) {
-			err = errors.Join(err, failed)
-		}
-	}
-	return ended, err
-}
-
-// repairInside has the tables of pods' own namespaces applied again that are not as they were applied, and tells whether there are any.
-func (e *Enforcer) repairInside() (any bool) {
-	for _, t := range e.own.inside {
-		if t.failed {
-			continue
-		}
-		if present, err := t.Present(); !present && err == nil {
-			t.Forget()
-			t.failed, any = true, true
+		if present, err := t.kernel.Present(); !present && err == nil {
+			t.kernel.Forget()
+			any = true
 		}
 	}
 	return any
+}
+
+// refused returns the counters of the node and of pods.
+func (e *Enforcer) refused() ([]policytable.Refused, error) {
+	list, err := e.Kernel.Refused()
+	for _, t := range e.insides.all() {
+		if t.kernel != nil {
+			if more, err := t.kernel.Refused(); err == nil { // a pod may be gone
+				list = append(list, more...)
+			}
+		}
+	}
+	return list, err
 }

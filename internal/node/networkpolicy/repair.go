@@ -80,20 +80,17 @@ func (e *Enforcer) repair() {
 	if what == "" || !e.own.applied { // otherwise everything is applied anyway
 		return
 	}
-	if what == interval {
-		if e.repairInside() {
-			e.repaired("a table in a pod's network namespace was changed")
-		}
-		if present, err := e.Kernel.Present(); present || err != nil {
-			return // what cannot be read now may be read at the next interval
-		}
+	ofNode := what != interval
+	if !ofNode {
+		present, err := e.Kernel.Present()
+		ofNode = !present && err == nil // what cannot be read now may be read at the next interval
 	}
-	e.Kernel.Forget()
-	e.repaired(what)
-}
-
-// repaired has everything applied, and counts and logs that other software changed something.
-func (e *Enforcer) repaired(what string) {
+	if ofNode {
+		e.Kernel.Forget()
+	}
+	if ofPods := e.insides.changed(); !ofNode && !ofPods {
+		return
+	}
 	e.Metrics.repaired()
 	now := e.Clock.Now()
 	e.mu.Lock()

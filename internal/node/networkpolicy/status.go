@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/policy"
 )
@@ -115,7 +114,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	s.Refused = e.refused()
+	s.Refused = e.refusedPackets()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &e.record
@@ -152,16 +151,10 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	return s
 }
 
-// refused counts refused packets, as far as the kernel tells.
-func (e *Enforcer) refused() []introspect.RefusedPackets {
+// refusedPackets counts refused packets, as far as the kernel tells.
+func (e *Enforcer) refusedPackets() []introspect.RefusedPackets {
 	list := []introspect.RefusedPackets{}
-	k, ok := e.Kernel.(interface {
-		Refused() ([]policytable.Refused, error)
-	})
-	if !ok {
-		return list
-	}
-	counts, err := k.Refused()
+	counts, err := e.refused()
 	if err != nil {
 		e.Log.Warn("packets that network policies refused cannot be counted", "err", err)
 		return list

@@ -16,6 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/daemon/part"
@@ -105,7 +106,7 @@ func InsideOf(rec attachment.Record) *networkpolicy.Inside {
 	if first == nil || !slices.Contains(ofASwitch, plug.Kind(first.Plug.Type)) {
 		return nil
 	}
-	return &networkpolicy.Inside{Netns: rec.Netns.Path, Dev: rec.Netns.Dev, Inode: rec.Netns.Inode, Link: first.IfName}
+	return &networkpolicy.Inside{Netns: rec.Netns.Path, ID: rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}, Links: []string{first.IfName}, Only: true}
 }
 
 // tunnelsOf are the tunnels of an attachment's Egresses.
