@@ -39,6 +39,8 @@ type kernel struct {
 	sets map[policy.SetID]map[policy.Element]bool
 
 	foreign chan string // what other software changes
+
+	compared comparison
 }
 
 func (k *kernel) Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error {

@@ -3,6 +3,7 @@ package networkpolicy
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
@@ -115,7 +116,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	s.Refused = e.refused()
+	s.Refused = refused(e.Kernel, e.Log)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &e.record
@@ -153,9 +154,9 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 }
 
 // refused counts refused packets, as far as the kernel tells.
-func (e *Enforcer) refused() []introspect.RefusedPackets {
+func refused(kernel Kernel, log *slog.Logger) []introspect.RefusedPackets {
 	list := []introspect.RefusedPackets{}
-	k, ok := e.Kernel.(interface {
+	k, ok := kernel.(interface {
 		Refused() ([]policytable.Refused, error)
 	})
 	if !ok {
@@ -163,7 +164,7 @@ func (e *Enforcer) refused() []introspect.RefusedPackets {
 	}
 	counts, err := k.Refused()
 	if err != nil {
-		e.Log.Warn("packets that network policies refused cannot be counted", "err", err)
+		log.Warn("packets that network policies refused cannot be counted", "err", err)
 		return list
 	}
 	for _, c := range counts {
@@ -203,29 +204,75 @@ func (e *Enforcer) attachment(key string, f inForce) introspect.PolicyAttachment
 	return a
 }
 
-// Judge is what the policies that the node knows say about a connection.
+// Judge is what the policies that the node knows say about a connection, and whether the kernel has them.
 func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
+	kernel, compares := e.Kernel.(interface {
+		Compare(pods []netip.Addr, elements []policytable.Expected) error
+	})
+	for again := false; ; again = true {
+		j, pods, elements := e.judge(f)
+		if !compares || j.Failure != "" {
+			return j
+		}
+		err := kernel.Compare(pods, elements)
+		if err != nil && !again { // a change may have come in between
+			continue
+		}
+		if err != nil {
+			j.Failure = fmt.Sprintf("the kernel differs from what berthd applied: %v", err)
+		}
+		return j
+	}
+}
+
+// judge judges by what is known. It returns the node's pods at both ends, and the elements of sets that decide.
+func (e *Enforcer) judge(f policy.Flow) (j introspect.PolicyJudgement, pods []netip.Addr, elements []policytable.Expected) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	lists := e.lists()
 	v := e.view(lists)
-	j := introspect.PolicyJudgement{Time: e.Clock.Now().UTC(), Enabled: true, Failure: e.record.failure}
+	j = introspect.PolicyJudgement{Time: e.Clock.Now().UTC(), Enabled: true, Failure: e.record.failure}
 	j.Egress = introspect.DecisionOf(policy.Egress, policy.Decide(v.byAddr[f.Source], policy.Egress, f, v.sets))
 	j.Ingress = introspect.DecisionOf(policy.Ingress, policy.Decide(v.byAddr[f.Destination], policy.Ingress, f, v.sets))
 	for attachment, list := range lists {
-		ends := map[netip.Addr]*introspect.PolicyDecision{f.Source: &j.Egress, f.Destination: &j.Ingress}
 		for _, a := range e.pods[attachment].allAddrs() {
-			d := ends[a]
-			if d == nil {
+			var d *introspect.PolicyDecision
+			switch a {
+			case f.Source:
+				d, elements = &j.Egress, append(elements, expected(list.list, policy.Egress, f, v.sets)...)
+			case f.Destination:
+				d, elements = &j.Ingress, append(elements, expected(list.list, policy.Ingress, f, v.sets)...)
+			default:
 				continue
 			}
+			pods = append(pods, a)
 			d.Namespace, d.Pod = list.pod.Namespace, list.pod.Name
 			if has, ok := e.record.force[attachment]; j.Failure == "" && (!ok || !has.same(list)) {
 				j.Failure = fmt.Sprintf("the policies of pod %s/%s are not in force yet", list.pod.Namespace, list.pod.Name)
 			}
 		}
 	}
-	return j
+	return j, pods, elements
+}
+
+// expected are the elements of sets that decide about a connection by the policies of one end.
+func expected(list []*policy.Policy, d policy.Direction, f policy.Flow, sets policy.Sets) (elements []policytable.Expected) {
+	peer := policy.Element{Addr: f.Source}
+	if d == policy.Egress {
+		peer.Addr = f.Destination
+	}
+	add := func(ids []policy.SetID, e policy.Element) {
+		for _, id := range ids {
+			elements = append(elements, policytable.Expected{Set: id, Element: e, Has: sets.Has(id, e)})
+		}
+	}
+	for _, p := range list {
+		for _, r := range p.Rules[d] {
+			add(r.Peers, peer)
+			add(r.Named, policy.Element{Addr: f.Destination, Protocol: f.Protocol, Port: f.Port})
+		}
+	}
+	return elements
 }
 
 func refOf(p *policy.Policy) introspect.PolicyRef {
