@@ -25,6 +25,13 @@ func (t *Table) Forget() {
 	t.have = nil
 }
 
+// At sets the handle of the table's network namespace. A handle that stays open would keep a pod's namespace alive.
+func (t *Table) At(ns netns.NsHandle) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ns = ns
+}
+
 // There tells whether the kernel has a table of this name.
 func (t *Table) There() (bool, error) {
 	conn, err := t.open()

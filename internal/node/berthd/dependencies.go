@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/aws"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/daemon"
 	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/podegress"
@@ -43,8 +44,11 @@ type Dependencies struct {
 // PolicyTable is the table of network policies. *policytable.Table implements it.
 type PolicyTable interface {
 	networkpolicy.Kernel
+	// Inside opens the table of a pod's network namespace.
+	Inside(networkpolicy.Inside) networkpolicy.InsideKernel
 	There() (bool, error)
 	Remove() error
+	OpenLog() (*policytable.Log, error)
 }
 
 func machine() Dependencies {

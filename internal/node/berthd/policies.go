@@ -1,6 +1,7 @@
 package berthd
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netns"
@@ -8,6 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/policypart"
 	"github.com/berthnet/berth/internal/node/networkpolicy"
 )
 
@@ -17,19 +20,28 @@ func openPolicyTable() (PolicyTable, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the node's network namespace: %w", err)
 	}
-	return policytable.New(ns), nil // until the process ends
+	return nodeTable{policytable.New(ns), networkpolicy.OpenInside(ns)}, nil // until the process ends
 }
 
-// openPolicies creates the enforcer of network policies, or removes what an earlier one left if they are off. It does not use the
-// API server yet.
-func (n *node) openPolicies() error {
+// nodeTable is the table of the node.
+type nodeTable struct {
+	*policytable.Table
+	inside func(networkpolicy.Inside) networkpolicy.InsideKernel
+}
+
+// Inside implements PolicyTable.
+func (t nodeTable) Inside(of networkpolicy.Inside) networkpolicy.InsideKernel { return t.inside(of) }
+
+// openPolicies creates the enforcer of network policies for the attachments of a store, or removes what an earlier one left if they
+// are off. It does not use the API server yet.
+func (n *node) openPolicies(store *attachment.Store) error {
 	if n.deps.PolicyTable == nil && !n.cfg.NetworkPolicies {
 		return nil
 	}
 	table, err := n.deps.PolicyTable()
 	if !n.cfg.NetworkPolicies {
 		if err == nil {
-			err = n.removePolicies(table)
+			err = n.removePolicies(table, store)
 		}
 		if err != nil {
 			n.log.Warn("removing network policies, which are off by now", "err", err)
@@ -44,25 +56,39 @@ func (n *node) openPolicies() error {
 		return fmt.Errorf("--network-policies: %w", err)
 	}
 	access := networkpolicy.Access{Namespace: n.cfg.NetworkPolicyNamespace, ConfigMap: api.ConfigMap, TokenFile: n.cfg.NetworkPolicyToken}
+	var denials networkpolicy.Denials
+	if log, err := table.OpenLog(); err == nil {
+		denials = log
+	} else {
+		n.log.Warn("denied connections are not logged", "err", err)
+	}
 	n.policies = networkpolicy.New(networkpolicy.Options{
-		Kernel: table, Dial: access.Dial, Dir: n.cfg.NetworkPolicyDir, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
+		Kernel: table, Inside: table.Inside, Denials: denials, Dial: access.Dial, Dir: n.cfg.NetworkPolicyDir, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
 		Interval: n.cfg.RepairInterval, Metrics: networkpolicy.NewMetrics(n.metrics.Registry), Clock: n.clock, Log: n.log,
 	})
 	return nil
 }
 
-// removePolicies removes the table and the stored file, if they are there.
-func (n *node) removePolicies(table PolicyTable) error {
+// removePolicies removes the tables and the stored file, if they are there. Pods have tables in their own namespaces only if the
+// node has one.
+func (n *node) removePolicies(table PolicyTable, store *attachment.Store) error {
 	stored, err := networkpolicy.Discard(n.cfg.NetworkPolicyDir)
-	if err != nil {
+	there, tableErr := table.There()
+	if err = errors.Join(err, tableErr); !there {
 		return err
 	}
-	there, err := table.There()
-	if there {
+	for _, rec := range store.Records() {
+		if of := policypart.InsideOf(rec); of != nil {
+			if removeErr := table.Inside(*of).Remove(); !errors.Is(removeErr, networkpolicy.ErrGone) {
+				err = errors.Join(err, removeErr)
+			}
+		}
+	}
+	if err == nil { // the last one, as it tells of the others
 		err = table.Remove()
 	}
-	if err == nil && (there || stored) {
-		n.log.Info("removed network policies, which are off by now")
+	if err == nil {
+		n.log.Info("removed network policies, which are off by now", "stored", stored)
 	}
 	return err
 }

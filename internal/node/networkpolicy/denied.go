@@ -86,7 +86,7 @@ func (e *Enforcer) logDenial(d policytable.Denied, dropped int) {
 // podAt returns the pod of the node that has an address, or nil.
 func (e *Enforcer) podAt(a netip.Addr) *Pod {
 	for _, p := range e.pods {
-		if slices.Contains(p.Addrs, a) {
+		if slices.Contains(p.allAddrs(), a) {
 			return &p
 		}
 	}

@@ -2,9 +2,12 @@ package networkpolicy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +23,8 @@ type Kernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
 	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
 	End(allowed func(policy.Flow) bool) (int, error)
+	// Refused returns how many packets were refused, by direction and policies.
+	Refused() ([]policytable.Refused, error)
 	// Present tells whether the kernel has what was applied last.
 	Present() (bool, error)
 	// Forget has the next Apply replace everything, as other software may have changed anything.
@@ -35,6 +40,9 @@ type Pod struct {
 	UID   string
 	Addrs []netip.Addr // by which other pods and nodes know it
 	Local []netip.Addr // its other addresses, which count on this node only
+	// Tunnels are those of its Egresses: gateways, their Services, and the UDP port.
+	Tunnels []netip.AddrPort
+	Inside  *Inside // nil: the node's table judges
 
 	known    bool // the operator has told about it
 	restored bool // it ran when the process began
@@ -44,7 +52,9 @@ func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 
 // Options are what an Enforcer is made of.
 type Options struct {
-	Kernel  Kernel
+	Kernel Kernel
+	// Inside returns the table of a pod's own network namespace.
+	Inside  func(Inside) InsideKernel
 	Denials Denials // nil: denied connections are not logged. Run closes it
 	Dial    Dialer
 	Dir     string // of the stored file; it has to outlast a reboot
@@ -81,12 +91,18 @@ type own struct {
 	applied     bool             // the last change of the kernel succeeded
 	due         <-chan time.Time // when the file has to be written; nil: it has everything
 	storeFailed bool             // the last write of the file
+	inside      map[string]*insideTable
+
+	ended  time.Time        // when connections were looked at last
+	took   time.Duration    // to do so
+	endDue <-chan time.Time // when they have to be looked at again; nil: they need not
 }
 
 // round is one change of the kernel.
 type round struct {
-	done chan struct{}
-	err  error
+	done   chan struct{}
+	err    error
+	inside map[string]error // of attachments whose own namespace could not be changed
 }
 
 func newRound() *round { return &round{done: make(chan struct{})} }
@@ -96,6 +112,7 @@ func newRound() *round { return &round{done: make(chan struct{})} }
 func New(o Options) *Enforcer {
 	e := &Enforcer{
 		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), record: record{began: o.Clock.Now()},
+		own:   own{inside: map[string]*insideTable{}},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
 	e.load()
@@ -144,7 +161,10 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	}
 	select {
 	case <-r.done:
-		return r.err
+		if r.err != nil {
+			return r.err
+		}
+		return r.inside[attachment]
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -155,7 +175,8 @@ func (e *Enforcer) Holds(attachment string, p Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	have, there := e.pods[attachment]
-	return there && have.PodName == p.PodName && have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local)
+	have.known, have.restored = false, false
+	return there && reflect.DeepEqual(have, p)
 }
 
 // Remove forgets a pod that is gone. The kernel forgets it soon after.
@@ -220,6 +241,8 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.own.due:
 			e.write()
 			continue
+		case <-e.own.endDue:
+			e.own.endDue = nil
 		case <-e.dirty:
 		}
 		err := e.apply()
@@ -277,22 +300,47 @@ func (e *Enforcer) apply() error {
 		lists = nil
 	}
 	if r.err == nil {
+		r.inside = e.applyInside(view.inside, rules, changed)
+		for attachment := range r.inside {
+			delete(lists, attachment)
+		}
 		e.applied(lists)
 	}
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
 	close(r.done)
-	if r.err != nil {
+	err := errors.Join(append(slices.Collect(maps.Values(r.inside)), r.err)...)
+	if err != nil {
 		e.mu.Lock()
-		e.rules = true // the kernel's table is unknown, so all of it is applied
+		e.rules = true // what the kernel has is unknown, so all of it is applied
 		e.mu.Unlock()
-		return r.err
+		return err
 	}
 	e.calls.enforced(session, e.state.Version())
 	if news {
 		e.store(urgent)
 	}
-	n, err := e.Kernel.End(view.allows)
+	return e.end(view)
+}
+
+// endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
+const endShare = 10
+
+// end ends connections that policies forbid by now, or does so a little later.
+func (e *Enforcer) end(v view) error {
+	now := e.Clock.Now()
+	if wait := e.own.ended.Add(endShare * e.own.took).Sub(now); wait > 0 {
+		if e.own.endDue == nil {
+			e.own.endDue = e.Clock.After(wait)
+		}
+		return nil
+	}
+	e.own.endDue = nil
+	n, err := e.Kernel.End(v.allows)
+	inside, insideErr := e.endInside()
+	n, err = n+inside, errors.Join(err, insideErr)
+	e.own.ended = e.Clock.Now()
+	e.own.took = e.own.ended.Sub(now)
 	if err != nil {
 		return fmt.Errorf("end connections: %w", err)
 	}
@@ -304,19 +352,33 @@ func (e *Enforcer) apply() error {
 
 // view is which policies the pods have.
 type view struct {
-	pods   []policytable.Pod
+	pods   []policytable.Pod // of the node's table
+	inside map[string]insidePod
 	byAddr map[netip.Addr][]*policy.Policy
 	sets   policy.Sets
 }
 
+// insidePod is a pod whose own namespace judges.
+type insidePod struct {
+	inside Inside
+	pod    policytable.Pod
+}
+
 // view returns the view of the node's attachments with their policies.
 func (e *Enforcer) view(lists map[string]inForce) view {
-	v := view{byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
+	v := view{inside: map[string]insidePod{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
 	for attachment, f := range lists {
-		addrs := e.pods[attachment].allAddrs()
-		v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list})
-		for _, a := range addrs {
-			v.byAddr[a] = f.list
+		p := e.pods[attachment]
+		pod := policytable.Pod{Addrs: p.allAddrs(), Policies: f.list, Tunnels: p.Tunnels}
+		if p.Inside != nil {
+			v.inside[attachment] = insidePod{*p.Inside, pod}
+		} else {
+			v.pods = append(v.pods, pod)
+		}
+		for _, a := range pod.Addrs {
+			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // others may be in another network
+				v.byAddr[a] = f.list
+			}
 		}
 	}
 	return v

@@ -116,6 +116,8 @@ func (k *kernel) flush() {
 
 func (k *kernel) Watch(context.Context) (<-chan string, error) { return k.foreign, nil }
 
+func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
+
 func (*kernel) End(func(policy.Flow) bool) (int, error) { return 0, nil }
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }
@@ -177,8 +179,14 @@ var foreign = netip.MustParseAddr("192.0.2.99")
 // node starts a node whose token is its name.
 func (c *cluster) node(name, dir string) (*Enforcer, *kernel, func()) {
 	c.t.Helper()
+	return c.nodeWith(name, dir, func(*Options) {})
+}
+
+// nodeWith is node with other options.
+func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *kernel, func()) {
+	c.t.Helper()
 	k := &kernel{foreign: make(chan string, 1)}
-	e := New(Options{
+	o := Options{
 		Kernel: k, Dir: dir, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		Dial: func(context.Context) (wire.PoliciesClient, func(), error) {
 			conn, err := grpc.NewClient("passthrough:operator",
@@ -192,7 +200,9 @@ func (c *cluster) node(name, dir string) (*Enforcer, *kernel, func()) {
 			}
 			return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
 		},
-	})
+	}
+	with(&o)
+	e := New(o)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

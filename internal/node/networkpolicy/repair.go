@@ -8,7 +8,7 @@ import (
 
 const (
 	// settle is how long a burst of changes by other software is waited for.
-	settle = 200 * time.Millisecond
+	settle = 50 * time.Millisecond
 	// lookAgain is when the kernel is watched again after that failed.
 	lookAgain = 10 * time.Second
 	// repairLog is how often repairs are logged, in case other software removes the table again and again.
@@ -81,11 +81,19 @@ func (e *Enforcer) repair() {
 		return
 	}
 	if what == interval {
+		if e.repairInside() {
+			e.repaired("a table in a pod's network namespace was changed")
+		}
 		if present, err := e.Kernel.Present(); present || err != nil {
 			return // what cannot be read now may be read at the next interval
 		}
 	}
 	e.Kernel.Forget()
+	e.repaired(what)
+}
+
+// repaired has everything applied, and counts and logs that other software changed something.
+func (e *Enforcer) repaired(what string) {
 	e.Metrics.repaired()
 	now := e.Clock.Now()
 	e.mu.Lock()
