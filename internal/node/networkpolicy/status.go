@@ -156,13 +156,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 // refused counts refused packets, as far as the kernel tells.
 func refused(kernel Kernel, log *slog.Logger) []introspect.RefusedPackets {
 	list := []introspect.RefusedPackets{}
-	k, ok := kernel.(interface {
-		Refused() ([]policytable.Refused, error)
-	})
-	if !ok {
-		return list
-	}
-	counts, err := k.Refused()
+	counts, err := kernel.Refused()
 	if err != nil {
 		log.Warn("packets that network policies refused cannot be counted", "err", err)
 		return list
@@ -235,17 +229,21 @@ func (e *Enforcer) judge(f policy.Flow) (j introspect.PolicyJudgement, pods []ne
 	j.Egress = introspect.DecisionOf(policy.Egress, policy.Decide(v.byAddr[f.Source], policy.Egress, f, v.sets))
 	j.Ingress = introspect.DecisionOf(policy.Ingress, policy.Decide(v.byAddr[f.Destination], policy.Ingress, f, v.sets))
 	for attachment, list := range lists {
-		for _, a := range e.pods[attachment].allAddrs() {
+		pod := e.pods[attachment]
+		for _, a := range pod.allAddrs() {
 			var d *introspect.PolicyDecision
+			direction := policy.Egress
 			switch a {
 			case f.Source:
-				d, elements = &j.Egress, append(elements, expected(list.list, policy.Egress, f, v.sets)...)
+				d = &j.Egress
 			case f.Destination:
-				d, elements = &j.Ingress, append(elements, expected(list.list, policy.Ingress, f, v.sets)...)
+				d, direction = &j.Ingress, policy.Ingress
 			default:
 				continue
 			}
-			pods = append(pods, a)
+			if pod.Inside == nil { // otherwise the table in the pod's own namespace decides, which is not compared
+				pods, elements = append(pods, a), append(elements, expected(list.list, direction, f, v.sets)...)
+			}
 			d.Namespace, d.Pod = list.pod.Namespace, list.pod.Name
 			if has, ok := e.record.force[attachment]; j.Failure == "" && (!ok || !has.same(list)) {
 				j.Failure = fmt.Sprintf("the policies of pod %s/%s are not in force yet", list.pod.Namespace, list.pod.Name)
