@@ -291,3 +291,32 @@ func (c collected) Collect(to chan<- prometheus.Metric) {
 		to <- m
 	}
 }
+
+// A node with many connections does not look at them for each pod, but soon after the last change.
+func TestConnectionsAreLookedAtInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		k.endTakes = 10 * time.Millisecond
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		sleep(time.Minute)
+		k.mu.Lock()
+		k.ends = nil
+		k.mu.Unlock()
+		began := time.Now()
+		for range 100 {
+			must(t, one.Set(t.Context(), "server", server))
+			sleep(5 * time.Millisecond)
+		}
+		last := time.Now()
+		sleep(time.Second)
+		if n := len(k.ends); n < 2 || n > 10 {
+			t.Errorf("100 changes within %s had connections looked at %d times", last.Sub(began), n)
+		}
+		if at := k.ends[len(k.ends)-1]; at.Before(last.Add(-5*time.Millisecond)) || at.After(last.Add(100*time.Millisecond)) {
+			t.Errorf("connections were looked at last %s after the last change", at.Sub(last))
+		}
+	})
+}

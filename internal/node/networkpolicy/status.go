@@ -196,21 +196,51 @@ func (e *Enforcer) attachment(key string, f inForce) introspect.PolicyAttachment
 	return a
 }
 
-// Judge is what the policies that the node knows say about a connection.
+// Judge is what the policies that the node knows say about a connection, and whether the kernel has them.
 func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
+	kernel, compares := e.Kernel.(interface {
+		Compare(pods []netip.Addr, elements []policytable.Expected) error
+	})
+	for again := false; ; again = true {
+		j, pods, elements := e.judge(f)
+		if !compares || j.Failure != "" {
+			return j
+		}
+		err := kernel.Compare(pods, elements)
+		if err != nil && !again { // a change may have come in between
+			continue
+		}
+		if err != nil {
+			j.Failure = fmt.Sprintf("the kernel differs from what berthd applied: %v", err)
+		}
+		return j
+	}
+}
+
+// judge judges by what is known. It returns the node's pods at both ends, and the elements of sets that decide.
+func (e *Enforcer) judge(f policy.Flow) (j introspect.PolicyJudgement, pods []netip.Addr, elements []policytable.Expected) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	lists := e.lists()
 	v := e.view(lists)
-	j := introspect.PolicyJudgement{Time: e.Clock.Now().UTC(), Enabled: true, Failure: e.record.failure}
+	j = introspect.PolicyJudgement{Time: e.Clock.Now().UTC(), Enabled: true, Failure: e.record.failure}
 	j.Egress = introspect.DecisionOf(policy.Egress, policy.Decide(v.byAddr[f.Source], policy.Egress, f, v.sets))
 	j.Ingress = introspect.DecisionOf(policy.Ingress, policy.Decide(v.byAddr[f.Destination], policy.Ingress, f, v.sets))
 	for attachment, list := range lists {
-		ends := map[netip.Addr]*introspect.PolicyDecision{f.Source: &j.Egress, f.Destination: &j.Ingress}
-		for _, a := range e.pods[attachment].allAddrs() {
-			d := ends[a]
-			if d == nil {
+		pod := e.pods[attachment]
+		for _, a := range pod.allAddrs() {
+			var d *introspect.PolicyDecision
+			direction := policy.Egress
+			switch a {
+			case f.Source:
+				d = &j.Egress
+			case f.Destination:
+				d, direction = &j.Ingress, policy.Ingress
+			default:
 				continue
+			}
+			if pod.Inside == nil { // otherwise the table in the pod's own namespace decides, which is not compared
+				pods, elements = append(pods, a), append(elements, expected(list.list, direction, f, v.sets)...)
 			}
 			d.Namespace, d.Pod = list.pod.Namespace, list.pod.Name
 			if has, ok := e.record.force[attachment]; j.Failure == "" && (!ok || !has.same(list)) {
@@ -218,7 +248,27 @@ func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
 			}
 		}
 	}
-	return j
+	return j, pods, elements
+}
+
+// expected are the elements of sets that decide about a connection by the policies of one end.
+func expected(list []*policy.Policy, d policy.Direction, f policy.Flow, sets policy.Sets) (elements []policytable.Expected) {
+	peer := policy.Element{Addr: f.Source}
+	if d == policy.Egress {
+		peer.Addr = f.Destination
+	}
+	add := func(ids []policy.SetID, e policy.Element) {
+		for _, id := range ids {
+			elements = append(elements, policytable.Expected{Set: id, Element: e, Has: sets.Has(id, e)})
+		}
+	}
+	for _, p := range list {
+		for _, r := range p.Rules[d] {
+			add(r.Peers, peer)
+			add(r.Named, policy.Element{Addr: f.Destination, Protocol: f.Protocol, Port: f.Port})
+		}
+	}
+	return elements
 }
 
 func refOf(p *policy.Policy) introspect.PolicyRef {
