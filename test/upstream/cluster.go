@@ -171,7 +171,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 		return errors.Join(l.Err(), l.Close())
 	}
 	// The tests use the API server's own address.
-	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes}
+	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes, apply: l.Kube.ApplyObjects}
 	if err := errors.Join(zone(up, l.Kube), kube.WriteKubeconfig(c.kubeconfig, l.Kube.Config())); err != nil {
 		return cluster{}, nil, errors.Join(err, lower())
 	}

@@ -20,6 +20,7 @@ type group struct {
 var groups = []group{
 	{"conformance", "`[sig-network]` that is `[Conformance]`", func(s spec) bool { return s.has("sig-network") && s.has("Conformance") }},
 	{"policy", "`[sig-network]` `[Feature:NetworkPolicy]`", func(s spec) bool { return s.has("Feature:NetworkPolicy") }},
+	{groupClusterPolicy, "conformance suite of ClusterNetworkPolicy (network-policy-api)", func(spec) bool { return false }},
 	{"network", "every other `[sig-network]`", func(s spec) bool { return s.has("sig-network") }},
 	{"node", "`[sig-node]` `[Conformance]` of probes, hooks and the life of pods", func(s spec) bool {
 		return s.has("Conformance") && nodeSpecs.MatchString(s.name)
