@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/policy"
 )
