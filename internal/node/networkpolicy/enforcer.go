@@ -72,7 +72,7 @@ type Options struct {
 type Enforcer struct {
 	Options
 	calls   *calls
-	dirty   chan struct{} // has an element when apply has something to do
+	dirty   retry.Signal // apply has something to do
 	own     own
 	insides insides
 
@@ -90,9 +90,8 @@ type Enforcer struct {
 
 // own is the state of the goroutine of Run.
 type own struct {
-	applied     bool             // the last change of the kernel succeeded
-	due         <-chan time.Time // when the file has to be written; nil: it has everything
-	storeFailed bool             // the last write of the file
+	applied bool // the last change of the kernel succeeded
+	file    stored
 
 	ended  time.Time        // when connections were looked at last
 	took   time.Duration    // to do so
@@ -112,11 +111,15 @@ func newRound() *round { return &round{done: make(chan struct{})} }
 // until the operator says it.
 func New(o Options) *Enforcer {
 	e := &Enforcer{
-		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), record: record{began: o.Clock.Now()},
+		Options: o, calls: newCalls(), dirty: retry.NewSignal(), record: record{began: o.Clock.Now()},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
 	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{e, newDenialLimit(o.Clock)}, tables: map[string]insidePod{}}
-	e.load()
+	e.own.file = stored{dir: o.Dir, clock: o.Clock, log: o.Log, state: e.state}
+	if u := e.own.file.load(); u != nil {
+		e.updates = append(e.updates, u)
+		e.dirty.Set()
+	}
 	return e
 }
 
@@ -205,15 +208,8 @@ func (e *Enforcer) Restore(pods map[string]Pod) {
 // wantRound has pods and policies applied, and returns the round in which they are.
 func (e *Enforcer) wantRound() *round {
 	e.rules = true
-	e.wake()
+	e.dirty.Set()
 	return e.round
-}
-
-func (e *Enforcer) wake() {
-	select {
-	case e.dirty <- struct{}{}:
-	default:
-	}
 }
 
 // take takes in an update of the operator.
@@ -221,16 +217,16 @@ func (e *Enforcer) take(session uint64, u *policy.Update) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.updates, e.session = append(e.updates, u), session
-	e.wake()
+	e.dirty.Set()
 }
 
 // Run follows the operator and changes the kernel until ctx ends.
 func (e *Enforcer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { e.follow(ctx) })
-	running.Go(func() { e.watch(ctx) })
-	defer e.flush()
+	running.Go(func() { follower{e.Options, e.calls, e.take, e.following, e.known}.run(ctx) })
+	running.Go(func() { watch(ctx, e.Options, e.suspect) })
+	defer e.own.file.flush()
 	if e.Denials != nil {
 		stop := context.AfterFunc(ctx, func() { _ = e.Denials.Close() })
 		defer stop()
@@ -242,15 +238,18 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-e.own.due:
-			e.write()
+		case <-e.own.file.due:
+			e.own.file.write()
 			continue
 		case <-e.own.endDue:
 			e.own.endDue = nil
 		case <-e.dirty:
 		}
 		err := e.apply()
-		if e.failed(err) {
+		e.mu.Lock()
+		news := e.record.failed(err, e.Clock.Now())
+		e.mu.Unlock()
+		if news {
 			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
 		}
 		if err == nil {
@@ -262,7 +261,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-e.Clock.After(failures.Until.Sub(e.Clock.Now())):
-			e.wake()
+			e.dirty.Set()
 		}
 	}
 }
@@ -308,7 +307,9 @@ func (e *Enforcer) apply() error {
 		for attachment := range r.failed {
 			delete(lists, attachment)
 		}
-		e.applied(lists)
+		e.mu.Lock()
+		e.record.succeeded(lists, e.Clock.Now())
+		e.mu.Unlock()
 	}
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
@@ -322,7 +323,7 @@ func (e *Enforcer) apply() error {
 	}
 	e.calls.enforced(session, e.state.Version())
 	if news {
-		e.store(urgent)
+		e.own.file.changed(urgent)
 	}
 	return e.end(view)
 }

@@ -182,15 +182,18 @@ func (i *insides) changed() (any bool) {
 	return any
 }
 
-// refused returns the counters of the node and of pods.
-func (e *Enforcer) refused() ([]policytable.Refused, error) {
-	list, err := e.Kernel.Refused()
-	for _, t := range e.insides.all() {
+// refused returns the counters of the node and of pods, as far as the kernel tells.
+func (i *insides) refused(node Kernel) []policytable.Refused {
+	list, err := node.Refused()
+	if err != nil {
+		i.log.Warn("packets that network policies refused cannot be counted", "err", err)
+	}
+	for _, t := range i.all() {
 		if t.kernel != nil {
 			if more, err := t.kernel.Refused(); err == nil { // a pod may be gone
 				list = append(list, more...)
 			}
 		}
 	}
-	return list, err
+	return list
 }

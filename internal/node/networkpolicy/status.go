@@ -51,11 +51,7 @@ func (f inForce) same(o inForce) bool {
 
 // following notes that the operator sends updates, or why it does not, and reports whether that is worth a log line. The end
 // of a call that worked is not, as operators end calls from time to time.
-func (e *Enforcer) following(err error) (news bool) {
-	now := e.Clock.Now()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	r := &e.record
+func (r *record) following(err error, now time.Time) (news bool) {
 	switch connected := err == nil; {
 	case connected:
 		news = !r.connected && (r.told || r.changed.IsZero())
@@ -72,31 +68,24 @@ func (e *Enforcer) following(err error) (news bool) {
 	return news
 }
 
-// applied notes which policies the kernel has now; nil: the same ones as before.
-func (e *Enforcer) applied(lists map[string]inForce) {
-	now := e.Clock.Now()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.record.applied = now
+// succeeded notes which policies the kernel has now; nil: the same ones as before.
+func (r *record) succeeded(lists map[string]inForce, now time.Time) {
+	r.applied = now
 	if lists == nil {
 		return
 	}
 	for attachment, f := range lists {
 		f.since = now
-		if before := e.record.force[attachment]; before.same(f) {
+		if before := r.force[attachment]; before.same(f) {
 			f.since = before.since
 		}
 		lists[attachment] = f
 	}
-	e.record.force = lists
+	r.force = lists
 }
 
 // failed notes how the last change of the kernel went, and reports whether it failed for another reason than the one before.
-func (e *Enforcer) failed(err error) (news bool) {
-	now := e.Clock.Now()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	r := &e.record
+func (r *record) failed(err error, now time.Time) (news bool) {
 	switch {
 	case err == nil:
 		r.failure, r.failing = "", time.Time{}
@@ -115,7 +104,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	s.Refused = e.refusedPackets()
+	s.Refused = refusedPackets(e.insides.refused(e.Kernel))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &e.record
@@ -123,7 +112,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	s.Failure, s.FailureSince, s.Applied, s.Version = r.failure, utc(r.failing), utc(r.applied), e.state.Version()
 	policies := map[policy.Ref]*introspect.NodePolicy{}
 	for attachment, f := range e.lists() {
-		a := e.attachment(attachment, f)
+		a := e.record.attachment(attachment, f, e.pods[attachment].allAddrs(), e.state)
 		s.Attachments = append(s.Attachments, a)
 		for _, p := range f.list {
 			if !a.Known {
@@ -153,13 +142,8 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 }
 
 // refusedPackets counts refused packets, as far as the kernel tells.
-func (e *Enforcer) refusedPackets() []introspect.RefusedPackets {
+func refusedPackets(counts []policytable.Refused) []introspect.RefusedPackets {
 	list := []introspect.RefusedPackets{}
-	counts, err := e.refused()
-	if err != nil {
-		e.Log.Warn("packets that network policies refused cannot be counted", "err", err)
-		return list
-	}
 	for _, c := range counts {
 		r := introspect.RefusedPackets{Direction: c.Direction.String(), Policies: []introspect.PolicyRef{}, Packets: c.Packets}
 		for _, ref := range c.Policies {
@@ -174,13 +158,13 @@ func (e *Enforcer) refusedPackets() []introspect.RefusedPackets {
 }
 
 // attachment describes one attachment with the policies that it should have.
-func (e *Enforcer) attachment(key string, f inForce) introspect.PolicyAttachment {
-	_, known := e.state.Of(f.pod, f.uid)
+func (r *record) attachment(key string, f inForce, addrs []netip.Addr, state *policy.State) introspect.PolicyAttachment {
+	_, known := state.Of(f.pod, f.uid)
 	a := introspect.PolicyAttachment{
-		Namespace: f.pod.Namespace, Pod: f.pod.Name, UID: f.uid, Addresses: append([]netip.Addr{}, e.pods[key].allAddrs()...), Known: known,
+		Namespace: f.pod.Namespace, Pod: f.pod.Name, UID: f.uid, Addresses: append([]netip.Addr{}, addrs...), Known: known,
 		Ingress: []introspect.AppliedPolicy{}, Egress: []introspect.AppliedPolicy{},
 	}
-	if has, ok := e.record.force[key]; ok && has.same(f) {
+	if has, ok := r.force[key]; ok && has.same(f) {
 		a.InForce, a.Since = true, utc(has.since)
 	}
 	if !known {
