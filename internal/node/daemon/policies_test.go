@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -94,6 +95,7 @@ func (e *fakeEnforcer) Restore(pods map[string]networkpolicy.Pod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pods = pods
+	e.done = append(e.done, fmt.Sprint("restore ", len(pods)))
 }
 
 func (e *fakeEnforcer) Announce(p networkpolicy.Pod) <-chan struct{} {
@@ -155,7 +157,7 @@ func TestPoliciesComeFirst(t *testing.T) {
 	r := n.restart(nil)
 	n.kernel.onEnter("AddPod", func() { n.policies.note("link") })
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if got := n.policies.changed(); got != "set pod-a, link" {
+	if got := n.policies.changed(); got != "restore 0, set pod-a, link" {
 		t.Errorf("the ADD did %s", got)
 	}
 	n.policies.want(t, "a", []string{"10.0.0.5"}, nil)
@@ -173,6 +175,9 @@ func TestPoliciesComeFirst(t *testing.T) {
 	n.policies.pods = map[string]networkpolicy.Pod{}
 	r = n.restart(r)
 	n.policies.want(t, "a", []string{"10.0.0.5"}, nil)
+	if got := n.policies.changed(); !strings.HasSuffix(got, ", restore 1") || strings.Count(got, "set") != 1 { // before anything is applied
+		t.Errorf("until after a restart: %s", got)
+	}
 	r.conditions.want(t, networkpolicy.ConditionReady, true, "InForce")
 	mustDel(t, r, "a")
 	if len(n.policies.pods) != 0 {
@@ -360,7 +365,7 @@ func TestPoliciesNeedAUID(t *testing.T) {
 	_, err := r.client.Add(within(t), req)
 	must(t, err)
 	mustDel(t, r, "a")
-	if got := n.policies.changed(); got != "" {
+	if got := n.policies.changed(); got != "restore 0" {
 		t.Errorf("a sandbox outside Kubernetes had %s", got)
 	}
 }

@@ -196,6 +196,8 @@ func TestPoliciesOfRealPods(t *testing.T) {
 	if stranger.reaches(server) {
 		t.Error("a stranger reaches the server")
 	}
+	s.repairer.lookAtForwarding(t.Context())
+	s.conditions.want(t, ConditionForwarding, true, "") // the table is no foreign packet filter
 	p.wait = 100 * time.Millisecond
 
 	never := stranger.probe(server)

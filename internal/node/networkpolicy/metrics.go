@@ -77,13 +77,13 @@ type gauges struct {
 	connected      bool
 	away, failing  time.Duration
 	waiting        int
-	refused        []policytable.Refused
+	refused        func() []policytable.Refused // asks the kernel
 }
 
 // Describe adds the condition and the metrics to a snapshot. waiting is how many ADDs wait.
 func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	g := gauges{pods: map[string]int{"judged": 0, "open": 0, "unknown": 0}, waiting: waiting}
-	g.refused = e.insides.refused(e.Kernel)
+	g.refused = func() []policytable.Refused { return e.insides.refused(e.Kernel) }
 	e.mu.Lock()
 	for _, p := range e.pods {
 		switch list, known := e.state.Of(p.PodName, p.UID); {
@@ -120,7 +120,7 @@ func (g gauges) Metrics() (out []prometheus.Metric) {
 	}
 	byPolicy := map[[2]string]uint64{}
 	var byDirection [len(policy.Directions)]uint64
-	for _, r := range g.refused {
+	for _, r := range g.refused() {
 		if len(r.Policies) == 0 {
 			byDirection[r.Direction] += r.Packets
 		}
