@@ -232,6 +232,9 @@ func TestPoliciesOfRealPods(t *testing.T) {
 		}
 	}
 	must(t, open.Close())
+	if n := repairs(t, s); n < 4 || n > 8 { // its own changes would be taken for others' again and again
+		t.Errorf("%v repairs of 4 changes by other software", n)
+	}
 
 	p.operator.Start(clientsOnly("server", "client", "stranger", "later", "unknown"))
 	p.wait = 10 * time.Second
@@ -293,4 +296,18 @@ func TestPoliciesOfPodsThatRunAlready(t *testing.T) {
 		t.Errorf("the condition says %s", reason())
 	}
 	_, _ = allowed.Close(), forbidden.Close()
+}
+
+// repairs is how often policies were restored.
+func repairs(t *testing.T, s *started) float64 {
+	t.Helper()
+	families, err := s.Metrics.Registry.Gather()
+	must(t, err)
+	for _, f := range families {
+		if f.GetName() == "berth_network_policy_repairs_total" {
+			return f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	t.Fatal("no such metric")
+	return 0
 }
