@@ -61,11 +61,13 @@ type Options struct {
 	// Egress has pods reach the outside by gateways of Egresses, which the lab runs unless it has
 	// kubelets. It takes a kernel with Foo-over-UDP (package vm).
 	Egress bool
+	// NetworkPolicies has berthd enforce network policies.
+	NetworkPolicies bool
 	// NodeNetworkTemplates has NodeNetworkTemplates count in node mode: there is a Kubernetes
 	// API then. In operator mode they count in any case.
 	NodeNetworkTemplates bool
 	// OperatorCount is how many berth-operator processes there are where the mode, or
-	// VPCPorts or Egress, has operators, 1 when 0; one of them leads.
+	// VPCPorts, Egress or NetworkPolicies, has operators, 1 when 0; one of them leads.
 	OperatorCount int
 	OperatorArgs  []string          // of every berth-operator
 	OperatorEnv   map[string]string // likewise

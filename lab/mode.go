@@ -18,7 +18,7 @@ import (
 // Mode is where pods' addresses come from.
 type Mode string
 
-// The modes. In all but NodeMode, and there with Options.VPCPorts, Egress or NodeNetworkTemplates,
+// The modes. In all but NodeMode, and there with Options.VPCPorts, Egress, NetworkPolicies or NodeNetworkTemplates,
 // the lab has a Kubernetes API, and Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
 // permit no EC2 call. In PoolMode and PortMode there is no EC2: the network is a data
 // centre (package site) in place of a VPC, and in PortMode it is for the machines only,
@@ -37,7 +37,9 @@ var Modes = []Mode{NodeMode, OperatorMode, PoolMode, PortMode}
 func (o Options) hasPorts() bool { return o.Mode == PortMode || o.VPCPorts }
 
 // hasOperators reports whether there are operators, where nodes are no whole machines.
-func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts || o.Egress }
+func (o Options) hasOperators() bool {
+	return o.Mode != NodeMode || o.VPCPorts || o.Egress || o.NetworkPolicies
+}
 
 // hasKube reports whether there is a Kubernetes API, where nodes are no whole machines.
 func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }

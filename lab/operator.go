@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,10 @@ const maxOperators = 9
 // firstOperatorPort is where the first operator's metrics are; each has the
 // next.
 const firstOperatorPort = 61680
+
+// firstPolicyPort is where the first operator serves network policies, on the address of the Kubernetes API, which nodes
+// reach; each has the next.
+const firstPolicyPort = 61780
 
 // Operator is a process of berth-operator. It runs in the router's namespace.
 type Operator struct {
@@ -71,7 +76,7 @@ func (s *operators) start(ctx context.Context) error {
 		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {
 			return proc.Command{
 				Path: filepath.Join(l.BinDir, "berth-operator"), Netns: o.netns,
-				Args: slices.Concat(o.args(kubeconfig, l.clusterName()), s.args(), l.OperatorArgs), Env: s.env(name),
+				Args: slices.Concat(o.args(kubeconfig, l.clusterName()), s.args(i), l.OperatorArgs), Env: s.env(name),
 			}
 		})
 		s.list = append(s.list, o)
@@ -121,8 +126,8 @@ func (o *Operator) args(kubeconfig, cluster string) []string {
 	}
 }
 
-// args are what follows from where pods' interfaces come from.
-func (s *operators) args() (args []string) {
+// args are what follows from where pods' interfaces come from, for one of the operators.
+func (s *operators) args(i int) (args []string) {
 	l := s.lab
 	var from []string
 	switch l.Mode {
@@ -137,6 +142,10 @@ func (s *operators) args() (args []string) {
 	}
 	if l.Egress {
 		args = append(args, "--egress", "--egress-image="+gatewayImage)
+	}
+	if l.NetworkPolicies {
+		at := netip.AddrPortFrom(l.Kube.Endpoint().Addr(), uint16(firstPolicyPort+i))
+		args = append(args, "--network-policies", "--network-policy-address="+at.String())
 	}
 	return append(args, "--ipam="+strings.Join(from, ","))
 }

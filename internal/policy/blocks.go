@@ -5,29 +5,29 @@ import (
 	"slices"
 )
 
-// Without returns the networks that cover what is in block and in none of except: disjoint, in order.
+// Without returns the networks that cover what is in block and in none of except: disjoint, in order. Its cost grows with
+// the number of exceptions, times the bits of an address.
 func Without(block netip.Prefix, except []netip.Prefix) []netip.Prefix {
-	left := []netip.Prefix{block.Masked()}
-	for _, e := range except {
-		var next []netip.Prefix
-		for _, b := range left {
-			next = append(next, split(b, e.Masked())...)
-		}
-		left = next
-	}
-	return left
+	return without(nil, block.Masked(), except)
 }
 
-// split returns what is in b and not in e: b itself, nothing, or one network for each bit by which e is longer.
-func split(b, e netip.Prefix) []netip.Prefix {
-	switch {
-	case !b.Overlaps(e):
-		return []netip.Prefix{b}
-	case e.Bits() <= b.Bits():
-		return nil
+// without appends what is left of b.
+func without(to []netip.Prefix, b netip.Prefix, except []netip.Prefix) []netip.Prefix {
+	var inside []netip.Prefix
+	for _, e := range except {
+		switch {
+		case !b.Overlaps(e):
+		case e.Bits() <= b.Bits():
+			return to
+		default:
+			inside = append(inside, e)
+		}
+	}
+	if len(inside) == 0 {
+		return append(to, b)
 	}
 	low, high := halves(b)
-	return append(split(low, e), split(high, e)...)
+	return without(without(to, low, inside), high, inside)
 }
 
 // halves are both halves of a network that has more than one address.

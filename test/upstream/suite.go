@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // suite is the program of Kubernetes' end-to-end tests and what runs it.
@@ -32,6 +34,8 @@ type cluster struct {
 	kubeconfig string
 	netns      string // path of the network namespace from which it is reached; empty for the runner's own
 	nodes      int    // that it has; some specs need two
+	// apply applies objects to a cluster that was raised; nil: it is somebody else's.
+	apply func(context.Context, []*unstructured.Unstructured) error
 }
 
 // specs lists all specs that there are. It asks no cluster.

@@ -249,9 +249,10 @@ type PodPolicies struct {
 	Egress    []introspect.AppliedPolicy `json:"egress"`
 	// Attachments are the pod's, as its node has them: which policies are in force, and since when.
 	Attachments []introspect.PolicyAttachment `json:"attachments"`
-	Refused     *uint64                       `json:"refused,omitempty"` // packets by the node, for all of its pods; nil: unknown
-	Trouble     []string                      `json:"trouble"`           // problems, one sentence each
-	Unread      []string                      `json:"unread"`
+	// Refused are the counts of its policies, on its node. They have the packets of all pods of the node with these policies.
+	Refused []introspect.RefusedPackets `json:"refused"`
+	Trouble []string                    `json:"trouble"` // problems, one sentence each
+	Unread  []string                    `json:"unread"`
 }
 
 func newPolicy(p *program) *cobra.Command {
@@ -309,7 +310,7 @@ func (p *program) podPolicies(ctx context.Context, namespace, name string) (PodP
 	c.namespaces(ctx, a)
 	c.pod(pod)
 	c.policies(ctx, a, namespace)
-	d := PodPolicies{Namespace: namespace, Name: name, Node: pod.Spec.NodeName, Addresses: []string{}, Attachments: []introspect.PolicyAttachment{}, Trouble: []string{}}
+	d := PodPolicies{Namespace: namespace, Name: name, Node: pod.Spec.NodeName, Addresses: []string{}, Attachments: []introspect.PolicyAttachment{}, Refused: []introspect.RefusedPackets{}, Trouble: []string{}}
 	d.Ingress, d.Egress = c.applied(namespace, name)
 	for _, ip := range pod.Status.PodIPs {
 		d.Addresses = append(d.Addresses, ip.IP)
@@ -347,7 +348,15 @@ func (p *program) askPolicies(ctx context.Context, a *api, uid string, d *PodPol
 		bad("berthd of node %s could not be asked: %v", d.Node, err)
 		return nil
 	}
-	d.Refused = doc.Refused
+	for _, r := range doc.Refused {
+		its := d.Egress
+		if r.Direction == policy.Ingress.String() {
+			its = d.Ingress
+		}
+		if slices.ContainsFunc(its, func(a introspect.AppliedPolicy) bool { return r.Names(a.PolicyRef) }) {
+			d.Refused = append(d.Refused, r)
+		}
+	}
 	for _, at := range doc.Attachments {
 		if at.Namespace == d.Namespace && at.Pod == d.Name && at.UID == uid {
 			d.Attachments = append(d.Attachments, at)
@@ -362,7 +371,7 @@ func (p *program) askPolicies(ctx context.Context, a *api, uid string, d *PodPol
 	for _, at := range d.Attachments {
 		switch {
 		case !at.Known:
-			bad("berth-operator has not told node %s which policies select the pod: nothing reaches it", d.Node)
+			bad("berth-operator has not told node %s which policies select the pod", d.Node)
 		case !slices.Equal(at.Ingress, d.Ingress) || !slices.Equal(at.Egress, d.Egress):
 			bad("node %s has other policies for the pod than the API server", d.Node)
 		case !at.InForce:
@@ -415,8 +424,14 @@ func writePodPolicies(p *view.Printer, d PodPolicies, prog *program) {
 			return []any{strings.Join(addrs, " "), yesOrNo(a.InForce), view.Age(a.Since, prog.Now()), len(a.Ingress), len(a.Egress)}
 		}, "ADDRESSES", "IN FORCE", "SINCE", "INGRESS", "EGRESS"), "")
 	}
-	if d.Refused != nil {
-		p.Printf("Packets refused by the node, for all of its pods: %d\n", *d.Refused)
+	if len(d.Refused) > 0 {
+		p.Section("Packets that its node refused, for all pods with these policies", view.GridOf(d.Refused, func(r introspect.RefusedPackets) []any {
+			names := make([]string, len(r.Policies))
+			for i, ref := range r.Policies {
+				names[i] = refText(ref)
+			}
+			return []any{r.Direction, strings.Join(names, ", "), r.Packets}
+		}, "DIRECTION", "POLICIES", "PACKETS"), "")
 	}
 	for _, t := range d.Trouble {
 		p.Printf("\n%s %s\n", view.Toned{Text: "!", Tone: view.Bad}, t)

@@ -29,10 +29,12 @@ type enforcer struct {
 	node     string
 	resolver *resolve.Resolver
 	doc      introspect.NetworkPolicies // what differs from a node that is well
+	ready    introspect.Condition       // NetworkPoliciesReady
 }
 
 func enforcerOf(node string, pods []*corev1.Pod, policies ...*networkingv1.NetworkPolicy) *enforcer {
 	e := &enforcer{node: node, resolver: resolve.New(), doc: introspect.NetworkPolicies{Enabled: true, Connected: true, ConnectedSince: at}}
+	e.ready = introspect.Condition{Type: "NetworkPoliciesReady", Status: "True", Reason: "InForce"}
 	e.resolver.SetNamespace("default", nil)
 	for _, pod := range pods {
 		if p, ok := resolve.ReadPod(pod); ok {
@@ -52,7 +54,10 @@ func (e *enforcer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case introspect.PolicyJudgePath:
 		_ = json.NewEncoder(w).Encode(e.judge(r))
 	default:
-		serving(document(e.node)).ServeHTTP(w, r)
+		doc := document(e.node)
+		doc.Conditions = append(doc.Conditions, e.ready)
+		doc.Allocated[0].Namespace = "default"
+		serving(doc).ServeHTTP(w, r)
 	}
 }
 
@@ -133,7 +138,7 @@ func policyPod(app, node, ip string) *corev1.Pod {
 func withPolicies(t *testing.T) []*corev1.Pod {
 	t.Helper()
 	harness.KubeClean(t)
-	create(t, new(node("node-a", corev1.ConditionTrue)), new(node("node-b", corev1.ConditionTrue)))
+	create(t, new(node("node-a", corev1.ConditionTrue)), new(node("node-b", corev1.ConditionTrue)), new(operatorPod("berth-operator-0", true)))
 	c := harness.KubeClient(t)
 	for _, name := range []string{"node-a", "node-b"} {
 		d := berthd(name, "eni", true)
@@ -178,7 +183,15 @@ func TestPolicies(t *testing.T) {
 	a, b := enforcerOf("node-a", pods, dbClients(5432)), enforcerOf("node-b", pods, dbClients(5432))
 	out, code := run(a, b, "policies")
 	wants(out, code, 0, "NetworkPolicy   default     db-clients   1      1       1          none")
+	its, others := introspect.PolicyRef{Kind: "NetworkPolicy", Namespace: "default", Name: "db-clients"}, introspect.PolicyRef{Kind: "NetworkPolicy", Namespace: "default", Name: "other"}
+	b.doc.Refused = []introspect.RefusedPackets{
+		{Direction: "Ingress", Packets: 99}, {Direction: "Ingress", Policies: []introspect.PolicyRef{others}, Packets: 98}, {Direction: "Ingress", Policies: []introspect.PolicyRef{its}, Packets: 7},
+	}
 	out, code = run(a, b, "policy", "db-0")
+	if strings.Contains(out, "99") || strings.Contains(out, "98") {
+		t.Errorf("packets of other policies:\n%s", out)
+	}
+	wants(out, code, 0, "Ingress     NetworkPolicy default/db-clients   7")
 	wants(out, code, 0, "Policies of pod default/db-0 on node-b: in force", "Ingress     NetworkPolicy   0          NetworkPolicy default/db-clients   yes", "10.0.1.7    yes        1h0m")
 	out, code = run(a, b, "policy", "web-0")
 	wants(out, code, 0, "No policy selects the pod")
@@ -220,11 +233,26 @@ func TestPolicies(t *testing.T) {
 	out, code = run(a, enforcerOf("node-b", pods, dbClients(5432), gone), "policies")
 	wants(out, code, ExitUnwell, "! NetworkPolicy default/gone: it was deleted and is still in force on node-b")
 
+	// So does the status, and the diagnosis of a pod.
+	out, code = run(a, b, "status")
+	wants(out, code, 0, "Berth in node mode: healthy")
+	failing.ready = introspect.Condition{Type: "NetworkPoliciesReady", Status: "False", Reason: "NotInForce", Message: "ENOMEM"}
+	out, code = run(a, failing, "status")
+	wants(out, code, ExitUnwell, "! node-b: NetworkPoliciesReady is False (NotInForce): ENOMEM")
+	out, code = run(a, b, "pod", "web-0")
+	wants(out, code, 0, "Pod default/web-0 on node-a: Works")
+	a.doc.Failure = "ENOMEM"
+	out, code = run(a, b, "pod", "web-0")
+	wants(out, code, ExitUnwell, "NoPolicies", "The pod's network policies are not in force on node node-a: ENOMEM")
+	a.doc.Failure = ""
+
 	// What makes no sense in an object is shown.
 	c := harness.KubeClient(t)
 	odd := dbClients(0)
 	odd.Name, odd.Spec.Ingress[0].Ports[0].Port = "odd", new(intstr.FromString("nobodys"))
 	harness.OK(t, client.IgnoreAlreadyExists(c.Create(t.Context(), odd)))
+	out, code = run(a, b, "status")
+	wants(out, code, ExitUnwell, `! NetworkPolicy default/odd: no container of the pods concerned has a port named "nobodys"`)
 	out, code = run(a, enforcerOf("node-b", pods, dbClients(5432), odd), "policies")
 	harness.OK(t, c.Delete(t.Context(), odd))
 	wants(out, code, ExitUnwell, `! NetworkPolicy default/odd: no container of the pods concerned has a port named "nobodys"`)

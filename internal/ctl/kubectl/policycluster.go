@@ -107,6 +107,32 @@ func (c *policyCluster) problems(ref policy.Ref) []string {
 	return slices.Compact(out)
 }
 
+// namesPorts reports whether a policy names ports, which only pods resolve.
+func (c *policyCluster) namesPorts() bool {
+	for _, p := range c.compiled {
+		for _, s := range p.Sets {
+			if s.Kind == compile.Ports {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// unresolved are the problems of all policies.
+func (c *policyCluster) unresolved() (lines []string) {
+	if c == nil {
+		return nil
+	}
+	for ref := range c.compiled {
+		for _, text := range c.problems(ref) {
+			lines = append(lines, fmt.Sprintf("%s: %s", ref, text))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
 // applied are the policies of a pod by direction, in the order in which they are judged.
 func (c *policyCluster) applied(namespace, name string) (ingress, egress []introspect.AppliedPolicy) {
 	_, list, _ := c.resolver.Policies(types.NamespacedName{Namespace: namespace, Name: name})

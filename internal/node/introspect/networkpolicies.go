@@ -3,6 +3,7 @@ package introspect
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/policy"
@@ -29,7 +30,7 @@ type NetworkPolicies struct {
 	FailureSince time.Time `json:"failureSince,omitzero"` // the first of the failures in a row
 	Applied      time.Time `json:"applied,omitzero"`      // the last change that succeeded
 
-	Refused     *uint64            `json:"refused,omitempty"` // packets since the table was made; nil: unknown
+	Refused     []RefusedPackets   `json:"refused"`
 	Attachments []PolicyAttachment `json:"attachments"`
 	Policies    []NodePolicy       `json:"policies"` // those that select pods of the node
 	Sets        []PolicySet        `json:"sets"`
@@ -41,7 +42,8 @@ type PolicyAttachment struct {
 	Pod       string       `json:"pod"`
 	UID       string       `json:"uid"`
 	Addresses []netip.Addr `json:"addresses"`
-	// Known: the operator has told which policies select the pod. Otherwise nothing reaches it.
+	// Known: the operator has told which policies select the pod. Otherwise it is closed, or open with
+	// --network-policy-unknown=start.
 	Known   bool            `json:"known"`
 	Ingress []AppliedPolicy `json:"ingress"` // in the order in which they are judged
 	Egress  []AppliedPolicy `json:"egress"`
@@ -76,10 +78,20 @@ type NodePolicy struct {
 	Digest  string `json:"digest"`  // of its content, without the pods that it selects
 	Pods    int    `json:"pods"`    // attachments that have it
 	InForce int    `json:"inForce"` // of these, by the kernel
-	// Packets that the policy refused, or refused together with others none of which accepts them, since a pod has had it.
-	RefusedIngress uint64 `json:"refusedIngress,omitempty"`
-	RefusedEgress  uint64 `json:"refusedEgress,omitempty"`
 }
+
+// RefusedPackets counts packets that were refused since the table was made. They are more than the connections, as TCP and
+// others try again.
+type RefusedPackets struct {
+	Direction string `json:"direction"` // Ingress or Egress
+	// Policies are the one whose rule denies the packets, or those of which none accepts them. Without any, the packets are all
+	// of the direction.
+	Policies []PolicyRef `json:"policies"`
+	Packets  uint64      `json:"packets"`
+}
+
+// Names reports whether a policy is among Policies.
+func (r RefusedPackets) Names(ref PolicyRef) bool { return slices.Contains(r.Policies, ref) }
 
 // PolicySet is a set of addresses or named ports that policies refer to.
 type PolicySet struct {

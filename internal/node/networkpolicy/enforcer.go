@@ -72,7 +72,7 @@ type Options struct {
 type Enforcer struct {
 	Options
 	calls   *calls
-	dirty   chan struct{} // has an element when apply has something to do
+	dirty   retry.Signal // apply has something to do
 	own     own
 	insides insides
 
@@ -90,9 +90,12 @@ type Enforcer struct {
 
 // own is the state of the goroutine of Run.
 type own struct {
-	applied     bool             // the last change of the kernel succeeded
-	due         <-chan time.Time // when the file has to be written; nil: it has everything
-	storeFailed bool             // the last write of the file
+	applied bool // the last change of the kernel succeeded
+	file    stored
+
+	ended  time.Time        // when connections were looked at last
+	took   time.Duration    // to do so
+	endDue <-chan time.Time // when they have to be looked at again; nil: they need not
 }
 
 // round is one change of the kernel.
@@ -108,11 +111,15 @@ func newRound() *round { return &round{done: make(chan struct{})} }
 // until the operator says it.
 func New(o Options) *Enforcer {
 	e := &Enforcer{
-		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), record: record{began: o.Clock.Now()},
+		Options: o, calls: newCalls(), dirty: retry.NewSignal(), record: record{began: o.Clock.Now()},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
 	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{e, newDenialLimit(o.Clock)}, tables: map[string]insidePod{}}
-	e.load()
+	e.own.file = stored{dir: o.Dir, clock: o.Clock, log: o.Log, state: e.state}
+	if u := e.own.file.load(); u != nil {
+		e.updates = append(e.updates, u)
+		e.dirty.Set()
+	}
 	return e
 }
 
@@ -201,15 +208,8 @@ func (e *Enforcer) Restore(pods map[string]Pod) {
 // wantRound has pods and policies applied, and returns the round in which they are.
 func (e *Enforcer) wantRound() *round {
 	e.rules = true
-	e.wake()
+	e.dirty.Set()
 	return e.round
-}
-
-func (e *Enforcer) wake() {
-	select {
-	case e.dirty <- struct{}{}:
-	default:
-	}
 }
 
 // take takes in an update of the operator.
@@ -217,34 +217,39 @@ func (e *Enforcer) take(session uint64, u *policy.Update) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.updates, e.session = append(e.updates, u), session
-	e.wake()
+	e.dirty.Set()
 }
 
 // Run follows the operator and changes the kernel until ctx ends.
 func (e *Enforcer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { e.follow(ctx) })
+	running.Go(func() { follower{e.Options, e.calls, e.take, e.following, e.known}.run(ctx) })
+	running.Go(func() { watch(ctx, e.Options, e.suspect) })
+	defer e.own.file.flush()
 	if e.Denials != nil {
 		stop := context.AfterFunc(ctx, func() { _ = e.Denials.Close() })
 		defer stop()
 		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
-	running.Go(func() { e.watch(ctx) })
-	defer e.flush()
 	defer e.insides.closeAll()
 	var failures retry.Backoff
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-e.own.due:
-			e.write()
+		case <-e.own.file.due:
+			e.own.file.write()
 			continue
+		case <-e.own.endDue:
+			e.own.endDue = nil
 		case <-e.dirty:
 		}
 		err := e.apply()
-		if e.failed(err) {
+		e.mu.Lock()
+		news := e.record.failed(err, e.Clock.Now())
+		e.mu.Unlock()
+		if news {
 			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
 		}
 		if err == nil {
@@ -256,7 +261,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-e.Clock.After(failures.Until.Sub(e.Clock.Now())):
-			e.wake()
+			e.dirty.Set()
 		}
 	}
 }
@@ -297,24 +302,48 @@ func (e *Enforcer) apply() error {
 		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
 		lists = nil
 	}
+	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
 	if r.err == nil {
-		e.applied(lists)
+		for attachment := range r.failed {
+			delete(lists, attachment)
+		}
+		e.mu.Lock()
+		e.record.succeeded(lists, e.Clock.Now())
+		e.mu.Unlock()
 	}
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
-	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
 	close(r.done)
-	if err := errors.Join(append(slices.Collect(maps.Values(r.failed)), r.err)...); err != nil {
+	err := errors.Join(append(slices.Collect(maps.Values(r.failed)), r.err)...)
+	if err != nil {
 		e.mu.Lock()
-		e.rules = true // the kernel's table is unknown, so all of it is applied
+		e.rules = true // what the kernel has is unknown, so all of it is applied
 		e.mu.Unlock()
 		return err
 	}
 	e.calls.enforced(session, e.state.Version())
 	if news {
-		e.store(urgent)
+		e.own.file.changed(urgent)
 	}
-	n, err := e.Kernel.End(view.allows)
+	return e.end(view)
+}
+
+// endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
+const endShare = 10
+
+// end ends connections that policies forbid by now, or does so a little later.
+func (e *Enforcer) end(v view) error {
+	now := e.Clock.Now()
+	if wait := e.own.ended.Add(endShare * e.own.took).Sub(now); wait > 0 {
+		if e.own.endDue == nil {
+			e.own.endDue = e.Clock.After(wait)
+		}
+		return nil
+	}
+	e.own.endDue = nil
+	n, err := e.Kernel.End(v.allows)
+	e.own.ended = e.Clock.Now()
+	e.own.took = e.own.ended.Sub(now)
 	if err != nil {
 		return fmt.Errorf("end connections: %w", err)
 	}
@@ -338,12 +367,16 @@ func (e *Enforcer) view(lists map[string]inForce) view {
 	for attachment, f := range lists {
 		p := e.pods[attachment]
 		addrs := p.allAddrs()
-		v.pods = append(v.pods, policytable.Pod{Addrs: p.nodeAddrs(), Policies: f.list, Tunnels: p.Tunnels})
+		if p.Inside == nil || !p.Inside.Only {
+			v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels})
+		}
 		if p.Inside != nil {
 			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
 		}
 		for _, a := range addrs {
-			v.byAddr[a] = f.list
+			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // in networks of their own, pods may have the same addresses
+				v.byAddr[a] = f.list
+			}
 		}
 	}
 	return v

@@ -38,7 +38,11 @@ type kernel struct {
 	pods []policytable.Pod // nil: unknown
 	sets map[policy.SetID]map[policy.Element]bool
 
-	foreign chan string // what other software changes
+	foreign  chan string // what other software changes
+	ends     []time.Time // when connections were looked at
+	endTakes time.Duration
+
+	compared comparison
 }
 
 func (k *kernel) Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error {
@@ -116,7 +120,14 @@ func (k *kernel) Watch(context.Context) (<-chan string, error) { return k.foreig
 
 func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
 
-func (*kernel) End(func(policy.Flow) bool) (int, error) { return 0, nil }
+func (k *kernel) End(func(policy.Flow) bool) (int, error) {
+	k.mu.Lock()
+	k.ends = append(k.ends, time.Now())
+	wait := k.endTakes
+	k.mu.Unlock()
+	time.Sleep(wait) //nolint:forbidigo // in a bubble
+	return 0, nil
+}
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }
 

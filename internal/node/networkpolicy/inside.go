@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -183,23 +182,18 @@ func (i *insides) changed() (any bool) {
 	return any
 }
 
-// refused returns the counters of the node and of pods.
-func (e *Enforcer) refused() ([]policytable.Refused, error) {
-	list, err := e.Kernel.Refused()
-	for _, t := range e.insides.all() {
+// refused returns the counters of the node and of pods, as far as the kernel tells.
+func (i *insides) refused(node Kernel) []policytable.Refused {
+	list, err := node.Refused()
+	if err != nil {
+		i.log.Warn("packets that network policies refused cannot be counted", "err", err)
+	}
+	for _, t := range i.all() {
 		if t.kernel != nil {
 			if more, err := t.kernel.Refused(); err == nil { // a pod may be gone
 				list = append(list, more...)
 			}
 		}
 	}
-	return list, err
-}
-
-// nodeAddrs are the addresses of a pod whose packets pass the node's IP stack.
-func (p Pod) nodeAddrs() []netip.Addr {
-	if p.Inside != nil && p.Inside.Only {
-		return nil
-	}
-	return p.allAddrs()
+	return list
 }

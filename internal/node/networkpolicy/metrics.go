@@ -83,7 +83,7 @@ type gauges struct {
 // Describe adds the condition and the metrics to a snapshot. waiting is how many ADDs wait.
 func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	g := gauges{pods: map[string]int{"judged": 0, "open": 0, "unknown": 0}, waiting: waiting}
-	g.refused, _ = e.refused() // without them while they cannot be read
+	g.refused = e.insides.refused(e.Kernel)
 	e.mu.Lock()
 	for _, p := range e.pods {
 		switch list, known := e.state.Of(p.PodName, p.UID); {

@@ -3,7 +3,9 @@ package networkpolicy
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +15,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -289,5 +293,66 @@ func (collected) Describe(chan<- *prometheus.Desc) {}
 func (c collected) Collect(to chan<- prometheus.Metric) {
 	for _, m := range c {
 		to <- m
+	}
+}
+
+// A node with many connections does not look at them for each pod, but soon after the last change.
+func TestConnectionsAreLookedAtInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		k.endTakes = 10 * time.Millisecond
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		sleep(time.Minute)
+		k.mu.Lock()
+		k.ends = nil
+		k.mu.Unlock()
+		began := time.Now()
+		for range 100 {
+			must(t, one.Set(t.Context(), "server", server))
+			sleep(5 * time.Millisecond)
+		}
+		last := time.Now()
+		sleep(time.Second)
+		if n := len(k.ends); n < 2 || n > 10 {
+			t.Errorf("100 changes within %s had connections looked at %d times", last.Sub(began), n)
+		}
+		if at := k.ends[len(k.ends)-1]; at.Before(last.Add(-5*time.Millisecond)) || at.After(last.Add(100*time.Millisecond)) {
+			t.Errorf("connections were looked at last %s after the last change", at.Sub(last))
+		}
+	})
+}
+
+// The file has everything, however large it is.
+func TestStoredStateIsWhole(t *testing.T) {
+	u := &policy.Update{Version: 7, Whole: true, Pods: map[policy.PodName]*policy.Selected{}, Policies: map[policy.Ref]*policy.Policy{}, Sets: policy.SetChanges{}}
+	for i := range 3000 {
+		ref := policy.Ref{Namespace: "default", Name: fmt.Sprint(strings.Repeat("a", 200), i)}
+		p := &policy.Policy{Ref: ref, Tier: policy.Namespaced}
+		id := policy.SetID(fmt.Sprint("set-", i))
+		p.Rules[policy.Ingress] = []policy.Rule{{Action: policy.Accept, AnyPort: true, Peers: []policy.SetID{id}}}
+		u.Policies[ref] = p
+		u.Pods[policy.PodName(ref)] = &policy.Selected{UID: "uid", Policies: []policy.Ref{ref}}
+		u.Sets.Of(id).Note(policy.Element{Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, true)
+	}
+	state := policy.NewState()
+	state.Take(u)
+	f := stored{dir: t.TempDir(), clock: clock.Real{}, log: slog.New(slog.DiscardHandler), state: state}
+	f.write()
+	again := policy.NewState()
+	again.Take(f.load())
+	for name, p := range u.Pods {
+		if list, known := again.Of(name, "uid"); !known || len(list) != 1 || list[0].Ref != p.Policies[0] {
+			t.Fatalf("%v has %v", name, list)
+		}
+	}
+	for id, change := range u.Sets {
+		for e := range change.Elements {
+			if again.Size(id) != 1 || !again.Has(id, e) {
+				t.Fatalf("set %s lacks %v", id, e)
+			}
+		}
 	}
 }

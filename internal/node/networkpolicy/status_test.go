@@ -3,7 +3,9 @@ package networkpolicy
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +13,8 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
@@ -131,6 +135,68 @@ func TestJudge(t *testing.T) {
 		}
 		if j := judge(mute.Addrs[0], foreign); j.Egress.Allowed || !j.Egress.Isolated || j.Egress.Pod != "mute" || !j.Ingress.Allowed || j.Ingress.Pod != "" {
 			t.Errorf("mute: %+v", j)
+		}
+	})
+}
+
+// counting is a kernel that counts refused packets.
+type counting struct{ Kernel }
+
+func (counting) Refused() ([]policytable.Refused, error) {
+	return []policytable.Refused{
+		{Direction: policy.Ingress, Packets: 9}, {Direction: policy.Egress, Packets: 1},
+		{Direction: policy.Ingress, Policies: []policy.Ref{{Namespace: "default", Name: "clients-only"}}, Packets: 7}, {Direction: policy.Ingress, Policies: []policy.Ref{{Name: "admins"}}, Packets: 2},
+	}, nil
+}
+
+func TestRefusedPacketsAreCounted(t *testing.T) {
+	e := New(Options{Kernel: counting{&kernel{}}, Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)})
+	text, err := json.Marshal(e.Status(time.Time{}).Refused)
+	const want = `[{"direction":"Egress","policies":[],"packets":1},{"direction":"Ingress","policies":[],"packets":9},` +
+		`{"direction":"Ingress","policies":[{"kind":"ClusterNetworkPolicy","name":"admins"}],"packets":2},` +
+		`{"direction":"Ingress","policies":[{"kind":"NetworkPolicy","namespace":"default","name":"clients-only"}],"packets":7}]`
+	if err != nil || string(text) != want {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// comparison is how a kernel compares, and with what.
+type comparison struct {
+	differs  int // so many times
+	pods     []netip.Addr
+	elements []policytable.Expected
+}
+
+func (k *kernel) Compare(pods []netip.Addr, elements []policytable.Expected) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.compared.pods, k.compared.elements = pods, elements; k.compared.differs > 0 {
+		k.compared.differs--
+		return errors.New("set x lacks 10.0.0.2")
+	}
+	return nil
+}
+
+// A judgement says whether the kernel has what decides. A change that comes in between is no difference.
+func TestJudgeComparesTheKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		f := policy.Flow{Source: foreign, Destination: server.Addrs[0], Protocol: 6, Port: 80}
+		for differs, want := range []string{"", "", "the kernel differs from what berthd applied: set x lacks 10.0.0.2"} {
+			k.mu.Lock()
+			k.compared.differs = differs
+			k.mu.Unlock()
+			if j := one.Judge(f); j.Failure != want || j.Ingress.Allowed {
+				t.Errorf("differs %d times: %+v, want %q", differs, j, want)
+			}
+		}
+		set := clientsOnly().Policy.Rules[policy.Ingress][0].Peers[0]
+		if !slices.Equal(k.compared.pods, server.Addrs) || !slices.Equal(k.compared.elements, []policytable.Expected{{Set: set, Element: policy.Element{Addr: foreign}}}) {
+			t.Errorf("compared %v and %+v", k.compared.pods, k.compared.elements)
 		}
 	})
 }

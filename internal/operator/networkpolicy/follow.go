@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -191,7 +192,7 @@ func (f *follower) setPolicy(o client.Object, c compile.Compiled) {
 	}
 	f.policies[c.Policy.Ref] = p
 	f.mu.Unlock()
-	f.report(p, c.Problems)
+	f.report(p, c.Problems, false)
 }
 
 func (f *follower) deletePolicy(ref policy.Ref) {
@@ -201,19 +202,24 @@ func (f *follower) deletePolicy(ref policy.Ref) {
 	delete(f.policies, ref)
 }
 
-// report records an Event for each problem that is new, and forgets those that are gone.
-func (f *follower) report(p *followed, problems []string) {
+// report records an Event for each problem that is new. all: the problems reported before are gone unless they are among
+// these.
+func (f *follower) report(p *followed, problems []string, all bool) {
 	f.mu.Lock()
-	before := p.reported
-	p.reported = map[string]bool{}
+	reported, fresh := map[string]bool{}, []string{}
 	for _, text := range problems {
-		p.reported[text] = true
-	}
-	f.mu.Unlock()
-	for _, text := range problems {
-		if !before[text] {
-			f.events.Eventf(p.object, nil, corev1.EventTypeWarning, reasonUnresolved, "Resolve", "%s", text)
+		if !p.reported[text] {
+			fresh = append(fresh, text)
 		}
+		reported[text] = true
+	}
+	if !all {
+		maps.Copy(reported, p.reported)
+	}
+	p.reported = reported
+	f.mu.Unlock()
+	for _, text := range fresh {
+		f.events.Eventf(p.object, nil, corev1.EventTypeWarning, reasonUnresolved, "Resolve", "%s", text)
 	}
 }
 
@@ -241,7 +247,7 @@ func (f *follower) review() {
 	}
 	f.mu.Unlock()
 	for _, p := range all {
-		f.report(p, slices.Concat(p.compiled.Problems, f.feed.UnknownPorts(p.compiled)))
+		f.report(p, slices.Concat(p.compiled.Problems, f.feed.UnknownPorts(p.compiled)), true)
 	}
 }
 

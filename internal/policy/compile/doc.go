@@ -12,7 +12,13 @@ type Compiled struct {
 	// Problems are what makes no sense in the object, each with the field and what was expected.
 	// The parts concerned match nothing; of a rule that denies or passes, everything is denied.
 	Problems []string
+
+	blocks int // of all rules
 }
+
+// MaxBlocks is the most networks in the rules of a policy. An exception splits its block into as many networks as it
+// has bits more, so that a small object may describe millions.
+const MaxBlocks = 20000
 
 // use notes a selector and returns the name of its set.
 func (c *Compiled) use(s Selector) policy.SetID {

@@ -183,6 +183,12 @@ func (c *Compiled) named(d policy.Direction, p peers, name string, protocol uint
 // finish adds a rule once its ports are known.
 func (c *Compiled) finish(d policy.Direction, r policy.Rule, p peers) {
 	r.AnyPeer, r.Blocks = p.any, policy.Disjoint(p.blocks)
+	if c.blocks += len(r.Blocks); c.blocks > MaxBlocks {
+		c.problem(fmt.Errorf("the blocks of the policy without their exceptions are more than %d networks: rules that exceed that match no address", MaxBlocks))
+		if r.Blocks = nil; r.Action != policy.Accept {
+			r.Action, r.AnyPeer, r.AnyPort = policy.Deny, true, true
+		}
+	}
 	for _, s := range append(p.pods, p.nodes...) {
 		r.Peers = append(r.Peers, c.use(s))
 	}

@@ -41,14 +41,23 @@ var Nothing = Selector{Kind: Pods, Namespaces: labels.Nothing(), Labels: labels.
 func (s Selector) ID() policy.SetID {
 	namespaces := ""
 	if s.Namespace == "" && s.Namespaces != nil {
-		namespaces = s.Namespaces.String()
+		namespaces = textOf(s.Namespaces)
 	}
-	text := fmt.Sprintf("%q %q %q %q %d", s.Namespace, namespaces, s.Labels.String(), s.Port, s.Protocol)
+	text := fmt.Sprintf("%q %q %q %q %d", s.Namespace, namespaces, textOf(s.Labels), s.Port, s.Protocol)
 	if s.Kind != Nodes && s.Namespace == "" && s.Namespaces == nil {
 		text += " nowhere"
 	}
 	sum := sha256.Sum256([]byte(text))
 	return policy.SetID(string(s.Kind) + "-" + hex.EncodeToString(sum[:8]))
+}
+
+// textOf returns a text that two selectors share only if they select the same: String is empty for everything and for
+// nothing.
+func textOf(s labels.Selector) string {
+	if _, selects := s.Requirements(); !selects {
+		return "nothing()" // no selector's String has brackets without a value
+	}
+	return s.String()
 }
 
 // MatchesNamespace tells whether pods of a namespace may be selected.

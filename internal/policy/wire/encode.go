@@ -5,43 +5,80 @@ import (
 	"fmt"
 	"net/netip"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// partElements is the most elements of sets in a part of an update.
-const partElements = 1000
+const (
+	// partElements is the most elements of sets in a part of an update.
+	partElements = 1000
+	// partBytes is the size of policies and pods after which another part begins. A policy is not split, and is
+	// smaller than the object that it was compiled from, of 1.5 MiB at most (etcd), and compile.MaxBlocks: the whole is less
+	// than the 4 MiB that gRPC receives.
+	partBytes = 1 << 19
+)
 
 // Encode returns an update in parts, in the order in which they have to be read.
 func Encode(u *policy.Update) []*Update {
-	parts := []*Update{{Version: u.Version, Whole: u.Whole}}
+	e := encoder{version: u.Version}
+	e.part().Whole = u.Whole
 	for name, p := range u.Pods {
-		parts[0].Pods = append(parts[0].Pods, encodePod(name, p))
+		pod := encodePod(name, p)
+		part := e.grow(proto.Size(pod))
+		part.Pods = append(part.Pods, pod)
 	}
 	for ref, p := range u.Policies {
-		parts[0].Policies = append(parts[0].Policies, encodePolicy(ref, p))
+		encoded := encodePolicy(ref, p)
+		part := e.grow(proto.Size(encoded))
+		part.Policies = append(part.Policies, encoded)
 	}
 	left := partElements
-	part, whole := parts[0], false
+	part := e.parts[len(e.parts)-1]
 	for id, change := range u.Sets {
-		whole = change.Whole
-		set := &Set{Id: string(id), Whole: whole}
+		set := &Set{Id: string(id), Whole: change.Whole}
 		part.Sets = append(part.Sets, set)
-		for e, came := range change.Elements {
+		for element, came := range change.Elements {
 			if left == 0 {
-				part.More = true
+				part, left = e.part(), partElements
 				set = &Set{Id: string(id)} // the rest of it
-				part, left = &Update{Version: u.Version, Sets: []*Set{set}}, partElements
-				parts = append(parts, part)
+				part.Sets = append(part.Sets, set)
 			}
 			if came {
-				set.Came = appendElement(set.Came, e)
+				set.Came = appendElement(set.Came, element)
 			} else {
-				set.Gone = appendElement(set.Gone, e)
+				set.Gone = appendElement(set.Gone, element)
 			}
 			left--
 		}
 	}
-	return parts
+	return e.parts
+}
+
+// encoder makes the parts of an update.
+type encoder struct {
+	version uint64
+	parts   []*Update
+	bytes   int // of the last part
+}
+
+// part begins another part.
+func (e *encoder) part() *Update {
+	if n := len(e.parts); n > 0 {
+		e.parts[n-1].More = true
+	}
+	e.bytes = 0
+	e.parts = append(e.parts, &Update{Version: e.version})
+	return e.parts[len(e.parts)-1]
+}
+
+// grow returns the part that takes some more bytes.
+func (e *encoder) grow(bytes int) *Update {
+	if e.bytes > 0 && e.bytes+bytes > partBytes {
+		e.part()
+	}
+	e.bytes += bytes
+	return e.parts[len(e.parts)-1]
 }
 
 func encodePod(name policy.PodName, p *policy.Selected) *Pod {

@@ -42,7 +42,8 @@ type Pod struct {
 type PodOptions struct {
 	Namespace   string            // default "default"
 	Ports       []PortMapping     // for the portmap plugin
-	Annotations map[string]string // of its object
+	Labels      map[string]string // of its object, as are Annotations
+	Annotations map[string]string
 	// Once: return the first failure instead of trying again as a kubelet does.
 	Once bool
 	// Object is the pod's, where others have made it; else one is made, and removed with
@@ -91,7 +92,7 @@ func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text strin
 type PodObjects interface {
 	// Bind makes the object of a pod, bound to the node, unless there is one
 	// already, and returns its UID and its name.
-	Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error)
+	Bind(ctx context.Context, namespace, name string, labels, annotations map[string]string) (uid, objectName string, err error)
 	// Running and Gone are a kubelet's reports that a pod came up, or that
 	// it was deleted. They do not wait.
 	Running(p *Pod)
@@ -152,7 +153,7 @@ func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, object
 	if n.Objects == nil {
 		return randomHex(16), name, nil
 	}
-	return n.Objects.Bind(ctx, o.Namespace, name, o.Annotations)
+	return n.Objects.Bind(ctx, o.Namespace, name, o.Labels, o.Annotations)
 }
 
 // reserve takes a name, so that the same pod is not added twice.
