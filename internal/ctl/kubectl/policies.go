@@ -249,10 +249,10 @@ type PodPolicies struct {
 	Egress    []introspect.AppliedPolicy `json:"egress"`
 	// Attachments are the pod's, as its node has them: which policies are in force, and since when.
 	Attachments []introspect.PolicyAttachment `json:"attachments"`
-	// Refused are the counts of its policies, on its node. They have the packets of all pods of the node with these policies.
-	Refused []introspect.RefusedPackets `json:"refused"`
-	Trouble []string                    `json:"trouble"` // problems, one sentence each
-	Unread  []string                    `json:"unread"`
+	// Denied are the counts of its policies, on its node. They have the packets of all pods of the node with these policies.
+	Denied  []introspect.DeniedPackets `json:"denied"`
+	Trouble []string                   `json:"trouble"` // problems, one sentence each
+	Unread  []string                   `json:"unread"`
 }
 
 func newPolicy(p *program) *cobra.Command {
@@ -310,7 +310,7 @@ func (p *program) podPolicies(ctx context.Context, namespace, name string) (PodP
 	c.namespaces(ctx, a)
 	c.pod(pod)
 	c.policies(ctx, a, namespace)
-	d := PodPolicies{Namespace: namespace, Name: name, Node: pod.Spec.NodeName, Addresses: []string{}, Attachments: []introspect.PolicyAttachment{}, Refused: []introspect.RefusedPackets{}, Trouble: []string{}}
+	d := PodPolicies{Namespace: namespace, Name: name, Node: pod.Spec.NodeName, Addresses: []string{}, Attachments: []introspect.PolicyAttachment{}, Denied: []introspect.DeniedPackets{}, Trouble: []string{}}
 	d.Ingress, d.Egress = c.applied(namespace, name)
 	for _, ip := range pod.Status.PodIPs {
 		d.Addresses = append(d.Addresses, ip.IP)
@@ -348,13 +348,13 @@ func (p *program) askPolicies(ctx context.Context, a *api, uid string, d *PodPol
 		bad("berthd of node %s could not be asked: %v", d.Node, err)
 		return nil
 	}
-	for _, r := range doc.Refused {
+	for _, r := range doc.Denied {
 		its := d.Egress
 		if r.Direction == policy.Ingress.String() {
 			its = d.Ingress
 		}
 		if slices.ContainsFunc(its, func(a introspect.AppliedPolicy) bool { return r.Names(a.PolicyRef) }) {
-			d.Refused = append(d.Refused, r)
+			d.Denied = append(d.Denied, r)
 		}
 	}
 	for _, at := range doc.Attachments {
@@ -424,8 +424,8 @@ func writePodPolicies(p *view.Printer, d PodPolicies, prog *program) {
 			return []any{strings.Join(addrs, " "), yesOrNo(a.InForce), view.Age(a.Since, prog.Now()), len(a.Ingress), len(a.Egress)}
 		}, "ADDRESSES", "IN FORCE", "SINCE", "INGRESS", "EGRESS"), "")
 	}
-	if len(d.Refused) > 0 {
-		p.Section("Packets that its node refused, for all pods with these policies", view.GridOf(d.Refused, func(r introspect.RefusedPackets) []any {
+	if len(d.Denied) > 0 {
+		p.Section("Denied packets on its node, of all pods with these policies", view.GridOf(d.Denied, func(r introspect.DeniedPackets) []any {
 			names := make([]string, len(r.Policies))
 			for i, ref := range r.Policies {
 				names[i] = refText(ref)

@@ -184,7 +184,7 @@ func TestPolicies(t *testing.T) {
 	out, code := run(a, b, "policies")
 	wants(out, code, 0, "NetworkPolicy   default     db-clients   1      1       1          none")
 	its, others := introspect.PolicyRef{Kind: "NetworkPolicy", Namespace: "default", Name: "db-clients"}, introspect.PolicyRef{Kind: "NetworkPolicy", Namespace: "default", Name: "other"}
-	b.doc.Refused = []introspect.RefusedPackets{
+	b.doc.Denied = []introspect.DeniedPackets{
 		{Direction: "Ingress", Packets: 99}, {Direction: "Ingress", Policies: []introspect.PolicyRef{others}, Packets: 98}, {Direction: "Ingress", Policies: []introspect.PolicyRef{its}, Packets: 7},
 	}
 	out, code = run(a, b, "policy", "db-0")
@@ -292,9 +292,9 @@ func TestTrace(t *testing.T) {
 		wants   []string
 	}{
 		{"web-0 db-0 --port 5432", true, []string{"default/web-0 on node-a to default/db-0 on node-b, TCP port 5432: allowed", "NetworkPolicy default/db-clients, spec.ingress[0]", "no policy decides"}},
-		{"default/web-0 default/db-0 --port 80", false, []string{"TCP port 80: refused", "no rule accepts it of NetworkPolicy default/db-clients"}},
-		{"web-0 db-0 --port 5432 --protocol udp", false, []string{"UDP port 5432: refused"}},
-		{"web-0 db-0 --protocol icmp", false, []string{"ICMP: refused"}},
+		{"default/web-0 default/db-0 --port 80", false, []string{"TCP port 80: denied", "no rule accepts it of NetworkPolicy default/db-clients"}},
+		{"web-0 db-0 --port 5432 --protocol udp", false, []string{"UDP port 5432: denied"}},
+		{"web-0 db-0 --protocol icmp", false, []string{"ICMP: denied"}},
 		{"job-0 db-0 --port 5432", false, []string{"no rule accepts it"}},
 		{"db-0 web-0", true, []string{"no policy decides"}},
 		{"10.0.0.5 10.0.1.7 --port 5432", true, []string{"default/web-0 on node-a to default/db-0 on node-b"}},
@@ -316,7 +316,7 @@ func TestTrace(t *testing.T) {
 
 	b = enforcerOf("node-b", pods)
 	if tr, out, code := run("job-0", "db-0", "--port", "5432"); code != ExitUnwell || tr.Agree || tr.Allowed ||
-		!strings.Contains(out, "by the API server's objects it is refused (no rule accepts it of NetworkPolicy default/db-clients), on node node-b it is allowed (no policy decides)") {
+		!strings.Contains(out, "by the API server's objects it is denied (no rule accepts it of NetworkPolicy default/db-clients), on node node-b it is allowed (no policy decides)") {
 		t.Errorf("a node without the policy: %d\n%s", code, out)
 	}
 	if _, out, code := run("web-0", "db-0", "--port", "5432"); code != ExitUnwell || !strings.Contains(out, "node node-b decides by another rule: no policy decides") {

@@ -335,7 +335,7 @@ func verdictText(allowed bool) string {
 	if allowed {
 		return "allowed"
 	}
-	return "refused"
+	return "denied"
 }
 
 // because says what decides.

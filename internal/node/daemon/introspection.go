@@ -270,7 +270,7 @@ func (i *inspector) leave() { <-i.views }
 
 // servePolicies serves introspect.NetworkPoliciesPath.
 func (i *inspector) servePolicies(w http.ResponseWriter, _ *http.Request) {
-	doc := introspect.NetworkPolicies{Time: i.attachments.clock.Now().UTC(), Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{}, Refused: []introspect.RefusedPackets{}}
+	doc := introspect.NetworkPolicies{Time: i.attachments.clock.Now().UTC(), Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{}, Denied: []introspect.DeniedPackets{}}
 	if i.policies != nil {
 		if !i.enter(w) {
 			return

@@ -30,7 +30,7 @@ type NetworkPolicies struct {
 	FailureSince time.Time `json:"failureSince,omitzero"` // the first of the failures in a row
 	Applied      time.Time `json:"applied,omitzero"`      // the last change that succeeded
 
-	Refused     []RefusedPackets   `json:"refused"`
+	Denied      []DeniedPackets    `json:"denied"`
 	Attachments []PolicyAttachment `json:"attachments"`
 	Policies    []NodePolicy       `json:"policies"` // those that select pods of the node
 	Sets        []PolicySet        `json:"sets"`
@@ -80,9 +80,9 @@ type NodePolicy struct {
 	InForce int    `json:"inForce"` // of these, by the kernel
 }
 
-// RefusedPackets counts packets that were refused since the table was made. They are more than the connections, as TCP and
+// DeniedPackets counts packets that were denied since the table was made. They are more than the connections, as TCP and
 // others try again.
-type RefusedPackets struct {
+type DeniedPackets struct {
 	Direction string `json:"direction"` // Ingress or Egress
 	// Policies are the one whose rule denies the packets, or those of which none accepts them. Without any, the packets are all
 	// of the direction.
@@ -91,7 +91,7 @@ type RefusedPackets struct {
 }
 
 // Names reports whether a policy is among Policies.
-func (r RefusedPackets) Names(ref PolicyRef) bool { return slices.Contains(r.Policies, ref) }
+func (r DeniedPackets) Names(ref PolicyRef) bool { return slices.Contains(r.Policies, ref) }
 
 // PolicySet is a set of addresses or named ports that policies refer to.
 type PolicySet struct {

@@ -104,7 +104,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	s.Refused = refusedPackets(e.insides.refused(e.Kernel))
+	s.Denied = deniedPackets(e.insides.refused(e.Kernel))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &e.record
@@ -141,17 +141,17 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	return s
 }
 
-// refusedPackets counts refused packets, as far as the kernel tells.
-func refusedPackets(counts []policytable.Refused) []introspect.RefusedPackets {
-	list := []introspect.RefusedPackets{}
+// deniedPackets counts denied packets, as far as the kernel tells.
+func deniedPackets(counts []policytable.Refused) []introspect.DeniedPackets {
+	list := []introspect.DeniedPackets{}
 	for _, c := range counts {
-		r := introspect.RefusedPackets{Direction: c.Direction.String(), Policies: []introspect.PolicyRef{}, Packets: c.Packets}
+		r := introspect.DeniedPackets{Direction: c.Direction.String(), Policies: []introspect.PolicyRef{}, Packets: c.Packets}
 		for _, ref := range c.Policies {
 			r.Policies = append(r.Policies, introspect.PolicyRef{Kind: ref.Kind(), Namespace: ref.Namespace, Name: ref.Name})
 		}
 		list = append(list, r)
 	}
-	slices.SortFunc(list, func(a, b introspect.RefusedPackets) int {
+	slices.SortFunc(list, func(a, b introspect.DeniedPackets) int {
 		return cmp.Or(cmp.Compare(a.Direction, b.Direction), slices.CompareFunc(a.Policies, b.Policies, introspect.PolicyRef.Compare))
 	})
 	return list

@@ -139,7 +139,7 @@ func TestJudge(t *testing.T) {
 	})
 }
 
-// counting is a kernel that counts refused packets.
+// counting is a kernel that counts denied packets.
 type counting struct{ Kernel }
 
 func (counting) Refused() ([]policytable.Refused, error) {
@@ -149,9 +149,9 @@ func (counting) Refused() ([]policytable.Refused, error) {
 	}, nil
 }
 
-func TestRefusedPacketsAreCounted(t *testing.T) {
+func TestDeniedPacketsAreCounted(t *testing.T) {
 	e := New(Options{Kernel: counting{&kernel{}}, Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)})
-	text, err := json.Marshal(e.Status(time.Time{}).Refused)
+	text, err := json.Marshal(e.Status(time.Time{}).Denied)
 	const want = `[{"direction":"Egress","policies":[],"packets":1},{"direction":"Ingress","policies":[],"packets":9},` +
 		`{"direction":"Ingress","policies":[{"kind":"ClusterNetworkPolicy","name":"admins"}],"packets":2},` +
 		`{"direction":"Ingress","policies":[{"kind":"NetworkPolicy","namespace":"default","name":"clients-only"}],"packets":7}]`
