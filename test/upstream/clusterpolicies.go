@@ -68,7 +68,7 @@ func (s clusterPolicies) run(ctx context.Context, c cluster, dir string, out io.
 	if err := s.prepare(ctx, c, sctp); err != nil {
 		return nil, fmt.Errorf("prepare the cluster for ClusterNetworkPolicies: %w", err)
 	}
-	args := []string{"-test.v", "-test.timeout=1h", "-all-features"}
+	args := []string{"-test.run=^TestConformance$", "-test.v", "-test.timeout=1h", "-all-features"}
 	if !sctp {
 		args = append(args, "-test.skip=^TestConformance$/^"+withSCTP+"$")
 	}
