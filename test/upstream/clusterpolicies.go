@@ -163,7 +163,10 @@ func readVerbose(in io.Reader) []result {
 	})
 }
 
-// verbose prints the verdicts of go test -v as they come.
+// begun is a line of go test -v that says that a test began. How it ended is printed after all tests.
+var begun = regexp.MustCompile(`^=== RUN   TestConformance/([^/\s]+)$`)
+
+// verbose prints which tests of go test -v run.
 type verbose struct {
 	out  io.Writer
 	rest []byte
@@ -178,8 +181,8 @@ func (v *verbose) Write(data []byte) (int, error) {
 			return len(data), nil
 		}
 		v.rest = rest
-		if m := verdict.FindSubmatch(line); m != nil {
-			fmt.Fprintf(v.out, "  %s %s\n", m[1], m[2])
+		if m := begun.FindSubmatch(line); m != nil {
+			fmt.Fprintf(v.out, "  running %s\n", m[1])
 		}
 	}
 }
