@@ -192,7 +192,7 @@ func (r *Resolver) dropIfEmpty(ns *namespace) {
 // reviewNamespace finds the selections that may select pods of a namespace, and reviews its pods for those that changed.
 func (r *Resolver) reviewNamespace(changes *Changes, ns *namespace) {
 	for _, s := range r.selections {
-		may := r.maySelect(s, ns)
+		may := s.maySelect(ns)
 		if may == ns.by[s] {
 			continue
 		}
@@ -210,7 +210,8 @@ func (r *Resolver) reviewNamespace(changes *Changes, ns *namespace) {
 	}
 }
 
-func (r *Resolver) maySelect(s *selection, ns *namespace) bool {
+// maySelect tells whether it may select pods of a namespace.
+func (s *selection) maySelect(ns *namespace) bool {
 	switch {
 	case s.Kind == compile.Nodes:
 		return false
@@ -341,7 +342,7 @@ func (r *Resolver) selection(changes *Changes, selector compile.Selector) *selec
 		}
 	}
 	for _, ns := range r.candidates(s) {
-		if r.maySelect(s, ns) {
+		if s.maySelect(ns) {
 			ns.by[s] = true
 			for p := range ns.pods {
 				r.review(changes, s, p, p.Pod)
