@@ -164,6 +164,8 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 		t.say("Raising a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Nodes, o.Mode)
 	case o.Egress:
 		t.say("Raising a data centre with %d nodes, whose pods reach the outside by gateways ...", o.Nodes)
+	case o.NetworkPolicies:
+		t.say("Raising a VPC with %d nodes that enforce network policies on this machine ...", o.Nodes)
 	case o.Mode == lab.PoolMode:
 		t.say("Raising a data centre with %d nodes on this machine ...", o.Nodes)
 	case o.Mode == lab.PortMode:
@@ -226,6 +228,10 @@ func (o Options) complete() (Options, error) {
 			return o, fmt.Errorf("IP families %q: the branches demo needs IPv4: omit them", o.Lab.IPFamilies)
 		}
 		o.Lab = branchLab(o.Lab)
+		return o, nil
+	}
+	if o.Lab.NetworkPolicies {
+		o.Lab = policyLab(o.Lab)
 		return o, nil
 	}
 	if o.Lab.Egress && o.Lab.Mode == lab.PoolMode {

@@ -68,7 +68,7 @@ func (s clusterPolicies) run(ctx context.Context, c cluster, dir string, out io.
 	if err := s.prepare(ctx, c, sctp); err != nil {
 		return nil, fmt.Errorf("prepare the cluster for ClusterNetworkPolicies: %w", err)
 	}
-	args := []string{"-test.v", "-test.timeout=1h", "-all-features"}
+	args := []string{"-test.run=^TestConformance$", "-test.v", "-test.timeout=1h", "-all-features"}
 	if !sctp {
 		args = append(args, "-test.skip=^TestConformance$/^"+withSCTP+"$")
 	}
@@ -163,7 +163,10 @@ func readVerbose(in io.Reader) []result {
 	})
 }
 
-// verbose prints the verdicts of go test -v as they come.
+// begun is a line of go test -v that says that a test began. How it ended is printed after all tests.
+var begun = regexp.MustCompile(`^=== RUN   TestConformance/([^/\s]+)$`)
+
+// verbose prints which tests of go test -v run.
 type verbose struct {
 	out  io.Writer
 	rest []byte
@@ -178,8 +181,8 @@ func (v *verbose) Write(data []byte) (int, error) {
 			return len(data), nil
 		}
 		v.rest = rest
-		if m := verdict.FindSubmatch(line); m != nil {
-			fmt.Fprintf(v.out, "  %s %s\n", m[1], m[2])
+		if m := begun.FindSubmatch(line); m != nil {
+			fmt.Fprintf(v.out, "  running %s\n", m[1])
 		}
 	}
 }
