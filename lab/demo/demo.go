@@ -82,6 +82,7 @@ type stage struct {
 	egress   *egress
 	branches *branches
 	pools    *pools
+	policies *policyStage
 	beside   sync.WaitGroup // goroutines of the current proof (start)
 }
 
@@ -90,6 +91,7 @@ func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage 
 		size: size, lab: l, nodes: l.Nodes(), release: release,
 		ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &Cluster{lab: l, nodes: l.Nodes(), quote: quote},
 		egress: &egress{lab: l, nodes: l.Nodes()}, branches: &branches{lab: l, nodes: l.Nodes()}, pools: &pools{lab: l},
+		policies: &policyStage{lab: l, nodes: l.Nodes()},
 	}
 }
 

@@ -66,8 +66,14 @@ func allowing(apps ...string) *networkingv1.NetworkPolicy {
 	return p
 }
 
+// policyStage is the lab of the policies demo.
+type policyStage struct {
+	lab   *lab.Lab
+	nodes []*node.Node
+}
+
 // setPolicy changes the policy of the servers.
-func (s *stage) setPolicy(ctx context.Context, apps ...string) {
+func (s *policyStage) setPolicy(ctx context.Context, apps ...string) {
 	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: policyName}}
 	check(s.lab.Kube.Client.Get(ctx, client.ObjectKeyFromObject(p), p))
 	p.Spec = allowing(apps...).Spec
@@ -75,12 +81,12 @@ func (s *stage) setPolicy(ctx context.Context, apps ...string) {
 }
 
 // addApp adds a pod with the label app.
-func (s *stage) addApp(ctx context.Context, n *node.Node, app, name string) *node.Pod {
+func (s *policyStage) addApp(ctx context.Context, n *node.Node, app, name string) *node.Pod {
 	return must(n.AddPod(ctx, name, node.PodOptions{Namespace: policyNamespace, Labels: map[string]string{appLabel: app}}))
 }
 
 // appPod returns a pod of the demo.
-func (s *stage) appPod(name string) *node.Pod {
+func (s *policyStage) appPod(name string) *node.Pod {
 	for _, n := range s.nodes {
 		if p, err := n.Pod(name); err == nil {
 			return p
@@ -115,9 +121,9 @@ func isRefused(ctx context.Context, from, to *node.Pod) {
 func policyFirstPacket(ctx context.Context, s *stage) string {
 	check(s.lab.Kube.CreateNamespace(ctx, policyNamespace, nil))
 	check(s.lab.Kube.Client.Create(ctx, allowing(policyClient)))
-	client, other := s.addApp(ctx, s.nodes[0], policyClient, policyClient), s.addApp(ctx, s.nodes[0], policyOther, policyOther)
+	client, other := s.policies.addApp(ctx, s.nodes[0], policyClient, policyClient), s.policies.addApp(ctx, s.nodes[0], policyOther, policyOther)
 	took := time.Now()
-	web := s.addApp(ctx, s.nodes[1], policyServer, policyServer)
+	web := s.policies.addApp(ctx, s.nodes[1], policyServer, policyServer)
 	added := since(took)
 	isRefused(ctx, other, web) // the first packets that it receives
 	reaches(ctx, client, web)
@@ -129,10 +135,10 @@ func policyFirstPacket(ctx context.Context, s *stage) string {
 const newClients = 8
 
 func policyNewClients(ctx context.Context, s *stage) string {
-	web := s.appPod(policyServer)
+	web := s.policies.appPod(policyServer)
 	var slowest time.Duration
 	for i := range newClients {
-		p := s.addApp(ctx, s.nodes[i%len(s.nodes)], policyClient, fmt.Sprintf("%s-%d", policyClient, i))
+		p := s.policies.addApp(ctx, s.nodes[i%len(s.nodes)], policyClient, fmt.Sprintf("%s-%d", policyClient, i))
 		began := time.Now()
 		reaches(ctx, p, web)
 		slowest = max(slowest, time.Since(began))
@@ -142,9 +148,9 @@ func policyNewClients(ctx context.Context, s *stage) string {
 }
 
 func policyEndsConnections(ctx context.Context, s *stage) string {
-	web, client := s.appPod(policyServer), s.appPod(policyClient)
-	s.setPolicy(ctx, policyClient, policyOther)
-	other := s.appPod(policyOther)
+	web, client := s.policies.appPod(policyServer), s.policies.appPod(policyClient)
+	s.policies.setPolicy(ctx, policyClient, policyOther)
+	other := s.policies.appPod(policyOther)
 	await(ctx, "pod other is allowed", func() { reaches(ctx, other, web) })
 	stays, ends := must(echo.Connect(ctx, client.Netns(), "tcp", port(web.Addr()), netip.Addr{})), must(echo.Connect(ctx, other.Netns(), "tcp", port(web.Addr()), netip.Addr{}))
 	defer stays.Close()
@@ -154,7 +160,7 @@ func policyEndsConnections(ctx context.Context, s *stage) string {
 		check(err)
 	}
 	began := time.Now()
-	s.setPolicy(ctx, policyClient)
+	s.policies.setPolicy(ctx, policyClient)
 	await(ctx, "the connection of pod other ends", func() {
 		if _, err := ends.Once("after", refusedWithin); err == nil {
 			fail("it goes on")
@@ -168,7 +174,7 @@ func policyEndsConnections(ctx context.Context, s *stage) string {
 }
 
 func policySurvivesKills(ctx context.Context, s *stage) string {
-	web, client, other := s.appPod(policyServer), s.appPod(policyClient), s.appPod(policyOther)
+	web, client, other := s.policies.appPod(policyServer), s.policies.appPod(policyClient), s.policies.appPod(policyOther)
 	var errs []error
 	for _, o := range s.lab.Operators() {
 		errs = append(errs, o.Kill())
@@ -181,7 +187,7 @@ func policySurvivesKills(ctx context.Context, s *stage) string {
 		check(o.Start())
 	}
 	began := time.Now()
-	p := s.addApp(ctx, n, policyServer, "web-2")
+	p := s.policies.addApp(ctx, n, policyServer, "web-2")
 	took := time.Since(began)
 	isRefused(ctx, other, p)
 	reaches(ctx, client, p)
@@ -190,7 +196,7 @@ func policySurvivesKills(ctx context.Context, s *stage) string {
 }
 
 func policyRestored(ctx context.Context, s *stage) string {
-	web, client, other := s.appPod(policyServer), s.appPod(policyClient), s.appPod(policyOther)
+	web, client, other := s.policies.appPod(policyServer), s.policies.appPod(policyClient), s.policies.appPod(policyOther)
 	n := s.nodes[1]
 	check(ns.Do(n.Netns, func() error {
 		conn, err := nftables.New()
@@ -207,7 +213,7 @@ func policyRestored(ctx context.Context, s *stage) string {
 }
 
 func policyDeleted(ctx context.Context, s *stage) string {
-	web, other := s.appPod(policyServer), s.appPod(policyOther)
+	web, other := s.policies.appPod(policyServer), s.policies.appPod(policyOther)
 	began := time.Now()
 	check(s.lab.Kube.Client.Delete(ctx, allowing()))
 	await(ctx, "pod other reaches the server", func() { reaches(ctx, other, web) })
