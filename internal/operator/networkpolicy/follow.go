@@ -56,6 +56,7 @@ type follower struct {
 	events   events.EventRecorder
 	optional *watched.Optional // ClusterNetworkPolicies
 	clock    clock.Clock
+	nodes    *nodeAddresses
 
 	mu       sync.Mutex // guards policies
 	policies map[policy.Ref]*followed
@@ -81,8 +82,15 @@ func (f *follower) start(ctx context.Context, c cache.Cache) error {
 			func(o *metav1.PartialObjectMetadata) { f.feed.SetNamespace(o.Name, o.Labels) },
 			func(o *metav1.PartialObjectMetadata) { f.feed.DeleteNamespace(o.Name) })},
 		{watched.Nodes.Object, handler(
-			func(o *corev1.Node) { f.feed.SetNode(o.Name, o.Labels, addressesOf(o)) },
-			func(o *corev1.Node) { f.feed.DeleteNode(o.Name) })},
+			func(o *corev1.Node) {
+				addrs := addressesOf(o)
+				f.nodes.set(o.Name, addrs)
+				f.feed.SetNode(o.Name, o.Labels, addrs)
+			},
+			func(o *corev1.Node) {
+				f.nodes.set(o.Name, nil)
+				f.feed.DeleteNode(o.Name)
+			})},
 		{networkPolicies.Object, handler(
 			func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
 			func(o *networkingv1.NetworkPolicy) { f.deletePolicy(policy.Ref{Namespace: o.Namespace, Name: o.Name}) })},
@@ -147,6 +155,40 @@ func addressesOf(n *corev1.Node) (addrs []netip.Addr) {
 		}
 	}
 	return addrs
+}
+
+// nodeAddresses are the addresses of nodes.
+type nodeAddresses struct {
+	mu     sync.Mutex // guards below
+	byNode map[string][]netip.Addr
+	nodes  map[netip.Addr]int // how many have the address
+}
+
+func newNodeAddresses() *nodeAddresses {
+	return &nodeAddresses{byNode: map[string][]netip.Addr{}, nodes: map[netip.Addr]int{}}
+}
+
+func (n *nodeAddresses) set(node string, addrs []netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, a := range n.byNode[node] {
+		if n.nodes[a]--; n.nodes[a] == 0 {
+			delete(n.nodes, a)
+		}
+	}
+	for _, a := range addrs {
+		n.nodes[a]++
+	}
+	if n.byNode[node] = addrs; len(addrs) == 0 {
+		delete(n.byNode, node)
+	}
+}
+
+// has reports whether an address is a node's.
+func (n *nodeAddresses) has(a netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.nodes[a] > 0
 }
 
 // clusterHandler passes on ClusterNetworkPolicies.

@@ -3,6 +3,7 @@ package networkpolicy
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -39,7 +40,7 @@ func read[T any](t *testing.T, text string) *T {
 func newFollower(t *testing.T, cluster ...runtime.Object) (*follower, *events.FakeRecorder) {
 	t.Helper()
 	recorder := events.NewFakeRecorder(100)
-	f := &follower{feed: feed.New(), events: recorder, clock: clock.Real{}, policies: map[policy.Ref]*followed{}, synced: func() bool { return true }}
+	f := &follower{feed: feed.New(), events: recorder, clock: clock.Real{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return true }}
 	f.optional = &watched.Optional{
 		API:      dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{clusterPolicies: kindClusterPolicy + "List"}, cluster...),
 		Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
@@ -152,4 +153,21 @@ func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
 			t.Errorf("policies of the node = %q, want none without the kind", got)
 		}
 	})
+}
+
+// An address stays a node's as long as any node has it.
+func TestNodeAddresses(t *testing.T) {
+	n, a, b := newNodeAddresses(), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	for i, step := range []struct {
+		node  string
+		addrs []netip.Addr
+		a, b  bool
+	}{
+		{"one", []netip.Addr{a}, true, false}, {"two", []netip.Addr{a, b}, true, true}, {"one", []netip.Addr{b}, true, true},
+		{"two", nil, false, true}, {"one", nil, false, false},
+	} {
+		if n.set(step.node, step.addrs); n.has(a) != step.a || n.has(b) != step.b {
+			t.Errorf("step %d: has(%s) = %v, has(%s) = %v, want %v and %v", i, a, n.has(a), b, n.has(b), step.a, step.b)
+		}
+	}
 }

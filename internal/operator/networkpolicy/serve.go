@@ -10,8 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -26,12 +28,22 @@ type Server struct {
 	Feed *feed.Feed
 	// Node returns the name of the node to which a token is bound, or an error if it is not that of a node's daemon.
 	Node func(ctx context.Context, token string) (string, error)
+	// IsNode reports whether an address is a node's. Other callers' tokens are reviewed at a bounded rate.
+	IsNode func(netip.Addr) bool
 	// MayAssign returns an error if a node may not give one of the addresses to a pod of it.
 	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) error
 	// Serves returns an error while this operator cannot tell nodes anything: it does not lead, or has not read the cluster yet.
 	Serves func() error
 	Clock  clock.Clock
 	Log    *slog.Logger
+
+	strangers *rate.Limiter // of callers that are no nodes
+}
+
+// NewServer completes a Server.
+func NewServer(s Server) *Server {
+	s.strangers = rate.NewLimiter(strangersPerSecond, strangersBurst)
+	return &s
 }
 
 const (
@@ -42,11 +54,19 @@ const (
 	confirmWait = 500 * time.Millisecond
 	// maxAssigns is how many addresses of a node may wait for that at once.
 	maxAssigns = 64
+	// maxAddresses is the most addresses of one pod.
+	maxAddresses = 16
+	// A review of a token is a request to the API server. Callers that are not at a node's address, such as pods, may cause
+	// strangersPerSecond of them in all, after a burst of strangersBurst.
+	strangersPerSecond, strangersBurst = 5, 20
 )
 
 // Follow implements wire.PoliciesServer.
 func (s *Server) Follow(stream wire.Policies_FollowServer) error {
 	ctx := stream.Context()
+	if !s.isNode(ctx) && !s.strangers.AllowN(s.Clock.Now(), 1) {
+		return status.Error(codes.ResourceExhausted, "too many calls from addresses that are not a node's: try again later")
+	}
 	node, err := s.Node(ctx, token(ctx))
 	if err != nil {
 		return status.Error(codes.Unauthenticated, err.Error())
@@ -63,6 +83,16 @@ func (s *Server) Follow(stream wire.Policies_FollowServer) error {
 		return err
 	}
 	return nil
+}
+
+// isNode reports whether a call comes from a node's address.
+func (s *Server) isNode(ctx context.Context) bool {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return false
+	}
+	at, err := netip.ParseAddrPort(p.Addr.String())
+	return err == nil && s.IsNode(at.Addr().Unmap())
 }
 
 // token is the bearer token of a call (RFC 6750, section 2.1); empty: it has none.
@@ -151,6 +181,9 @@ func (f *call) answer(ctx context.Context, a *wire.Assign) {
 }
 
 func (f *call) assign(ctx context.Context, a *wire.Assign) error {
+	if len(a.Addresses) > maxAddresses {
+		return fmt.Errorf("%d addresses: expected %d at most", len(a.Addresses), maxAddresses)
+	}
 	var addrs []netip.Addr
 	for _, b := range a.Addresses {
 		addr, ok := netip.AddrFromSlice(b)

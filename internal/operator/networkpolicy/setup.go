@@ -22,6 +22,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/listener"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
 	"github.com/berthnet/berth/internal/operator/watched"
@@ -45,6 +46,10 @@ const (
 	maxCallAge = 6 * time.Hour
 	// pingAfter is how long a connection is idle before its node is probed, and pingTimeout how long the node has to answer.
 	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
+	// Nodes' connections are preferred to those of other addresses, which maxConnections and maxPerPeer bound.
+	maxConnections, maxPerPeer = 20000, 4
+	maxStreams                 = 4       // of a connection; a node needs one
+	maxMessage                 = 1 << 16 // bytes that a node sends at once
 )
 
 // Policies are the network policies of a cluster. They are followed and served while the operator leads.
@@ -64,13 +69,14 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	}
 	f := &follower{
 		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock,
-		policies: map[policy.Ref]*followed{}, synced: func() bool { return false },
+		policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return false },
 	}
 	f.optional = &watched.Optional{
 		API: api, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
 	}
 	p := &Policies{
-		follower: f, listener: o.Listener, manager: mgr,
+		follower: f, manager: mgr,
+		listener: listener.Limit(o.Listener, listener.Limits{Total: maxConnections, PerPeer: maxPerPeer, Preferred: f.nodes.has, Work: pingTimeout}),
 		publisher: &publisher{
 			reader: mgr.GetAPIReader(), writer: mgr.GetClient(), namespace: o.Namespace, address: o.Listener.Addr().String(),
 			serves: f.serves, clock: o.Clock, log: o.Logger,
@@ -78,12 +84,13 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	}
 	p.server = grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: p.publisher.get})),
+		grpc.ConnectionTimeout(pingTimeout), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxCallAge, MaxConnectionAgeGrace: time.Second, Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 	)
-	wire.RegisterPoliciesServer(p.server, &Server{
-		Feed: f.feed, Node: reviewer{mgr.GetClient(), o.Daemon}.node, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
-	})
+	wire.RegisterPoliciesServer(p.server, NewServer(Server{
+		Feed: f.feed, Node: reviewer{mgr.GetClient(), o.Daemon}.node, IsNode: f.nodes.has, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
+	}))
 	return p, mgr.Add(manager.RunnableFunc(p.run))
 }
 
