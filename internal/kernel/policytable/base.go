@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
 // base is on what the chains depend that are the same whatever the policies are.
@@ -38,12 +39,13 @@ func (b base) chains() []nft.Chain {
 	at := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, w way, first ...nft.Rule) nft.Chain {
 		return nft.Base(name, nftables.ChainTypeFilter, hook, &priority, append(first, nft.NewRule("judge", nft.GoTo("judge-"+w.name())))...)
 	}
+	local := nft.NewRule("the node's own", nft.SourceIsLocal(), nft.Accept())
 	chains := []nft.Chain{
 		at("from-pods", nftables.ChainHookForward, 0, egress),
 		at("to-pods", nftables.ChainHookForward, 1, ingress),
 		at("to-node", nftables.ChainHookInput, behindIPVS, egress, neighbourDiscovery()),
 		at("ipvs-from-pods", nftables.ChainHookOutput, 0, egress),
-		at("ipvs-to-pods", nftables.ChainHookOutput, 1, ingress),
+		at("ipvs-to-pods", nftables.ChainHookOutput, 1, ingress, local),
 	}
 	if b.inside {
 		link := func(key expr.MetaKey) nft.Rule {
@@ -112,8 +114,8 @@ func (b base) beforePolicies(w way) (rules []nft.Rule) {
 		for _, family := range families {
 			rules = append(rules, nft.NewRule("the node's own", nft.Family(family), nft.Source(family), in(familyName(nodeSet, family)), nft.Accept()))
 		}
-	default: // probes of pods with strict branches are forwarded
-		rules = append(rules, nft.NewRule("the node's own", nft.SourceIsLocal(), nft.Accept()))
+	default: // probes of pods with strict branches come back by the VLAN. Elsewhere such a source may be forged, with IPv6
+		rules = append(rules, nft.NewRule("the node's own", nft.ComesBy(plug.VLANPrefix), nft.SourceIsLocal(), nft.Accept()))
 	}
 	if b.tunnels && w == ingress { // the pod takes nothing out of them but answers
 		tunnels(nft.TunnelFrom, nft.Accept())

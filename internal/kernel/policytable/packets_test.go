@@ -197,3 +197,23 @@ func drawFlows(t *rapid.T, addrs []netip.Addr) (list []policy.Flow) {
 	}
 	return list
 }
+
+// What a rule passes on is not judged by later policies of its tier, also if no other tier has any.
+func TestPassLeavesTheTier(t *testing.T) {
+	a, b := pair("10.0.1.2", "fd00:1::2"), pair("10.0.2.2", "fd00:2::2")
+	w := newWorld(t, [][2]netip.Addr{a, b})
+	table := New(w.node)
+	rule := func(name string, action policy.Action) *policy.Policy {
+		p := &policy.Policy{Ref: policy.Ref{Name: name}, Tier: policy.Admin}
+		p.Rules[policy.Ingress] = []policy.Rule{{Action: action, AnyPeer: true, AnyPort: true}}
+		return p
+	}
+	must(t, table.Apply([]Pod{{Addrs: a[:], Policies: []*policy.Policy{rule("a", policy.Pass), rule("b", policy.Deny)}}}, noElements, nil))
+	flows := []policy.Flow{{Source: b[0], Destination: a[0], Protocol: 17, Port: 80}, {Source: b[1], Destination: a[1], Protocol: 6, Port: 80}}
+	for i, arrived := range w.arrivals(t, func(t fataler) uint64 { return refused(t, table) }, flows) {
+		if !arrived {
+			t.Errorf("%+v was refused", flows[i])
+		}
+	}
+	must(t, table.Remove())
+}

@@ -105,6 +105,7 @@ func TestNothingGetsRoundPolicies(t *testing.T) {
 	options[0] = 0x46
 	add("IPv4 options in a tunnel", jailed[0], false, udp(jailed[0], stranger[0], 5555, options...))
 	add("IPv4 in IPv6 by a tunnel", jailed[1], false, udp(jailed[1], stranger[1], 5555, udp(jailed[0], friend[0], 80)...))
+	add("IPv6 from the node's own address", s, false, udp(netip.MustParseAddr("fd00:1::1"), v, 80))
 	mapped := netip.AddrFrom16(friend[0].As16())
 	add("from an IPv4-mapped address", s, false, udp(mapped, v, 80))
 	add("a host port", stranger[0], false, udp(stranger[0], node[0], 8080))
