@@ -189,7 +189,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 
 // hasClusterPolicies reports whether the suite of ClusterNetworkPolicy is chosen and applicable.
 func (o options) hasClusterPolicies() bool {
-	return slices.Contains(o.choice.groups, groupClusterPolicy) && o.choice.focus == nil && !o.network().ports
+	return slices.Contains(o.choice.groups, groupClusterPolicy) && !o.network().ports
 }
 
 // list prints a plan.
@@ -248,7 +248,7 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	}
 	r.Kubernetes, r.Specs = version, judge(p, reports)
 	if o.hasClusterPolicies() && ctx.Err() == nil { // policies of the whole cluster apply, so nothing else runs meanwhile
-		of, err := o.cluster.run(ctx, c, o.suite.out, out)
+		of, err := o.cluster.run(ctx, c, o.choice.focus, o.suite.out, out)
 		if err != nil {
 			return err
 		}
