@@ -20,6 +20,8 @@ groups=(cluster lab-images)
 hack/deps.sh "${groups[@]}"
 e2e=$(hack/tool.sh kubee2e e2e.test)
 ginkgo=$(hack/tool.sh kubee2e ginkgo)
+cluster_policies=$(hack/tool.sh networkpolicyapi conformance.test)
+crd=$(go -C tools/networkpolicyapi list -m -f '{{.Dir}}' sigs.k8s.io/network-policy-api)/config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml
 others=$(hack/lab-images.sh)
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
 export KUBEBUILDER_ASSETS
@@ -32,6 +34,7 @@ status=0
 for mode in $modes; do
 	families=
 	[[ "$mode" != */* ]] || families=${mode#*/}
-	bin/upstream -mode "${mode%%/*}" -ip-families "$families" -e2e "$e2e" -ginkgo "$ginkgo" -images "dist/lab-images:$others" "$@" || status=1
+	bin/upstream -mode "${mode%%/*}" -ip-families "$families" -e2e "$e2e" -ginkgo "$ginkgo" -images "dist/lab-images:$others" \
+		-cluster-policies "$cluster_policies" -cluster-policy-crd "$crd" "$@" || status=1
 done
 exit "$status"

@@ -215,7 +215,7 @@ func TestMissingPermissionsAndUnknownNames(t *testing.T) {
 	dial, _ := inMode(t, "eni")
 	eve, err := harness.ControlPlane.ConfigFor("eve")
 	harness.OK(t, err)
-	for _, args := range [][]string{{"status"}, {"pools"}, {"vpcs"}, {"egresses"}, {"top"}, {"events"}, {"node", "node-a"}} {
+	for _, args := range [][]string{{"status"}, {"pools"}, {"vpcs"}, {"egresses"}, {"policies"}, {"top"}, {"events"}, {"node", "node-a"}} {
 		out, code, _ := try(t, Options{Config: eve, Dial: dial}, args...)
 		if !strings.Contains(out, "could not be read") || !strings.Contains(out, `"eve"`) || code == ExitTrouble {
 			t.Errorf("%v: exit code %d, want the failed reads\n%s", args, code, out)

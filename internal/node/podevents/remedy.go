@@ -21,6 +21,7 @@ const (
 	inVPCs      = "Conditions of VPCs and NICs"
 	inEgress    = "No egress"
 	inOnNode    = "A pod's address on the node"
+	inPolicies  = "Network policies"
 	inPodSide   = "The pod's network namespace, the kernel, the record"
 	inOperator  = "Reasons of conditions"
 	inWaits     = "A pod waits"
@@ -131,6 +132,8 @@ var advice = []struct {
 	{Remedy{"", inEgress}, []string{"chained", "not-chained"}},
 	{Remedy{"Check the Events of the pod, and whether berth-operator runs with the feature egress.", inEgress}, []string{"no-egressclient"}},
 	{Remedy{wait, inEgress}, []string{"egress-unknown"}},
+	{Remedy{"Check that a berth-operator pod is ready, and that the pod's node reaches it.", inPolicies}, []string{"policies-unknown"}},
+	{Remedy{seeDaemon, inPolicies}, []string{"policies-not-in-force"}},
 	{Remedy{"Correct what the message names in the Egress.", inEgress}, []string{"egress-invalid"}},
 	{Remedy{"Correct the annotation that the message names.", inEgress}, []string{"egress-annotation"}},
 	{Remedy{"Create the Egress, or correct the pod's annotation.", inEgress}, []string{"egress-not-found"}},
