@@ -125,7 +125,7 @@ func (o *Operator) args(kubeconfig, cluster string) []string {
 	}
 }
 
-// args returns the flags that depend on the source of pods' interfaces come from, for one of the operators.
+// args returns the flags of operator i that depend on the lab's options.
 func (s *operators) args(i int) (args []string) {
 	l := s.lab
 	var from []string

@@ -120,11 +120,11 @@ func TestUnreadableSecurityGroupPolicies(t *testing.T) {
 	f := answering(forbidden)
 	for _, live := range []bool{false, true} {
 		if _, err := f.of(t.Context(), "shop", live); !errors.Is(err, watched.ErrUnknown) {
-			t.Errorf("of(live the kind is known, live %v) before the first list: error = error %v, want %v, want errUnknown with the cause", live, err, watched.ErrUnknown)
+			t.Errorf("of(live = %v) before the first list: error = %v, want %v", live, err, watched.ErrUnknown)
 		}
 	}
 	if _, err := f.namespaces(); !errors.Is(err, watched.ErrUnknown) {
-		t.Errorf("namespaces() before the kind first list: error %v, want %v, want errUnknown", err, watched.ErrUnknown)
+		t.Errorf("namespaces() before the first list: error = %v, want %v", err, watched.ErrUnknown)
 	}
 	f.Settle(store)
 	if all, err := f.of(t.Context(), "shop", false); len(all) > 0 || err != nil {
