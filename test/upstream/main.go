@@ -235,22 +235,9 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	started := time.Now()
 	fmt.Fprintf(out, "Running %d specs of Kubernetes %s in mode %s, pods of %s, %d at a time; %d are not applicable\n",
 		len(p.run), version, r.Mode, r.Families, o.suite.procs, len(p.exclude))
-	var reports []specReport
-	if len(p.run) > 0 {
-		if reports, err = o.suite.run(ctx, c, p.run, newProgress(out, len(p.run))); err != nil {
-			return err
-		}
-	}
-	if why := setUpFailed(reports); why != "" {
-		return fmt.Errorf("the setup of the tests failed (log in %s): %s", o.suite.out, why)
-	}
-	r.Kubernetes, r.Specs = version, judge(p, reports)
-	if o.hasClusterPolicies() && ctx.Err() == nil { // policies of the whole cluster apply, so nothing else runs meanwhile
-		of, err := o.cluster.run(ctx, c, o.choice.focus, o.suite.out, out)
-		if err != nil {
-			return err
-		}
-		r.Specs = append(r.Specs, of...)
+	r.Kubernetes = version
+	if r.Specs, err = o.specs(ctx, c, p, out); err != nil {
+		return err
 	}
 	if err := r.write(filepath.Join(o.suite.out, "results.json")); err != nil {
 		return err
@@ -271,6 +258,29 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 		return fmt.Errorf("%d specs were not run within %s", n, o.suite.limit)
 	}
 	return nil
+}
+
+// specs runs the plan, and the suite of ClusterNetworkPolicy if it is chosen.
+func (o options) specs(ctx context.Context, c cluster, p plan, out io.Writer) ([]result, error) {
+	var reports []specReport
+	var err error
+	if len(p.run) > 0 {
+		if reports, err = o.suite.run(ctx, c, p.run, newProgress(out, len(p.run))); err != nil {
+			return nil, err
+		}
+	}
+	if why := setUpFailed(reports); why != "" {
+		return nil, fmt.Errorf("the setup of the tests failed (log in %s): %s", o.suite.out, why)
+	}
+	all := judge(p, reports)
+	if o.hasClusterPolicies() && ctx.Err() == nil { // policies of the whole cluster apply, so nothing else runs meanwhile
+		of, err := o.cluster.run(ctx, c, o.choice.focus, o.suite.out, out)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, of...)
+	}
+	return all, nil
 }
 
 // summarize prints the result of a run.

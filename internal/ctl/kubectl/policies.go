@@ -348,6 +348,13 @@ func (p *program) askPolicies(ctx context.Context, a *api, uid string, d *PodPol
 		bad("berthd of node %s could not be asked: %v", d.Node, err)
 		return nil
 	}
+	d.compare(doc, uid)
+	return nil
+}
+
+// compare adds what a pod's node reports about it, and how that differs from what the API server has.
+func (d *PodPolicies) compare(doc introspect.NetworkPolicies, uid string) {
+	bad := func(format string, args ...any) { d.Trouble = append(d.Trouble, fmt.Sprintf(format, args...)) }
 	for _, r := range doc.Denied {
 		its := d.Egress
 		if r.Direction == policy.Ingress.String() {
@@ -381,7 +388,6 @@ func (p *program) askPolicies(ctx context.Context, a *api, uid string, d *PodPol
 	if doc.Enabled && !doc.Connected {
 		bad("berthd of node %s is not connected to berth-operator%s", d.Node, colon(doc.ConnectError))
 	}
-	return nil
 }
 
 func yesOrNo(yes bool) string {

@@ -87,8 +87,9 @@ func (t *Table) compareMaps(pods []netip.Addr) error {
 			chains[string(e.Key)] = verdictChain(e.Val)
 		}
 		for _, a := range pods {
-			if key := string(a.AsSlice()); rtnl.FamilyOf(a) == s.family && chains[key] != s.elements[key] {
-				return fmt.Errorf("map %s leads from %s to chain %q, and should lead to %q", name, a, chains[key], s.elements[key])
+			has, wants := chains[string(a.AsSlice())], s.elements[string(a.AsSlice())]
+			if rtnl.FamilyOf(a) == s.family && has != wants {
+				return fmt.Errorf("map %s leads from %s to chain %q, want %q", name, a, has, wants)
 			}
 		}
 	}

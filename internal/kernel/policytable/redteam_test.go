@@ -290,7 +290,8 @@ func (r *redTeam) hostPort(from, to netip.AddrPort) error {
 
 // sendRaw sends a whole packet from the calling thread's namespace.
 func sendRaw(from netip.Addr, p []byte) error {
-	family, to := unix.AF_INET, unix.Sockaddr(nil)
+	family := unix.AF_INET
+	var to unix.Sockaddr
 	if p[0]>>4 == 6 {
 		family = unix.AF_INET6
 		address := &unix.SockaddrInet6{Addr: [16]byte(p[24:])}

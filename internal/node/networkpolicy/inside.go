@@ -169,17 +169,17 @@ func (i *insides) all() map[string]insidePod {
 }
 
 // changed forgets the tables that other software changed, and tells whether there were any.
-func (i *insides) changed() (any bool) {
+func (i *insides) changed() (some bool) {
 	for _, t := range i.all() {
 		if t.kernel == nil {
 			continue
 		}
 		if present, err := t.kernel.Present(); !present && err == nil {
 			t.kernel.Forget()
-			any = true
+			some = true
 		}
 	}
-	return any
+	return some
 }
 
 // refused returns the counters of the node and of pods, as far as the kernel tells.

@@ -137,7 +137,7 @@ func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
 		running.Go(func() { _ = f.optional.Run(ctx) })
 		defer running.Wait()
 		defer cancel()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
 		synctest.Wait()
 		if err := f.serves(); err != nil {
 			t.Errorf("serves() = %v, want nil", err)

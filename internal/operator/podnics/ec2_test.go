@@ -264,7 +264,7 @@ func (b *branches) madeAgain(pod string, before *v1alpha1.PodNIC) {
 	}
 }
 
-// waits waits until a NIC's port is not ready for a reason.
+// waits blocks until a NIC's port is not ready for a reason.
 func (b *branches) waits(pod, reason string, words ...string) {
 	b.t.Helper()
 	b.awaitNIC(pod, "eth0", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reason, words...))

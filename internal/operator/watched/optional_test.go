@@ -40,7 +40,7 @@ func TestOptionalKind(t *testing.T) {
 		o := &Optional{API: api, Resource: resource, Kind: "Widget", Changed: func() { changes.Add(1) }, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)}
 		read := func(objects int, unknown string) {
 			t.Helper()
-			time.Sleep(2 * lookEvery) // virtual time
+			time.Sleep(2 * lookEvery) //nolint:forbidigo // virtual time
 			synctest.Wait()
 			store, err := o.Read()
 			n := -1

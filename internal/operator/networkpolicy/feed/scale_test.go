@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,7 +17,6 @@ import (
 	"github.com/berthnet/berth/internal/policy/compile"
 	"github.com/berthnet/berth/internal/policy/resolve"
 	"github.com/berthnet/berth/internal/policy/wire"
-	"google.golang.org/protobuf/proto"
 )
 
 func TestScale(t *testing.T) {
