@@ -92,7 +92,7 @@ func TestNamesOfEgresses(t *testing.T) {
 	} {
 		err := c.Create(t.Context(), newEgress(t, name, outside("")))
 		if (err == nil) != good || err != nil && !strings.Contains(err.Error(), "metadata: Invalid value") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Create() of Egress %q: error = %v, want success: %t", name, err, good)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func TestEgressDefaults(t *testing.T) {
 	e := &v1alpha1.Egress{}
 	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "nat"}, e))
 	if *e.Spec.Replicas != 1 || e.Spec.SessionAffinity != "ClientIP" || e.Spec.TunnelTo != v1alpha1.TunnelToGateways || e.Spec.FouSourcePortAuto || e.Spec.OriginatingOnly {
-		t.Errorf("spec %+v", e.Spec)
+		t.Errorf("spec = %+v, want the defaults", e.Spec)
 	}
 }
 

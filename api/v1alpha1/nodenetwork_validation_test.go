@@ -186,11 +186,11 @@ func TestEveryRuleIsTried(t *testing.T) {
 		before := rules
 		walk(kind, *readCRD(t, kind).Spec.Versions[0].Schema.OpenAPIV3Schema)
 		if rules == before {
-			t.Errorf("%s: found no rule", kind)
+			t.Errorf("CRD %s has no validation rules, want at least one", kind)
 		}
 	}
 	if rules < 45 {
-		t.Errorf("found %d rules only", rules)
+		t.Errorf("found %d validation rules, want at least 45", rules)
 	}
 }
 
@@ -224,13 +224,13 @@ func TestStatusIsASubresource(t *testing.T) {
 	harness.OK(t, c.Create(t.Context(), o))
 	n := read(t, c, "node-1")
 	if n.Status.IPAM.UsedCount != 0 {
-		t.Errorf("created with %d used addresses", n.Status.IPAM.UsedCount)
+		t.Errorf("usedCount after Create() = %d, want 0: the status must be ignored", n.Status.IPAM.UsedCount)
 	}
 	n.Spec.InstanceType = "m5.xlarge"
 	n.Status.IPAM.UsedCount = 3
 	harness.OK(t, c.Status().Update(t.Context(), n))
 	if n := read(t, c, "node-1"); n.Status.IPAM.UsedCount != 3 || n.Spec.InstanceType != "m5.large" {
-		t.Errorf("after a write of the status: %d used, type %s", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
+		t.Errorf("after a status update: usedCount = %d, instanceType = %s, want 3 and m5.large", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
 	}
 }
 
@@ -255,7 +255,7 @@ func TestColumnsOfNodeNetworks(t *testing.T) {
 	}
 	row := fmt.Sprint(table.Rows[0].Cells[:10])
 	if row != "[node-1 i-0123456789abcdef0 m5.large us-west-2a 2 12 4 0 True Served]" {
-		t.Errorf("row %s", row)
+		t.Errorf("cells = %s, want those of node-1", row)
 	}
 }
 
@@ -263,7 +263,7 @@ func TestShortNameOfNodeNetworks(t *testing.T) {
 	crd := readCRD(t, "nodenetworks")
 	names := crd.Spec.Names
 	if names.Plural != "nodenetworks" || len(names.ShortNames) != 1 || names.ShortNames[0] != "nn" || crd.Spec.Scope != "Cluster" {
-		t.Errorf("names %+v, scope %s", names, crd.Spec.Scope)
+		t.Errorf("names = %+v, scope = %s, want nodenetworks, nn and Cluster", names, crd.Spec.Scope)
 	}
 }
 
@@ -294,7 +294,7 @@ func TestEachFieldHasOneWriter(t *testing.T) {
 		t.Errorf("the operator's writes changed what the daemon wrote: %+v", n)
 	}
 	if len(n.Spec.IPAM.Available) != 1 || n.Status.ENI.Available != 2 {
-		t.Errorf("available %v, status %+v", n.Spec.IPAM.Available, n.Status.ENI)
+		t.Errorf("spec.ipam.available = %v, status.eni = %+v, want one address and 2 available", n.Spec.IPAM.Available, n.Status.ENI)
 	}
 
 	t.Run("a person's edit stands", func(t *testing.T) {
@@ -305,7 +305,7 @@ func TestEachFieldHasOneWriter(t *testing.T) {
 			t.Errorf("the daemon writes spec.eni again: %v, want a conflict", err)
 		}
 		if n := read(t, c, "node-1"); *n.Spec.ENI.PreAllocate != 2 {
-			t.Errorf("preAllocate is %d again", *n.Spec.ENI.PreAllocate)
+			t.Errorf("preAllocate = %d, want 2: the daemon overwrote the user's value", *n.Spec.ENI.PreAllocate)
 		}
 	})
 	t.Run("who takes another's field learns of it", func(t *testing.T) {

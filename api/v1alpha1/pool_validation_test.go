@@ -93,7 +93,7 @@ func TestGoodPools(t *testing.T) {
 		"{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [team-a, '0']}",
 	} {
 		if err := c.Create(t.Context(), newPool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {
-			t.Errorf("%s: %v", spec, err)
+			t.Errorf("Create() of a pool with valid spec %s: error = %v, want none", spec, err)
 		}
 	}
 	harness.OK(t, c.Create(t.Context(), newPool(t, strings.Repeat("a", 63), "{subnets: [{ipv4: 10.0.0.0/24}]}")))
