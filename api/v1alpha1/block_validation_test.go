@@ -37,7 +37,7 @@ var badBlocks = []refusal{
 	{"host bits", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.1/27", "ipv4", blockIPv4},
 	{"IPv6 host bits", "poolName: default, nodeName: node-1, index: 7, ipv6: 'fd00::1/123'", "ipv6", blockIPv6},
 	{"withheld host bits", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.2.0.0/27, withheld: [{cidr: 10.2.0.7/31, owner: Node a}]", "withheld[0].cidr", "cidr must be a CIDR without host bits, such as 10.2.0.7/32"},
-	{"sizes differ", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27, ipv6: 'fd00::/120'", "ipv6", "ipv4 and ipv6 must have the same number of addresses"},
+	{"ipv4 and ipv6 of different sizes", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27, ipv6: 'fd00::/120'", "ipv6", "ipv4 and ipv6 must have the same number of addresses"},
 }
 
 func TestBadBlockIsRefused(t *testing.T) {
