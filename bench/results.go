@@ -66,9 +66,9 @@ var budgets = []budget{
 	{"throttled-assign-enis", 0, false, ""},
 	{"throttled-once-median", 2, false, "no throttled call"},
 	{"refused-1", 0.8, true, "99 % of the rate without refusals"},
-	{"refused-2", 0.8, true, "98 % of that rate"},
-	{"refused-5", 0.8, true, "95 % of that rate"},
-	{"refused-10", 0.8, true, "90 % of that rate"},
+	{"refused-2", 0.8, true, "98 % of the rate without refusals"},
+	{"refused-5", 0.8, true, "95 % of the rate without refusals"},
+	{"refused-10", 0.8, true, "90 % of the rate without refusals"},
 	{"foreign-client-4", 1.5, false, "a share proportional to the calls"},
 	{"foreign-client-5-5", 1.5, false, "a share proportional to the calls"},
 	{"foreign-client-8", 1.5, false, "a share proportional to the calls"},
@@ -86,7 +86,7 @@ var budgets = []budget{
 	{"pool-carve", 1.5, false, "1,000 blocks taken instead of 1,000,000"},
 
 	{"ports-2000-bound", 1.15, false, "the minimum by the VPC's API"},
-	{"ports-2000-active", 1.5, false, "that, plus plugging and one lookup"},
+	{"ports-2000-active", 1.5, false, "the minimum by the VPC's API, plus plugging and one lookup"},
 	{"ports-2000-each", 0.1, false, eachPort},
 	{"ports-2000-calls", 0.05, false, eachPort},
 	{"ports-2000-writes", 1.05, false, "creation, bound, active"},
@@ -322,7 +322,7 @@ var cilium = []struct{ figure, workload, took string }{
 // beside prints the results next to Cilium's.
 func beside(w io.Writer, results []Result) {
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	title := "\nbeside Cilium 1.20's allocator, measured elsewhere, single runs\nworkload\tCilium\tBerth\t"
+	title := "\nComparison with Cilium 1.20's allocator: single runs, measured elsewhere\nworkload\tCilium\tBerth\t"
 	for _, row := range cilium {
 		r, ok := find(results, row.figure)
 		if !ok {

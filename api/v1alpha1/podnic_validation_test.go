@@ -46,7 +46,7 @@ var badNICs = []refusal{
 	{"loopback", "{vpc: blue, addresses: [{ip: 127.0.0.1}]}", "spec.addresses[0].ip", ipText},
 	{"link-local", "{vpc: blue, addresses: [{ip: 169.254.169.254}]}", "spec.addresses[0].ip", ipText},
 	{"multicast", "{vpc: blue, addresses: [{ip: 'ff02::1'}]}", "spec.addresses[0].ip", ipText},
-	{"everybody", "{vpc: blue, addresses: [{ip: 255.255.255.255}]}", "spec.addresses[0].ip", ipText},
+	{"broadcast address", "{vpc: blue, addresses: [{ip: 255.255.255.255}]}", "spec.addresses[0].ip", ipText},
 	{"two of one family", "{vpc: blue, addresses: [{ip: 192.168.0.12}, {ip: 192.168.0.13}]}", "spec.addresses", "addresses must have at most one ip per family"},
 	{"a group twice", "{vpc: blue, securityGroups: [a, a]}", "spec.securityGroups[1]", "Duplicate value"},
 	{"no groups", "{vpc: blue, securityGroups: []}", "spec.securityGroups", "should have at least 1 items"},
@@ -57,9 +57,9 @@ var badNICs = []refusal{
 	{"a tap device without its binding", "{vpc: blue, tap: {owner: 0}}", "spec.tap", "tap requires binding tap"},
 	{"a tap device on a bridge", "{vpc: blue, binding: bridge, tap: {}}", "spec.tap", "tap requires binding tap"},
 	{"a user below 0", "{vpc: blue, binding: tap, tap: {owner: -1}}", "spec.tap.owner", "should be greater than or equal to 0"},
-	{"nobody's group", "{vpc: blue, binding: tap, tap: {group: 4294967295}}", "spec.tap.group", "should be less than or equal to 4294967294"},
+	{"group ID above the maximum", "{vpc: blue, binding: tap, tap: {group: 4294967295}}", "spec.tap.group", "should be less than or equal to 4294967294"},
 	{"a short port", "{vpc: blue, portID: a2815656}", "spec.portID", portText},
-	{"a path of a port", "{vpc: blue, portID: '../../../networks/1'}", "spec.portID", portText},
+	{"path instead of a port ID", "{vpc: blue, portID: '../../../networks/1'}", "spec.portID", portText},
 }
 
 func TestBadPodNICIsRefused(t *testing.T) {
@@ -106,8 +106,8 @@ func TestPodNICChanges(t *testing.T) {
 		{"a port", "{portID: " + aPort + ", addresses: null, securityGroups: null}", "spec.portID", "portID cannot be changed"},
 	}, respec(mine))
 	refuses(t, []refusal{
-		{"a pod of one for all", "{pod: {name: web-0, uid: u}, interface: eth0}", "spec.pod", "pod cannot be changed"},
-		{"an address of one without", "{addresses: [{ip: 10.0.0.5}]}", "spec.addresses", "addresses cannot be changed"},
+		{"pod added to a PodNIC for all pods", "{pod: {name: web-0, uid: u}, interface: eth0}", "spec.pod", "pod cannot be changed"},
+		{"address added to a PodNIC without addresses", "{addresses: [{ip: 10.0.0.5}]}", "spec.addresses", "addresses cannot be changed"},
 	}, respec(users))
 	refuses(t, []refusal{{"another port", "{portID: b" + aPort[1:] + "}", "spec.portID", "portID cannot be changed"}}, respec(ported))
 	refuses(t, []refusal{{"a binding of one without", "{binding: bridge}", "spec.binding", "binding cannot be changed"}}, respec(users))
@@ -123,11 +123,11 @@ func TestPodNICChanges(t *testing.T) {
 
 var badNICStatuses = []refusal{
 	{"an unknown phase", "{phase: Ready}", "status.phase", "Unsupported value"},
-	{"an unknown way to plug", "{plug: {type: SRIOV}}", "status.plug.type", "Unsupported value"},
+	{"unknown type of plug", "{plug: {type: SRIOV}}", "status.plug.type", "Unsupported value"},
 	{"an unknown state", "{node: {state: Here, portID: p}}", "status.node.state", "Unsupported value"},
-	{"a state of no port", "{node: {state: Plugged}}", "status.node.portID", "Required value"},
+	{"state without a port", "{node: {state: Plugged}}", "status.node.portID", "Required value"},
 	{"a long message", "{node: {state: Failed, portID: p, message: " + strings.Repeat("a", 513) + "}}", "status.node.message", "Too long"},
-	{"a line in a message", "{node: {state: Failed, portID: p, message: \"a\\nb\"}}", "status.node.message", "should match"},
+	{"line break in a message", "{node: {state: Failed, portID: p, message: \"a\\nb\"}}", "status.node.message", "should match"},
 	{"a long link", "{node: {state: Plugged, portID: p, hostInterface: abcdefghijklmnop}}", "status.node.hostInterface", "Too long"},
 	{"a long sandbox", "{node: {state: Plugged, portID: p, containerID: " + strings.Repeat("a", 129) + "}}", "status.node.containerID", "Too long"},
 }
@@ -164,10 +164,10 @@ func TestPodNICsOfANode(t *testing.T) {
 
 var badPolicies = []refusal{
 	{"no selector", "{vpc: a}", "spec", "spec must have a podSelector, a serviceAccountSelector or both; an empty selector selects all pods"},
-	{"nothing to give", "{podSelector: {}}", "spec", "spec must have securityGroups, a subnet or a vpc"},
+	{"no security groups, subnet or VPC", "{podSelector: {}}", "spec", "spec must have securityGroups, a subnet or a vpc"},
 	{"a VPC's name", "{podSelector: {}, vpc: A_b}", "spec.vpc", "should match"},
 	{"a long name of a VPC", "{podSelector: {}, vpc: " + strings.Repeat("a", 64) + "}", "spec.vpc", "Too long"},
-	{"no subnet's name", "{podSelector: {}, subnet: ''}", "spec.subnet", "at least 1 chars long"},
+	{"empty subnet", "{podSelector: {}, subnet: ''}", "spec.subnet", "at least 1 chars long"},
 	{"no groups", "{podSelector: {}, securityGroups: []}", "spec.securityGroups", "should have at least 1 items"},
 	{"a group twice", "{podSelector: {}, securityGroups: [a, a]}", "spec.securityGroups[1]", "Duplicate value"},
 	{"an empty VPC", "{podSelector: {}, vpc: ''}", "spec.vpc", "at least 1 chars long"},
@@ -175,10 +175,10 @@ var badPolicies = []refusal{
 	{"17 groups", "{podSelector: {}, securityGroups: [" + counted(17) + "]}", "spec.securityGroups", "must have at most 16 items"},
 	{"an empty group", "{podSelector: {}, securityGroups: ['']}", "spec.securityGroups[0]", "at least 1 chars long"},
 	{"a long group", "{podSelector: {}, securityGroups: [" + strings.Repeat("a", 256) + "]}", "spec.securityGroups[0]", "Too long"},
-	{"an operator", "{podSelector: {matchExpressions: [{key: a, operator: Near}]}, vpc: a}", "spec.podSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
-	{"In of nothing", "{serviceAccountSelector: {matchExpressions: [{key: a, operator: In}]}, vpc: a}", "spec.serviceAccountSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
-	{"In of an empty list", "{podSelector: {matchExpressions: [{key: a, operator: In, values: []}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},
-	{"NotIn of nothing", "{podSelector: {matchExpressions: [{key: a, operator: NotIn}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},
+	{"unknown operator", "{podSelector: {matchExpressions: [{key: a, operator: Near}]}, vpc: a}", "spec.podSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
+	{"In without values", "{serviceAccountSelector: {matchExpressions: [{key: a, operator: In}]}, vpc: a}", "spec.serviceAccountSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
+	{"In with an empty list", "{podSelector: {matchExpressions: [{key: a, operator: In, values: []}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},
+	{"NotIn without values", "{podSelector: {matchExpressions: [{key: a, operator: NotIn}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},
 	{"Exists with a value", "{podSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"DoesNotExist with a value", "{serviceAccountSelector: {matchExpressions: [{key: a, operator: DoesNotExist, values: [b]}]}, vpc: a}", "spec.serviceAccountSelector.matchExpressions[0]", "and none with Exists and DoesNotExist"},
 	{"a key", "{podSelector: {matchExpressions: [{key: 'a b', operator: Exists}]}, vpc: a}", "spec.podSelector.matchExpressions[0].key", "should match"},

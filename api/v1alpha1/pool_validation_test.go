@@ -36,31 +36,31 @@ const (
 var badPools = []refusal{
 	{"no spec", "null", "spec", "Required value"},
 	{"no subnets", "{}", "spec.subnets", "Required value"},
-	{"no subnet", "{subnets: []}", "spec.subnets", "should have at least 1 items"},
+	{"empty list of subnets", "{subnets: []}", "spec.subnets", "should have at least 1 items"},
 	{"an empty subnet", "{subnets: [{ipv4: 10.0.0.0/24}, {}]}", "spec.subnets[1]", "a subnet must have ipv4, ipv6 or both"},
-	{"no CIDR", "{subnets: [{ipv4: a.b.c.d/16}]}", "spec.subnets[0].ipv4", ipv4Text},
-	{"an address", "{subnets: [{ipv4: 10.0.0.0}]}", "spec.subnets[0].ipv4", ipv4Text},
-	{"nothing", "{subnets: [{ipv4: ''}]}", "spec.subnets[0].ipv4", ipv4Text},
-	{"no IPv6 CIDR", "{subnets: [{ipv6: 'fd00::g/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
+	{"invalid CIDR", "{subnets: [{ipv4: a.b.c.d/16}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"address without prefix length", "{subnets: [{ipv4: 10.0.0.0}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"empty CIDR", "{subnets: [{ipv4: ''}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"invalid IPv6 CIDR", "{subnets: [{ipv6: 'fd00::g/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"families swapped", "{subnets: [{ipv4: 'fd00::/112'}]}", "spec.subnets[0].ipv4", ipv4Text},
 	{"families swapped in ipv6", "{subnets: [{ipv6: 10.0.0.0/24}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"IPv4 in IPv6", "{subnets: [{ipv6: '::ffff:10.0.0.0/120'}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"host bits", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.1/24}]}", "spec.subnets[1].ipv4", ipv4Text},
 	{"IPv6 host bits", "{subnets: [{ipv6: 'fd00::1/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
-	{"sizes differ", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/112'}]}", "spec.subnets[0]", sameSize},
+	{"ipv4 and ipv6 of different sizes", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/112'}]}", "spec.subnets[0]", sameSize},
 	{"/30 with bits 5", "{blockSizeBits: 5, subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/30}]}", "spec.subnets", holdsBlock},
 	{"/124 with bits 5", "{subnets: [{ipv6: 'fd00::/124'}]}", "spec.subnets", holdsBlock},
 	{"negative bits", "{blockSizeBits: -1, subnets: [{ipv4: 10.0.0.0/24}]}", "spec.blockSizeBits", fixedSize},
-	{"absurd bits", "{blockSizeBits: 17, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", fixedSize},
-	{"bits in words", "{blockSizeBits: five, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", "must be of type integer"},
+	{"too many bits", "{blockSizeBits: 17, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", fixedSize},
+	{"text instead of a number of bits", "{blockSizeBits: five, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", "must be of type integer"},
 	{"overlap", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.0.1.0/24}]}", "spec.subnets", overlapIPv4},
 	{"overlap, the larger one last", "{subnets: [{ipv4: 10.0.1.0/24}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
 	{"twice", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
 	{"overlap in IPv6 alone", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.0.1.0/24, ipv6: 'fd00:0::/120'}]}", "spec.subnets", overlapIPv6},
 	{"mixed families", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
-	{"a family more", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
-	{"no block for a node", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 0}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
-	{"more blocks for a node than there can be", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 65537}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
+	{"subnets with different families", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
+	{"maxBlocksPerNode of 0", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 0}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
+	{"maxBlocksPerNode above the maximum", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 65537}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
 	{"a pattern for a namespace", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: ['*']}", "spec.podNamespaces", "podNamespaces must be namespace names"},
 	{"the same namespace twice", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [a, a]}", "spec.podNamespaces[1]", "Duplicate value"},
 }
@@ -93,7 +93,7 @@ func TestGoodPools(t *testing.T) {
 		"{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [team-a, '0']}",
 	} {
 		if err := c.Create(t.Context(), newPool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {
-			t.Errorf("%s: %v", spec, err)
+			t.Errorf("Create() of a pool with valid spec %s: error = %v, want none", spec, err)
 		}
 	}
 	harness.OK(t, c.Create(t.Context(), newPool(t, strings.Repeat("a", 63), "{subnets: [{ipv4: 10.0.0.0/24}]}")))
@@ -114,13 +114,13 @@ func TestPoolDefaults(t *testing.T) {
 var badPoolChanges = []refusal{
 	{"another size", "{blockSizeBits: 4}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
 	{"the default size", "{blockSizeBits: null}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
-	{"one removed", "{subnets: [{ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
-	{"one changed", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.2.0.0/24}]}", "spec.subnets", appendOnly},
+	{"subnet removed", "{subnets: [{ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
+	{"subnet changed", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.2.0.0/24}]}", "spec.subnets", appendOnly},
 	{"in another order", "{subnets: [{ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
-	{"one in front", "{subnets: [{ipv4: 10.2.0.0/24}, {ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}", "spec.subnets", appendOnly},
-	{"one larger", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/23}]}", "spec.subnets", "subnets can only be appended"},
+	{"subnet inserted in front", "{subnets: [{ipv4: 10.2.0.0/24}, {ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}", "spec.subnets", appendOnly},
+	{"subnet enlarged", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/23}]}", "spec.subnets", "subnets can only be appended"},
 	{"another family", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.1.0.0/24, ipv6: 'fd01::/120'}]}", "spec.subnets", appendOnly},
-	{"an appended one that overlaps", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.64/26}]}", "spec.subnets", overlapIPv4},
+	{"appended subnet that overlaps", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.64/26}]}", "spec.subnets", overlapIPv4},
 }
 
 // Changes that would renumber blocks are rejected; appending is allowed.
@@ -184,7 +184,7 @@ func TestRulesAgreeWithArithmetic(t *testing.T) {
 			t.Fatal(answer)
 		}
 		if (err == nil) != (answer == nil) {
-			t.Fatalf("bits %d, subnets %v\nthe arithmetic says %v\nthe API server says %v", bits, subnets, err, answer)
+			t.Fatalf("blockSizeBits %d, subnets %v: the API server's verdict = %v, want that of Go: %v", bits, subnets, answer, err)
 		}
 		if err == nil {
 			accepted++

@@ -123,7 +123,7 @@ func TestNetnsPathIsNotOpened(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			out, err := invocation{verb: verb, env: map[string]string{"CNI_NETNS": path}, conf: conf(socket, "1.0.0")}.command(ctx).CombinedOutput()
 			if err != nil {
-				t.Errorf("%s with %s as namespace: %v %v: %s", verb, name, err, ctx.Err(), out)
+				t.Errorf("%s with %s as namespace: error = %v, context error = %v, want success:\n%s", verb, name, err, ctx.Err(), out)
 			}
 			cancel()
 		}

@@ -83,7 +83,7 @@ func Parse(annotation string) ([]Entry, Errors) {
 	}
 	aliased, err := yamlalias.In([]byte(annotation))
 	if aliased {
-		errs.add(fieldNICs, "has an alias of YAML (*NAME), expected what it stands for")
+		errs.add(fieldNICs, "has a YAML alias (*NAME), expected the value itself")
 		return nil, errs
 	}
 	var data []byte

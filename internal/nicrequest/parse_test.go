@@ -108,7 +108,7 @@ func TestParseReportsAllErrors(t *testing.T) {
 // YAML aliases cannot exhaust the memory of the programs that parse the annotation. The YAML library's own limit counts
 // values, and would allow 140,000 copies of one long text.
 func TestParseRejectsYAMLAliases(t *testing.T) {
-	const want = nicsField + ": has an alias of YAML (*NAME), expected what it stands for"
+	const want = nicsField + ": has a YAML alias (*NAME), expected the value itself"
 	text := "- [" + strings.Repeat("0,", 3500) + "0]\n- &a " + strings.Repeat("x", 6000) + "\n"
 	for c := 'b'; c < 'g'; c++ {
 		times := 10

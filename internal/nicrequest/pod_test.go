@@ -57,7 +57,7 @@ func TestChange(t *testing.T) {
 	nicsIn := func(text string, first nicrequest.First) []nicrequest.NIC {
 		out, errs := nicrequest.Pod{Annotations: map[string]string{"berth.dev/nics": text}}.NICs(first, 0)
 		if err := errs.Err(); err != nil {
-			t.Fatalf("%s: %v", text, err)
+			t.Fatalf("NICs() of annotation %s: error = %v, want none", text, err)
 		}
 		return out
 	}

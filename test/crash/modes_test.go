@@ -286,12 +286,12 @@ func blocks(want int) func(ctx context.Context, l *lab.Lab) error {
 	}
 }
 
-// eachNode waits until is returns nil for all nodes, and returns its last errors when ctx ends.
-func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error {
+// eachNode waits until check returns nil for all nodes, and returns its last errors when ctx ends.
+func eachNode(ctx context.Context, l *lab.Lab, check func(*node.Node) error) error {
 	return poll.Until(ctx, func() error {
 		var errs []error
 		for _, n := range l.Nodes() {
-			errs = append(errs, is(n))
+			errs = append(errs, check(n))
 		}
 		return errors.Join(errs...)
 	})
