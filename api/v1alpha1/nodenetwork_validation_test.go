@@ -52,7 +52,7 @@ var badSpecs = []refusal{
 	{"maxENIs", with(", eni: {maxENIs: -1}"), "spec.eni.maxENIs", "eni.maxENIs must be between 0 and 64"},
 	{"maxPods", with(", eni: {maxPods: -1}"), "spec.eni.maxPods", "eni.maxPods must be between 0 and 65536"},
 	{"firstInterfaceIndex", with(", eni: {firstInterfaceIndex: 16}"), "spec.eni.firstInterfaceIndex", "eni.firstInterfaceIndex must be between 0 and 15"},
-	{"a word for a number", with(", eni: {preAllocate: many}"), "spec.eni.preAllocate", "must be of type integer"},
+	{"a string as a number", with(", eni: {preAllocate: many}"), "spec.eni.preAllocate", "must be of type integer"},
 	{"a long tag", with(", eni: {subnetTags: {a: " + strings.Repeat("b", 257) + "}}"), "spec.eni.subnetTags",
 		"eni.subnetTags must have keys of at most 128 characters and values of at most 256"},
 	{"a long key", with(", eni: {securityGroupTags: {" + strings.Repeat("a", 129) + ": b}}"), "spec.eni.securityGroupTags",
@@ -336,10 +336,10 @@ var badTemplates = []refusal{
 	{"an unknown operator", requirement("{key: a, operator: Near}"), "spec.nodeSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
 	{"In without values", requirement("{key: a, operator: In}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"Exists with a value", requirement("{key: a, operator: Exists, values: [b]}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
-	{"a key", requirement("{key: 'a b', operator: Exists}"), "spec.nodeSelector.matchExpressions[0].key", "should match"},
-	{"a value", requirement("{key: a, operator: In, values: ['b c']}"), "spec.nodeSelector.matchExpressions[0].values[0]", "should match"},
-	{"a label's value", "{nodeSelector: {matchLabels: {a: " + strings.Repeat("b", 64) + "}}, eni: {}}", "spec.nodeSelector.matchLabels.a", "Too long"},
-	{"a label's key", "{nodeSelector: {matchLabels: {'a b': c}}, eni: {}}", "spec.nodeSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
+	{"an invalid key", requirement("{key: 'a b', operator: Exists}"), "spec.nodeSelector.matchExpressions[0].key", "should match"},
+	{"an invalid value", requirement("{key: a, operator: In, values: ['b c']}"), "spec.nodeSelector.matchExpressions[0].values[0]", "should match"},
+	{"a long label value", "{nodeSelector: {matchLabels: {a: " + strings.Repeat("b", 64) + "}}, eni: {}}", "spec.nodeSelector.matchLabels.a", "Too long"},
+	{"an invalid label key", "{nodeSelector: {matchLabels: {'a b': c}}, eni: {}}", "spec.nodeSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
 }
 
 func TestTemplates(t *testing.T) {

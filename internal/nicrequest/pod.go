@@ -11,7 +11,7 @@ import (
 
 // Pod has the properties of a pod that determine its NICs.
 type Pod struct {
-	// Annotations are the pod's.
+	// Annotations are the pod's annotations.
 	Annotations map[string]string
 	// NamespaceVPC is the annotation berth.dev/vpc of its namespace; empty: it has none.
 	NamespaceVPC string

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// egressState is the state of egress in a pod's network namespace, read without the product's code.
+// egressState is the state of egress in a pod's network namespace, read without Berth's own code.
 type egressState struct {
 	mtu    int               // of the pod's own link
 	links  map[string]string // tunnels by name, formatted by tunnelText
