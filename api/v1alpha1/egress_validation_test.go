@@ -42,9 +42,9 @@ var badEgresses = []refusal{
 	{"a destination twice", "{destinations: [10.0.0.0/8, 10.0.0.0/8]}", "spec.destinations[1]", "Duplicate value"},
 	{"destination without prefix length", "{destinations: [203.0.113.1]}", "spec.destinations", destinationText},
 	{"host bits", "{destinations: [203.0.113.1/24]}", "spec.destinations", destinationText},
-	{"another spelling", "{destinations: ['2001:DB8::/32']}", "spec.destinations", destinationText},
-	{"a name", "{destinations: [example.com]}", "spec.destinations", destinationText},
-	{"a long text", "{destinations: ['" + strings.Repeat("1", 44) + "']}", "spec.destinations[0]", "Too long"},
+	{"an IPv6 CIDR in upper case", "{destinations: ['2001:DB8::/32']}", "spec.destinations", destinationText},
+	{"a host name", "{destinations: [example.com]}", "spec.destinations", destinationText},
+	{"a destination of 44 characters", "{destinations: ['" + strings.Repeat("1", 44) + "']}", "spec.destinations[0]", "Too long"},
 	{"replicas below 0", outside(", replicas: -1"), "spec.replicas", "should be greater than or equal to 0"},
 	{"too many replicas", outside(", replicas: 1001"), "spec.replicas", "should be less than or equal to 1000"},
 	{"an unknown strategy", outside(", strategy: {type: OnDelete}"), "spec.strategy.type", typeText},
@@ -53,23 +53,23 @@ var badEgresses = []refusal{
 	{"surge that is neither a number nor a percentage", outside(", strategy: {rollingUpdate: {maxSurge: many}}"), "spec.strategy.rollingUpdate.maxSurge", surgeText},
 	{"maxUnavailable above 100%", outside(", strategy: {rollingUpdate: {maxUnavailable: 101%}}"), "spec.strategy.rollingUpdate.maxUnavailable", unavailableText},
 	{"negative maxUnavailable", outside(", strategy: {rollingUpdate: {maxUnavailable: -1}}"), "spec.strategy.rollingUpdate.maxUnavailable", unavailableText},
-	{"strategy that allows no progress", outside(", strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0%}}"), "spec.strategy.rollingUpdate", "maxSurge and maxUnavailable cannot both be 0"},
+	{"strategy surge allows no progress", outside(", strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0%}}"), "spec.strategy.rollingUpdate", "maxSurge and maxUnavailable cannot both be 0"},
 	{"invalid label key", outside(", template: {metadata: {labels: {'a b': c}}}"), "spec.template.metadata.labels", "labels must have valid keys, such as example.com/name"},
 	{"invalid label value", outside(", template: {metadata: {labels: {a: 'b c'}}}"), "spec.template.metadata.labels.a", "should match"},
 	{"a long label", outside(", template: {metadata: {labels: {a: " + strings.Repeat("b", 64) + "}}}"), "spec.template.metadata.labels.a", "Too long"},
-	{"Berth's label", outside(", template: {metadata: {labels: {egress.berth.dev/name: other}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
-	{"Berth's own domain", outside(", template: {metadata: {labels: {berth.dev/a: b}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
+	{"a label in egress.berth.dev", outside(", template: {metadata: {labels: {egress.berth.dev/name: other}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
+	{"a label in berth.dev", outside(", template: {metadata: {labels: {berth.dev/a: b}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
 	{"invalid annotation key", outside(", template: {metadata: {annotations: {'/a': b}}}"), "spec.template.metadata.annotations", "annotations must have valid keys, such as example.com/name"},
 	{"pod template that is a list", outside(", template: {spec: [a]}"), "spec.template.spec", "must be of type object"},
-	{"an unknown affinity", outside(", sessionAffinity: Cookie"), "spec.sessionAffinity", "Unsupported value"},
+	{"an unknown session affinity", outside(", sessionAffinity: Cookie"), "spec.sessionAffinity", "Unsupported value"},
 	{"affinity parameters without affinity", outside(", sessionAffinity: None, sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}}"), "spec.sessionAffinityConfig", "sessionAffinityConfig requires sessionAffinity ClientIP"},
 	{"affinity timeout of 0", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
-	{"an affinity of more than a day", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
-	{"empty parameters of an affinity", outside(", sessionAffinityConfig: {}"), "spec.sessionAffinityConfig.clientIP", affinityText},
+	{"an affinity timeout of more than a day", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
+	{"empty affinity parameters", outside(", sessionAffinityConfig: {}"), "spec.sessionAffinityConfig.clientIP", affinityText},
 	{"an empty budget", outside(", podDisruptionBudget: {}"), "spec.podDisruptionBudget", budgetText},
-	{"min and max", outside(", podDisruptionBudget: {minAvailable: 1, maxUnavailable: 1}"), "spec.podDisruptionBudget", budgetText},
-	{"a minimum below 0", outside(", podDisruptionBudget: {minAvailable: -1}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
-	{"a minimum above all", outside(", podDisruptionBudget: {minAvailable: 101%}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
+	{"both minAvailable and maxUnavailable", outside(", podDisruptionBudget: {minAvailable: 1, maxUnavailable: 1}"), "spec.podDisruptionBudget", budgetText},
+	{"minAvailable below 0", outside(", podDisruptionBudget: {minAvailable: -1}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
+	{"minAvailable above 100 %", outside(", podDisruptionBudget: {minAvailable: 101%}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
 	{"maxUnavailable that is neither a number nor a percentage", outside(", podDisruptionBudget: {maxUnavailable: some}"), "spec.podDisruptionBudget.maxUnavailable", unavailableText},
 	{"unknown tunnelTo", outside(", tunnelTo: Nodes"), "spec.tunnelTo", "Unsupported value"},
 	{"a selector with many labels", outside(", clients: {podSelector: {matchLabels: {" + strings.ReplaceAll(counted(17), ",", ": a,") + ": a}}}"), "spec.clients.podSelector.matchLabels", "must have at most 16 items"},
@@ -97,7 +97,7 @@ func TestNamesOfEgresses(t *testing.T) {
 	}
 }
 
-// Fields that are not set get the defaults of the source document, and tunnels lead to gateways.
+// Fields that are not set get the documented defaults, and tunnels lead to gateways.
 func TestEgressDefaults(t *testing.T) {
 	c := clean(t)
 	harness.OK(t, c.Create(t.Context(), newEgress(t, "nat", outside(""))))
@@ -116,7 +116,7 @@ func TestBadEgressStatusIsRefused(t *testing.T) {
 		{"a gateway without its pod", "{gateways: [{name: a, addresses: [10.0.0.1]}]}", "status.gateways[0].uid", "Required value"},
 		{"a gateway without addresses", "{gateways: [{name: a, uid: u}]}", "status.gateways[0].addresses", "Required value"},
 		{"a gateway twice", "{gateways: [{name: a, uid: u, addresses: [10.0.0.1]}, {name: b, uid: u, addresses: [10.0.0.2]}]}", "status.gateways[1]", "Duplicate value"},
-		{"three addresses", "{gateways: [{name: a, uid: u, addresses: [10.0.0.1, 10.0.0.2, 10.0.0.3]}]}", "status.gateways[0].addresses", "must have at most 2 items"},
+		{"three addresses of a gateway", "{gateways: [{name: a, uid: u, addresses: [10.0.0.1, 10.0.0.2, 10.0.0.3]}]}", "status.gateways[0].addresses", "must have at most 2 items"},
 		{"three Service addresses", "{serviceIPs: [10.0.0.1, 10.0.0.2, 10.0.0.3]}", "status.serviceIPs", "must have at most 2 items"},
 	}, func(t *testing.T, status string) error { return changeStatus(t, c, o, status) })
 	harness.OK(t, changeStatus(t, c, o, "{gateways: [{name: a, uid: u, addresses: [10.0.0.1, '2001:db8::1'], ending: true}], serviceIPs: [10.96.0.1]}"))
@@ -146,7 +146,7 @@ func TestBadEgressClientIsRefused(t *testing.T) {
 		{"no state", "{node: {addresses: [10.0.0.1]}}", "status.node.state", "Required value"},
 		{"an unknown state", "{node: {state: Ready}}", "status.node.state", "Unsupported value"},
 		{"three addresses", "{node: {state: SetUp, addresses: [10.0.0.1, 10.0.0.2, 10.0.0.3]}}", "status.node.addresses", "must have at most 2 items"},
-		{"no address", "{node: {state: SetUp, addresses: [a]}}", "status.node.addresses", addressesText},
+		{"not an address", "{node: {state: SetUp, addresses: [a]}}", "status.node.addresses", addressesText},
 		{"a CIDR", "{node: {state: SetUp, addresses: [10.0.0.0/8]}}", "status.node.addresses", addressesText},
 		{"loopback", "{node: {state: SetUp, addresses: [127.0.0.1]}}", "status.node.addresses", addressesText},
 		{"multicast", "{node: {state: SetUp, addresses: ['ff02::1']}}", "status.node.addresses", addressesText},

@@ -57,7 +57,7 @@ var badSpecs = []refusal{
 		"eni.subnetTags must have keys of at most 128 characters and values of at most 256"},
 	{"a long key", with(", eni: {securityGroupTags: {" + strings.Repeat("a", 129) + ": b}}"), "spec.eni.securityGroupTags",
 		"eni.securityGroupTags must have keys of at most 128 characters and values of at most 256"},
-	{"no address", with(", ipam: {available: {eth0: {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"not an address", with(", ipam: {available: {eth0: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a prefix of another size", with(", ipam: {available: {10.0.0.0/24: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"address with a prefix length", with(", ipam: {available: {10.0.0.1/28: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an IPv6 prefix of another size", with(", ipam: {available: {'2001:db8::/64': {resource: eni-1}}}"), "spec.ipam.available", available},
@@ -67,7 +67,7 @@ var badSpecs = []refusal{
 	{"a longer form of an address", with(", ipam: {available: {'2001:db8:0::7': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address in capitals", with(", ipam: {available: {'2001:DB8::7': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a longer form of a prefix", with(", ipam: {available: {'2001:db8:0:1:0::/80': {resource: eni-1}}}"), "spec.ipam.available", available},
-	{"an IPv4 address as IPv6 writes it", with(", ipam: {available: {'::ffff:10.0.0.1': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an IPv4-mapped IPv6 address", with(", ipam: {available: {'::ffff:10.0.0.1': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address without an ENI", with(", ipam: {available: {10.0.0.1: {}}}"), "spec.ipam.available.10.0.0.1.resource", "Required value"},
 	{"releasing", with(", ipam: {releasing: [all]}"), "spec.ipam.releasing", "ipam.releasing must be addresses or prefixes of ipam.available"},
 	{"unassigning", with(", ipam: {unassigning: [all]}"), "spec.ipam.unassigning", "ipam.unassigning must be addresses or prefixes of ipam.available, or IDs of ENIs"},
@@ -86,7 +86,7 @@ var badStatuses = []refusal{
 	{"waiting above the maximum", "{ipam: {usedCount: 0, waiting: 4097}}", "status.ipam.waiting", "ipam.waiting must be between 0 and 4096"},
 	{"an owner of 1.2 MB", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: " + strings.Repeat("a", 1_200_000) + "}}}}", "status.ipam.used.10.0.0.1.owner", "Too long"},
 	{"owners of 1.2 MB", "{ipam: {usedCount: 1, used: " + owners(3900, 308) + "}}", "status.ipam.used", "ipam.used must have owners of at most 400000 characters together"},
-	{"too many used addresses", "{ipam: {usedCount: 1, used: " + owners(4097, 0) + "}}", "status.ipam.used", "Too many"},
+	{"too many used entries", "{ipam: {usedCount: 1, used: " + owners(4097, 0) + "}}", "status.ipam.used", "Too many"},
 	{"a long UID", "{ipam: {usedCount: 1, used: {10.0.0.1: {uid: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.uid", "Too long"},
 	{"a long ENI", "{ipam: {usedCount: 1, used: {10.0.0.1: {resource: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.resource", "Too long"},
 	{"owners of 1.2 MB in 400000 characters", "{ipam: {usedCount: 1, used: " + ownersOf(1200, 250, "\U0001F980") + "}}", "status.ipam.used.10.0.0.0.owner", "should match '^[!-~]*$'"},
@@ -138,7 +138,7 @@ func TestGoodSpecs(t *testing.T) {
 	create(t, c, "prefixes", ", ipam: {available: {10.0.0.16/28: {resource: eni-1}, 10.0.1.7: {resource: eni-1}, '2001:db8::7': {resource: eni-1}, '2001:db8:0:1:2::/80': {resource: eni-1}}}")
 }
 
-// The largest nodes of EC2 stay well below the API server's cost limit for validation rules.
+// The largest nodes on EC2 stay well below the API server's cost limit for validation rules.
 func TestALargeNodeIsAccepted(t *testing.T) {
 	c := clean(t)
 	n := create(t, c, "node-1", "")
@@ -160,7 +160,7 @@ func TestALargeNodeIsAccepted(t *testing.T) {
 	harness.OK(t, changeStatus(t, c, n, string(status)))
 }
 
-// Every validation rule of the CRDs has a test case.
+// Every validation rule of these four CRDs has a test case.
 func TestEveryRuleIsTried(t *testing.T) {
 	tried := map[string]bool{poolName: true} // tested separately
 	for _, tc := range slices.Concat(badSpecs, badStatuses, badPools, badPoolChanges, badBlocks, badBlockChanges, badRequestChanges) {
@@ -207,7 +207,7 @@ func readCRD(t *testing.T, kind string) (crd apiextensionsv1.CustomResourceDefin
 func TestNodeNetworkHasNoDefaults(t *testing.T) {
 	c := clean(t)
 	if d := cmp.Diff(v1alpha1.ENISpec{}, create(t, c, "node-1", "").Spec.ENI); d != "" {
-		t.Errorf("without eni (-want +got):\n%s", d)
+		t.Errorf("spec.eni when not set (-want +got):\n%s", d)
 	}
 	index, remove := int32(0), false
 	got := create(t, c, "node-2", ", eni: {firstInterfaceIndex: 0, deleteOnTermination: false}")
@@ -230,7 +230,7 @@ func TestStatusIsASubresource(t *testing.T) {
 	n.Status.IPAM.UsedCount = 3
 	harness.OK(t, c.Status().Update(t.Context(), n))
 	if n := read(t, c, "node-1"); n.Status.IPAM.UsedCount != 3 || n.Spec.InstanceType != "m5.large" {
-		t.Errorf("after a status update: usedCount = %d, instanceType = %s, want 3 and m5.large", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
+		t.Errorf("after Status().Update(): status update: usedCount = %d, instanceType = %s, want 3 and m5.large", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
 	}
 }
 
@@ -267,7 +267,8 @@ func TestShortNameOfNodeNetworks(t *testing.T) {
 	}
 }
 
-// The address map is atomic: entries that its owner omits are deleted.
+// The daemon and the operator each apply their own fields and leave the other's alone. ipam.available is atomic: entries
+// that the operator omits are deleted.
 func TestEachFieldHasOneWriter(t *testing.T) {
 	c := clean(t)
 	apply := func(owner, spec, status string) error {
@@ -294,7 +295,7 @@ func TestEachFieldHasOneWriter(t *testing.T) {
 		t.Errorf("the operator's writes changed what the daemon wrote: %+v", n)
 	}
 	if len(n.Spec.IPAM.Available) != 1 || n.Status.ENI.Available != 2 {
-		t.Errorf("spec.ipam.available = %v, status.eni = %+v, want one address and 2 available", n.Spec.IPAM.Available, n.Status.ENI)
+		t.Errorf("spec.ipam.available = %v, want 10.0.0.4 only; status.eni = %+v, want one address and 2 available", n.Spec.IPAM.Available, n.Status.ENI)
 	}
 
 	t.Run("daemon does not overwrite a user's edit", func(t *testing.T) {
@@ -308,10 +309,10 @@ func TestEachFieldHasOneWriter(t *testing.T) {
 			t.Errorf("preAllocate = %d, want 2: the daemon overwrote the user's value", *n.Spec.ENI.PreAllocate)
 		}
 	})
-	t.Run("write to a field of another manager conflicts", func(t *testing.T) {
+	t.Run("write to a field a another manager conflicts", func(t *testing.T) {
 		err := apply("somebody", "{ipam: {available: {10.0.0.9: {resource: eni-9}}}}", "")
 		if !apierrors.IsConflict(err) {
-			t.Errorf("writing spec.ipam beside the operator: %v, want a conflict", err)
+			t.Errorf("applying spec.ipam as somebody else: %v, want a conflict", err)
 		}
 	})
 }
@@ -335,10 +336,10 @@ var badTemplates = []refusal{
 	{"unknown operator", requirement("{key: a, operator: Near}"), "spec.nodeSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
 	{"In without values", requirement("{key: a, operator: In}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"Exists with a value", requirement("{key: a, operator: Exists, values: [b]}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
-	{"a key", requirement("{key: 'a b', operator: Exists}"), "spec.nodeSelector.matchExpressions[0].key", "should match"},
-	{"a value", requirement("{key: a, operator: In, values: ['b c']}"), "spec.nodeSelector.matchExpressions[0].values[0]", "should match"},
-	{"a label's value", "{nodeSelector: {matchLabels: {a: " + strings.Repeat("b", 64) + "}}, eni: {}}", "spec.nodeSelector.matchLabels.a", "Too long"},
-	{"a label's key", "{nodeSelector: {matchLabels: {'a b': c}}, eni: {}}", "spec.nodeSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
+	{"an invalid key", requirement("{key: 'a b', operator: Exists}"), "spec.nodeSelector.matchExpressions[0].key", "should match"},
+	{"an invalid value", requirement("{key: a, operator: In, values: ['b c']}"), "spec.nodeSelector.matchExpressions[0].values[0]", "should match"},
+	{"a long label value", "{nodeSelector: {matchLabels: {a: " + strings.Repeat("b", 64) + "}}, eni: {}}", "spec.nodeSelector.matchLabels.a", "Too long"},
+	{"an invalid label key", "{nodeSelector: {matchLabels: {'a b': c}}, eni: {}}", "spec.nodeSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
 }
 
 func TestTemplates(t *testing.T) {

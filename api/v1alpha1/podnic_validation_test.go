@@ -31,18 +31,18 @@ var badNICs = []refusal{
 	{"a pod without its UID", "{vpc: blue, interface: eth0, pod: {name: web-0}}", "spec.pod.uid", "Required value"},
 	{"no interface", "{vpc: blue, interface: ''}", "spec.interface", interfaceText},
 	{"the loopback interface", "{vpc: blue, interface: lo}", "spec.interface", interfaceText},
-	{"a folder of sysctls", "{vpc: blue, interface: all}", "spec.interface", interfaceText},
-	{"a path", "{vpc: blue, interface: ../eth0}", "spec.interface", interfaceText},
-	{"a format", "{vpc: blue, interface: eth%d}", "spec.interface", interfaceText},
-	{"a long name", "{vpc: blue, interface: abcdefghijklmnop}", "spec.interface", "Too long"},
+	{"a name that is a sysctl folder", "{vpc: blue, interface: all}", "spec.interface", interfaceText},
+	{"a path as the interface name", "{vpc: blue, interface: ../eth0}", "spec.interface", interfaceText},
+	{"a format string as the interface name", "{vpc: blue, interface: eth%d}", "spec.interface", interfaceText},
+	{"a long interface name", "{vpc: blue, interface: abcdefghijklmnop}", "spec.interface", "Too long"},
 	{"no addresses", "{vpc: blue, addresses: []}", "spec.addresses", "should have at least 1 items"},
 	{"three addresses", "{vpc: blue, addresses: [{subnet: a}, {subnet: b}, {subnet: c}]}", "spec.addresses", "must have at most 2 items"},
 	{"an empty address", "{vpc: blue, addresses: [{}]}", "spec.addresses[0]", "an address must have a subnet, an ip or both"},
-	{"no IP", "{vpc: blue, addresses: [{ip: 192.168.0}]}", "spec.addresses[0].ip", ipText},
+	{"not an IP address", "{vpc: blue, addresses: [{ip: 192.168.0}]}", "spec.addresses[0].ip", ipText},
 	{"a CIDR", "{vpc: blue, addresses: [{ip: 192.168.0.12/24}]}", "spec.addresses[0].ip", ipText},
 	{"leading zeros", "{vpc: blue, addresses: [{ip: 192.168.0.012}]}", "spec.addresses[0].ip", ipText},
-	{"IPv4 in IPv6", "{vpc: blue, addresses: [{ip: '::ffff:192.168.0.12'}]}", "spec.addresses[0].ip", ipText},
-	{"a zone", "{vpc: blue, addresses: [{ip: 'fd00::1%eth0'}]}", "spec.addresses[0].ip", ipText},
+	{"an IPv4-mapped IPv6 address", "{vpc: blue, addresses: [{ip: '::ffff:192.168.0.12'}]}", "spec.addresses[0].ip", ipText},
+	{"an IPv6 zone", "{vpc: blue, addresses: [{ip: 'fd00::1%eth0'}]}", "spec.addresses[0].ip", ipText},
 	{"loopback", "{vpc: blue, addresses: [{ip: 127.0.0.1}]}", "spec.addresses[0].ip", ipText},
 	{"link-local", "{vpc: blue, addresses: [{ip: 169.254.169.254}]}", "spec.addresses[0].ip", ipText},
 	{"multicast", "{vpc: blue, addresses: [{ip: 'ff02::1'}]}", "spec.addresses[0].ip", ipText},
@@ -54,12 +54,12 @@ var badNICs = []refusal{
 	{"a port with a subnet", "{vpc: blue, portID: " + aPort + ", addresses: [{subnet: subnet-1}]}", "spec.portID", portExcludes},
 	{"a port with groups", "{vpc: blue, portID: " + aPort + ", securityGroups: [a]}", "spec.portID", portExcludes},
 	{"an unknown binding", "{vpc: blue, binding: macvtap}", "spec.binding", "Unsupported value"},
-	{"a tap device without its binding", "{vpc: blue, tap: {owner: 0}}", "spec.tap", "tap requires binding tap"},
-	{"a tap device on a bridge", "{vpc: blue, binding: bridge, tap: {}}", "spec.tap", "tap requires binding tap"},
-	{"a user below 0", "{vpc: blue, binding: tap, tap: {owner: -1}}", "spec.tap.owner", "should be greater than or equal to 0"},
+	{"tap parameters without binding tap", "{vpc: blue, tap: {owner: 0}}", "spec.tap", "tap requires binding tap"},
+	{"tap parameters with binding bridge", "{vpc: blue, binding: bridge, tap: {}}", "spec.tap", "tap requires binding tap"},
+	{"a tap owner below 0", "{vpc: blue, binding: tap, tap: {owner: -1}}", "spec.tap.owner", "should be greater than or equal to 0"},
 	{"group ID above the maximum", "{vpc: blue, binding: tap, tap: {group: 4294967295}}", "spec.tap.group", "should be less than or equal to 4294967294"},
-	{"a short port", "{vpc: blue, portID: a2815656}", "spec.portID", portText},
-	{"path instead of a port ID", "{vpc: blue, portID: '../../../networks/1'}", "spec.portID", portText},
+	{"a truncated port ID", "{vpc: blue, portID: a2815656}", "spec.portID", portText},
+	{"path instead as the port ID", "{vpc: blue, portID: '../../../networks/1'}", "spec.portID", portText},
 }
 
 func TestBadPodNICIsRefused(t *testing.T) {
@@ -99,11 +99,11 @@ func TestPodNICChanges(t *testing.T) {
 	refuses(t, []refusal{
 		{"another VPC", "{vpc: red}", "spec.vpc", "vpc cannot be changed"},
 		{"another pod", "{pod: {uid: v}}", "spec.pod", "pod cannot be changed"},
-		{"no pod", "{pod: null}", "spec.pod", "pod cannot be changed"},
+		{"pod removed", "{pod: null}", "spec.pod", "pod cannot be changed"},
 		{"another interface", "{interface: eth1}", "spec.interface", "interface cannot be changed"},
 		{"another address", "{addresses: [{subnet: a, ip: 10.0.0.6}]}", "spec.addresses", "addresses cannot be changed"},
-		{"no address", "{addresses: null}", "spec.addresses", "addresses cannot be changed"},
-		{"a port", "{portID: " + aPort + ", addresses: null, securityGroups: null}", "spec.portID", "portID cannot be changed"},
+		{"addresses removed", "{addresses: null}", "spec.addresses", "addresses cannot be changed"},
+		{"a port instead of addresses", "{portID: " + aPort + ", addresses: null, securityGroups: null}", "spec.portID", "portID cannot be changed"},
 	}, respec(mine))
 	refuses(t, []refusal{
 		{"pod added to a PodNIC for all pods", "{pod: {name: web-0, uid: u}, interface: eth0}", "spec.pod", "pod cannot be changed"},
@@ -113,7 +113,7 @@ func TestPodNICChanges(t *testing.T) {
 	refuses(t, []refusal{{"a binding of one without", "{binding: bridge}", "spec.binding", "binding cannot be changed"}}, respec(users))
 	refuses(t, []refusal{
 		{"another binding", "{binding: bridge, tap: null}", "spec.binding", "binding cannot be changed"},
-		{"no binding", "{binding: null, tap: null}", "spec.binding", "binding cannot be changed"},
+		{"binding removed", "{binding: null, tap: null}", "spec.binding", "binding cannot be changed"},
 		{"another tap device", "{tap: {owner: 107}}", "spec.tap", "tap cannot be changed"},
 	}, respec(guest))
 	for _, groups := range []string{"{securityGroups: [g, h]}", "{securityGroups: null}"} {
@@ -125,11 +125,11 @@ var badNICStatuses = []refusal{
 	{"an unknown phase", "{phase: Ready}", "status.phase", "Unsupported value"},
 	{"unknown type of plug", "{plug: {type: SRIOV}}", "status.plug.type", "Unsupported value"},
 	{"an unknown state", "{node: {state: Here, portID: p}}", "status.node.state", "Unsupported value"},
-	{"state without a port", "{node: {state: Plugged}}", "status.node.portID", "Required value"},
+	{"state without a port ID", "{node: {state: Plugged}}", "status.node.portID", "Required value"},
 	{"a long message", "{node: {state: Failed, portID: p, message: " + strings.Repeat("a", 513) + "}}", "status.node.message", "Too long"},
 	{"line break in a message", "{node: {state: Failed, portID: p, message: \"a\\nb\"}}", "status.node.message", "should match"},
-	{"a long link", "{node: {state: Plugged, portID: p, hostInterface: abcdefghijklmnop}}", "status.node.hostInterface", "Too long"},
-	{"a long sandbox", "{node: {state: Plugged, portID: p, containerID: " + strings.Repeat("a", 129) + "}}", "status.node.containerID", "Too long"},
+	{"a long host interface name", "{node: {state: Plugged, portID: p, hostInterface: abcdefghijklmnop}}", "status.node.hostInterface", "Too long"},
+	{"a long container ID", "{node: {state: Plugged, portID: p, containerID: " + strings.Repeat("a", 129) + "}}", "status.node.containerID", "Too long"},
 }
 
 func TestBadPodNICStatusIsRefused(t *testing.T) {
@@ -165,13 +165,13 @@ func TestPodNICsOfANode(t *testing.T) {
 var badPolicies = []refusal{
 	{"no selector", "{vpc: a}", "spec", "spec must have a podSelector, a serviceAccountSelector or both; an empty selector selects all pods"},
 	{"no security groups, subnet or VPC", "{podSelector: {}}", "spec", "spec must have securityGroups, a subnet or a vpc"},
-	{"a VPC's name", "{podSelector: {}, vpc: A_b}", "spec.vpc", "should match"},
-	{"a long name of a VPC", "{podSelector: {}, vpc: " + strings.Repeat("a", 64) + "}", "spec.vpc", "Too long"},
+	{"an invalid VPC name", "{podSelector: {}, vpc: A_b}", "spec.vpc", "should match"},
+	{"a long VPC name", "{podSelector: {}, vpc: " + strings.Repeat("a", 64) + "}", "spec.vpc", "Too long"},
 	{"empty subnet", "{podSelector: {}, subnet: ''}", "spec.subnet", "at least 1 chars long"},
 	{"no groups", "{podSelector: {}, securityGroups: []}", "spec.securityGroups", "should have at least 1 items"},
 	{"a group twice", "{podSelector: {}, securityGroups: [a, a]}", "spec.securityGroups[1]", "Duplicate value"},
 	{"an empty VPC", "{podSelector: {}, vpc: ''}", "spec.vpc", "at least 1 chars long"},
-	{"a long name of a subnet", "{podSelector: {}, subnet: " + strings.Repeat("a", 256) + "}", "spec.subnet", "Too long"},
+	{"a long subnet name", "{podSelector: {}, subnet: " + strings.Repeat("a", 256) + "}", "spec.subnet", "Too long"},
 	{"17 groups", "{podSelector: {}, securityGroups: [" + counted(17) + "]}", "spec.securityGroups", "must have at most 16 items"},
 	{"an empty group", "{podSelector: {}, securityGroups: ['']}", "spec.securityGroups[0]", "at least 1 chars long"},
 	{"a long group", "{podSelector: {}, securityGroups: [" + strings.Repeat("a", 256) + "]}", "spec.securityGroups[0]", "Too long"},
@@ -181,14 +181,14 @@ var badPolicies = []refusal{
 	{"NotIn without values", "{podSelector: {matchExpressions: [{key: a, operator: NotIn}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},
 	{"Exists with a value", "{podSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"DoesNotExist with a value", "{serviceAccountSelector: {matchExpressions: [{key: a, operator: DoesNotExist, values: [b]}]}, vpc: a}", "spec.serviceAccountSelector.matchExpressions[0]", "and none with Exists and DoesNotExist"},
-	{"a key", "{podSelector: {matchExpressions: [{key: 'a b', operator: Exists}]}, vpc: a}", "spec.podSelector.matchExpressions[0].key", "should match"},
+	{"an invalid key", "{podSelector: {matchExpressions: [{key: 'a b', operator: Exists}]}, vpc: a}", "spec.podSelector.matchExpressions[0].key", "should match"},
 	{"no key", "{podSelector: {matchExpressions: [{operator: Exists}]}, vpc: a}", "spec.podSelector.matchExpressions[0].key", "Required value"},
-	{"a value", "{podSelector: {matchExpressions: [{key: a, operator: In, values: ['b c']}]}, vpc: a}", "spec.podSelector.matchExpressions[0].values[0]", "should match"},
+	{"an invalid value", "{podSelector: {matchExpressions: [{key: a, operator: In, values: ['b c']}]}, vpc: a}", "spec.podSelector.matchExpressions[0].values[0]", "should match"},
 	{"a value twice", "{podSelector: {matchExpressions: [{key: a, operator: In, values: [b, b]}]}, vpc: a}", "spec.podSelector.matchExpressions[0].values[1]", "Duplicate value"},
 	{"65 values", "{podSelector: {matchExpressions: [{key: a, operator: In, values: [" + counted(65) + "]}]}, vpc: a}", "spec.podSelector.matchExpressions[0].values", "must have at most 64 items"},
 	{"17 expressions", "{podSelector: {matchExpressions: [" + strings.TrimSuffix(strings.Repeat("{key: a, operator: Exists}, ", 17), ", ") + "]}, vpc: a}", "spec.podSelector.matchExpressions", "must have at most 16 items"},
-	{"a label's key", "{serviceAccountSelector: {matchLabels: {'a b': c}}, vpc: a}", "spec.serviceAccountSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
-	{"a label's value", "{podSelector: {matchLabels: {a: 'b c'}}, vpc: a}", "spec.podSelector.matchLabels.a", "should match"},
+	{"an invalid label key", "{serviceAccountSelector: {matchLabels: {'a b': c}}, vpc: a}", "spec.serviceAccountSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
+	{"an invalid label value", "{podSelector: {matchLabels: {a: 'b c'}}, vpc: a}", "spec.podSelector.matchLabels.a", "should match"},
 	{"17 labels", "{podSelector: {matchLabels: {" + strings.ReplaceAll(counted(17), ",", ": a,") + ": a}}, vpc: a}", "spec.podSelector.matchLabels", "must have at most 16 items"},
 }
 

@@ -35,7 +35,7 @@ const (
 
 var badPools = []refusal{
 	{"no spec", "null", "spec", "Required value"},
-	{"no subnets", "{}", "spec.subnets", "Required value"},
+	{"subnets not set", "{}", "spec.subnets", "Required value"},
 	{"empty list of subnets", "{subnets: []}", "spec.subnets", "should have at least 1 items"},
 	{"an empty subnet", "{subnets: [{ipv4: 10.0.0.0/24}, {}]}", "spec.subnets[1]", "a subnet must have ipv4, ipv6 or both"},
 	{"invalid CIDR", "{subnets: [{ipv4: a.b.c.d/16}]}", "spec.subnets[0].ipv4", ipv4Text},
@@ -44,7 +44,7 @@ var badPools = []refusal{
 	{"invalid IPv6 CIDR", "{subnets: [{ipv6: 'fd00::g/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"families swapped", "{subnets: [{ipv4: 'fd00::/112'}]}", "spec.subnets[0].ipv4", ipv4Text},
 	{"families swapped in ipv6", "{subnets: [{ipv6: 10.0.0.0/24}]}", "spec.subnets[0].ipv6", ipv6Text},
-	{"IPv4 in IPv6", "{subnets: [{ipv6: '::ffff:10.0.0.0/120'}]}", "spec.subnets[0].ipv6", ipv6Text},
+	{"an IPv4-mapped IPv6 CIDR", "{subnets: [{ipv6: '::ffff:10.0.0.0/120'}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"host bits", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.1/24}]}", "spec.subnets[1].ipv4", ipv4Text},
 	{"IPv6 host bits", "{subnets: [{ipv6: 'fd00::1/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"ipv4 and ipv6 of different sizes", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/112'}]}", "spec.subnets[0]", sameSize},
@@ -55,7 +55,7 @@ var badPools = []refusal{
 	{"text instead of a number of bits", "{blockSizeBits: five, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", "must be of type integer"},
 	{"overlap", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.0.1.0/24}]}", "spec.subnets", overlapIPv4},
 	{"overlap, the larger one last", "{subnets: [{ipv4: 10.0.1.0/24}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
-	{"twice", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
+	{"the same subnet twice", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
 	{"overlap in IPv6 alone", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.0.1.0/24, ipv6: 'fd00:0::/120'}]}", "spec.subnets", overlapIPv6},
 	{"mixed families", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
 	{"subnets with different families", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
@@ -112,14 +112,14 @@ func TestPoolDefaults(t *testing.T) {
 }
 
 var badPoolChanges = []refusal{
-	{"another size", "{blockSizeBits: 4}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
-	{"the default size", "{blockSizeBits: null}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
+	{"another block size", "{blockSizeBits: 4}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
+	{"block size removed", "{blockSizeBits: null}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
 	{"subnet removed", "{subnets: [{ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
 	{"subnet changed", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.2.0.0/24}]}", "spec.subnets", appendOnly},
-	{"in another order", "{subnets: [{ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
-	{"subnet inserted in front", "{subnets: [{ipv4: 10.2.0.0/24}, {ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}", "spec.subnets", appendOnly},
+	{"subnets reordered", "{subnets: [{ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
+	{"subnet inserted subnet inserted first", "{subnets: [{ipv4: 10.2.0.0/24}, {ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}", "spec.subnets", appendOnly},
 	{"subnet enlarged", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/23}]}", "spec.subnets", "subnets can only be appended"},
-	{"another family", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.1.0.0/24, ipv6: 'fd01::/120'}]}", "spec.subnets", appendOnly},
+	{"a family added", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.1.0.0/24, ipv6: 'fd01::/120'}]}", "spec.subnets", appendOnly},
 	{"appended subnet that overlaps", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.64/26}]}", "spec.subnets", overlapIPv4},
 }
 

@@ -1,5 +1,5 @@
 // Package oracle verifies that the views of a lab agree: kernels, berthd's records and introspection, API objects, and
-// the clouds. It derives the desired state from the documentation, not from the product's planners.
+// the clouds. It derives the desired state from the documentation, not from Berth's planners.
 package oracle
 
 import (

@@ -329,7 +329,7 @@ func TestPodsThatNameMissingEgresses(t *testing.T) {
 	create(t, host)
 	refused, lacks := egressClient("host", "node-a"), egressClient("web-0", "node-a")
 	refused.Spec.PodUID = string(host.UID)
-	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "internet", Reason: "Invalid", Message: "names Egress egress/internet, which a pod of the node's network cannot use", Named: true}}
+	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "internet", Reason: "Invalid", Message: "names Egress egress/internet, which a host-network pod cannot use", Named: true}}
 	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", refused.Spec.Refused[0].Message, time.Minute)
 	lacks.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "none", Reason: "NotFound", Message: "there is no Egress egress/none", Named: true}}
 	lacks.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
@@ -338,7 +338,7 @@ func TestPodsThatNameMissingEgresses(t *testing.T) {
 	for args, wants := range map[string][]string{
 		"status":           {"! Egress egress/none: the Egress does not exist", "EgressRefused: default/host", "CLIENTS"},
 		"egresses":         {"! egress/none: the Egress does not exist", "Other clients that need attention", "! default/host: It may not use an Egress (Invalid)"},
-		"pod default/host": {"EgressRefused", "a pod of the node's network cannot use"},
+		"pod default/host": {"EgressRefused", "a host-network pod cannot use"},
 	} {
 		out, code, err := try(t, o, strings.Fields(args)...)
 		for _, want := range wants {

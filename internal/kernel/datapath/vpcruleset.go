@@ -257,7 +257,7 @@ func uplinkMaps() []uplinkMap {
 	}
 }
 
-// ownMaps are those from an ENI's own address to its chain.
+// ownMaps returns the maps from an ENI's own address to the chain that notes the ENI.
 func ownMaps() []uplinkMap {
 	return []uplinkMap{
 		{verdictMap(9, "eni_own4", nftables.TypeIPAddr), unix.AF_INET, 0, noteSuffix},
@@ -265,7 +265,7 @@ func ownMaps() []uplinkMap {
 	}
 }
 
-// noteMap leads from the note in a connection's mark to the ENI's chain.
+// noteMap is the map from the ENI's number in a connection's mark to the ENI's chain.
 func noteMap() *nftables.Set {
 	m := verdictMap(11, "eni_note", nftables.TypeMark)
 	m.KeyByteOrder = binaryutil.NativeEndian

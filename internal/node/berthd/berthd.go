@@ -96,7 +96,7 @@ func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Depe
 // ending notifies a waiting successor that this daemon is shutting down.
 func (n *node) ending(lock *daemon.Lock) {
 	if err := lock.Ending(); err != nil && !errors.Is(err, os.ErrClosed) {
-		n.log.Warn("announcing the shutdown to a successor", "err", err)
+		n.log.Warn("announcing the shutdown to a successor failed", "err", err)
 	}
 }
 
