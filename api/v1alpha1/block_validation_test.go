@@ -33,11 +33,11 @@ var badBlocks = []refusal{
 	{"a name that has another pool", "poolName: other, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27", "metadata", blockName},
 	{"a name that has another index", "poolName: default, nodeName: node-1, index: 8, ipv4: 10.0.0.0/27", "metadata", blockName},
 	{"a negative index", "poolName: default, nodeName: node-1, index: -7, ipv4: 10.0.0.0/27", "index", "index must be between 0 and 2147483647"},
-	{"an index above the range", "poolName: default, nodeName: node-1, index: 2147483648, ipv4: 10.0.0.0/27", "index", "index must be between 0 and 2147483647"},
+	{"an index above the maximum", "poolName: default, nodeName: node-1, index: 2147483648, ipv4: 10.0.0.0/27", "index", "index must be between 0 and 2147483647"},
 	{"host bits", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.1/27", "ipv4", blockIPv4},
 	{"IPv6 host bits", "poolName: default, nodeName: node-1, index: 7, ipv6: 'fd00::1/123'", "ipv6", blockIPv6},
 	{"withheld host bits", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.2.0.0/27, withheld: [{cidr: 10.2.0.7/31, owner: Node a}]", "withheld[0].cidr", "cidr must be a CIDR without host bits, such as 10.2.0.7/32"},
-	{"ipv4 and ipv6 of different sizes", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27, ipv6: 'fd00::/120'", "ipv6", "ipv4 and ipv6 must have the same number of addresses"},
+	{"sizes differ", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27, ipv6: 'fd00::/120'", "ipv6", "ipv4 and ipv6 must have the same number of addresses"},
 }
 
 func TestBadBlockIsRefused(t *testing.T) {
@@ -45,7 +45,7 @@ func TestBadBlockIsRefused(t *testing.T) {
 	refuses(t, badBlocks, func(t *testing.T, fields string) error {
 		return c.Create(t.Context(), ofKind(t, "AddressBlock", "default-7", fields))
 	})
-	// Each pool and index allow exactly one name.
+	// A block has the only name that its index allows.
 	for _, name := range []string{"default-07", "default--7", "default7", "default-", "default-7x", "xdefault-7", "default-7.0"} {
 		o := ofKind(t, "AddressBlock", name, "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27")
 		refused(t, c.Create(t.Context(), o), "metadata", blockName)
@@ -65,12 +65,12 @@ func TestGoodBlocks(t *testing.T) {
 	} {
 		node := strings.Repeat("n", 253)
 		if err := c.Create(t.Context(), ofKind(t, "AddressBlock", name, "nodeName: "+node+", "+fields)); err != nil {
-			t.Errorf("Create() of valid block %s: error = %v, want none", name, err)
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	second := ofKind(t, "AddressBlock", "default-0", "poolName: default, index: 0, nodeName: another, ipv4: 10.0.0.0/27")
 	if err := c.Create(t.Context(), second); !apierrors.IsAlreadyExists(err) {
-		t.Errorf("Create() of an existing block for another node: error = %v, want AlreadyExists", err)
+		t.Errorf("a second owner: got %v, want it to be there already", err)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestBlockChanges(t *testing.T) {
 	b := &v1alpha1.AddressBlock{}
 	harness.OK(t, c.Get(t.Context(), client.ObjectKeyFromObject(dual), b))
 	if b.Status.RenewTime == nil || b.Status.RenewTime.Nanosecond() != 678901000 {
-		t.Errorf("renewTime = %v, want 2026-01-02T03:04:05.678901Z", b.Status.RenewTime)
+		t.Errorf("renewTime = %v, want it with its microseconds", b.Status.RenewTime)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestBlocksAreSelectedByNode(t *testing.T) {
 			return nil
 		}))
 		if !slices.Equal(got, tc.want) {
-			t.Errorf("%T with field selector %s has %v, want %v", tc.list, tc.selector, got, tc.want)
+			t.Errorf("%T with %s: %v, want %v", tc.list, tc.selector, got, tc.want)
 		}
 	}
 }

@@ -52,18 +52,18 @@ var badSpecs = []refusal{
 	{"maxENIs", with(", eni: {maxENIs: -1}"), "spec.eni.maxENIs", "eni.maxENIs must be between 0 and 64"},
 	{"maxPods", with(", eni: {maxPods: -1}"), "spec.eni.maxPods", "eni.maxPods must be between 0 and 65536"},
 	{"firstInterfaceIndex", with(", eni: {firstInterfaceIndex: 16}"), "spec.eni.firstInterfaceIndex", "eni.firstInterfaceIndex must be between 0 and 15"},
-	{"text instead of a number", with(", eni: {preAllocate: many}"), "spec.eni.preAllocate", "must be of type integer"},
+	{"a string as a number", with(", eni: {preAllocate: many}"), "spec.eni.preAllocate", "must be of type integer"},
 	{"a long tag", with(", eni: {subnetTags: {a: " + strings.Repeat("b", 257) + "}}"), "spec.eni.subnetTags",
 		"eni.subnetTags must have keys of at most 128 characters and values of at most 256"},
 	{"a long key", with(", eni: {securityGroupTags: {" + strings.Repeat("a", 129) + ": b}}"), "spec.eni.securityGroupTags",
 		"eni.securityGroupTags must have keys of at most 128 characters and values of at most 256"},
 	{"not an address", with(", ipam: {available: {eth0: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a prefix of another size", with(", ipam: {available: {10.0.0.0/24: {resource: eni-1}}}"), "spec.ipam.available", available},
-	{"address with a prefix length", with(", ipam: {available: {10.0.0.1/28: {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an address with a length", with(", ipam: {available: {10.0.0.1/28: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an IPv6 prefix of another size", with(", ipam: {available: {'2001:db8::/64': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an IPv6 prefix of IPv4's size", with(", ipam: {available: {'2001:d80::/28': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an IPv4 prefix of IPv6's size", with(", ipam: {available: {10.0.0.0/80: {resource: eni-1}}}"), "spec.ipam.available", available},
-	{"IPv6 address with a prefix length", with(", ipam: {available: {'2001:db8::1/80': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an IPv6 address with a length", with(", ipam: {available: {'2001:db8::1/80': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a longer form of an address", with(", ipam: {available: {'2001:db8:0::7': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address in capitals", with(", ipam: {available: {'2001:DB8::7': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a longer form of a prefix", with(", ipam: {available: {'2001:db8:0:1:0::/80': {resource: eni-1}}}"), "spec.ipam.available", available},
@@ -82,18 +82,18 @@ var badStatuses = []refusal{
 	{"used", "{ipam: {usedCount: 1, used: {10.0.0.16/28: {}}}}", "status.ipam.used", used},
 	{"a longer form of a used address", "{ipam: {usedCount: 1, used: {'2001:db8:0::7': {}}}}", "status.ipam.used", used},
 	{"released", "{ipam: {usedCount: 1, released: [all]}}", "status.ipam.released", "ipam.released must be addresses or prefixes of ipam.releasing"},
-	{"usedCount above the maximum", "{ipam: {usedCount: 4097}}", "status.ipam.usedCount", "ipam.usedCount must be between 0 and 4096"},
-	{"waiting above the maximum", "{ipam: {usedCount: 0, waiting: 4097}}", "status.ipam.waiting", "ipam.waiting must be between 0 and 4096"},
+	{"more used addresses than a node can have", "{ipam: {usedCount: 4097}}", "status.ipam.usedCount", "ipam.usedCount must be between 0 and 4096"},
+	{"more waiting pods than a node can have", "{ipam: {usedCount: 0, waiting: 4097}}", "status.ipam.waiting", "ipam.waiting must be between 0 and 4096"},
 	{"an owner of 1.2 MB", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: " + strings.Repeat("a", 1_200_000) + "}}}}", "status.ipam.used.10.0.0.1.owner", "Too long"},
 	{"owners of 1.2 MB", "{ipam: {usedCount: 1, used: " + owners(3900, 308) + "}}", "status.ipam.used", "ipam.used must have owners of at most 400000 characters together"},
-	{"too many used entries", "{ipam: {usedCount: 1, used: " + owners(4097, 0) + "}}", "status.ipam.used", "Too many"},
+	{"more entries than a node can have", "{ipam: {usedCount: 1, used: " + owners(4097, 0) + "}}", "status.ipam.used", "Too many"},
 	{"a long UID", "{ipam: {usedCount: 1, used: {10.0.0.1: {uid: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.uid", "Too long"},
 	{"a long ENI", "{ipam: {usedCount: 1, used: {10.0.0.1: {resource: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.resource", "Too long"},
 	{"owners of 1.2 MB in 400000 characters", "{ipam: {usedCount: 1, used: " + ownersOf(1200, 250, "\U0001F980") + "}}", "status.ipam.used.10.0.0.0.owner", "should match '^[!-~]*$'"},
 	{"a UID of 256 bytes", "{ipam: {usedCount: 1, used: {10.0.0.1: {uid: " + strings.Repeat("\U0001F980", 64) + "}}}}", "status.ipam.used.10.0.0.1.uid", "should match '^[!-~]*$'"},
 	{"an ENI of 256 bytes", "{ipam: {usedCount: 1, used: {10.0.0.1: {resource: " + strings.Repeat("\U0001F980", 64) + "}}}}", "status.ipam.used.10.0.0.1.resource", "should match '^[!-~]*$'"},
 	{"an instance of 256 bytes", "{ipam: {usedCount: 1, instanceID: " + strings.Repeat("\U0001F980", 64) + "}}", "status.ipam.instanceID", "should match '^[!-~]*$'"},
-	{"line break in an owner", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: \"a/b\\nc\"}}}}", "status.ipam.used.10.0.0.1.owner", "should match '^[!-~]*$'"},
+	{"a line break in an owner", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: \"a/b\\nc\"}}}}", "status.ipam.used.10.0.0.1.owner", "should match '^[!-~]*$'"},
 	{"a long instance", "{ipam: {usedCount: 1, instanceID: " + strings.Repeat("a", 65) + "}}", "status.ipam.instanceID", "Too long"},
 }
 
@@ -186,7 +186,7 @@ func TestEveryRuleIsTried(t *testing.T) {
 		before := rules
 		walk(kind, *readCRD(t, kind).Spec.Versions[0].Schema.OpenAPIV3Schema)
 		if rules == before {
-			t.Errorf("CRD %s has no validation rules, want at least one", kind)
+			t.Errorf("%s: no validation rule found", kind)
 		}
 	}
 	if rules < 45 {
@@ -212,7 +212,7 @@ func TestNodeNetworkHasNoDefaults(t *testing.T) {
 	index, remove := int32(0), false
 	got := create(t, c, "node-2", ", eni: {firstInterfaceIndex: 0, deleteOnTermination: false}")
 	if d := cmp.Diff(v1alpha1.ENISpec{FirstInterfaceIndex: &index, DeleteOnTermination: &remove}, got.Spec.ENI); d != "" {
-		t.Errorf("spec.eni (-want +got):\n%s", d)
+		t.Errorf("spec.eni with zero values set (-want +got):\n%s", d)
 	}
 }
 
@@ -224,13 +224,13 @@ func TestStatusIsASubresource(t *testing.T) {
 	harness.OK(t, c.Create(t.Context(), o))
 	n := read(t, c, "node-1")
 	if n.Status.IPAM.UsedCount != 0 {
-		t.Errorf("usedCount after Create() = %d, want 0: the status must be ignored", n.Status.IPAM.UsedCount)
+		t.Errorf("usedCount after Create() = %d, want 0", n.Status.IPAM.UsedCount)
 	}
 	n.Spec.InstanceType = "m5.xlarge"
 	n.Status.IPAM.UsedCount = 3
 	harness.OK(t, c.Status().Update(t.Context(), n))
 	if n := read(t, c, "node-1"); n.Status.IPAM.UsedCount != 3 || n.Spec.InstanceType != "m5.large" {
-		t.Errorf("after Status().Update(): status update: usedCount = %d, instanceType = %s, want 3 and m5.large", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
+		t.Errorf("after Status().Update(): usedCount = %d, instanceType = %s, want 3 and m5.large", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
 	}
 }
 
@@ -255,7 +255,7 @@ func TestColumnsOfNodeNetworks(t *testing.T) {
 	}
 	row := fmt.Sprint(table.Rows[0].Cells[:10])
 	if row != "[node-1 i-0123456789abcdef0 m5.large us-west-2a 2 12 4 0 True Served]" {
-		t.Errorf("cells = %s, want those of node-1", row)
+		t.Errorf("row = %s", row)
 	}
 }
 
@@ -263,7 +263,7 @@ func TestShortNameOfNodeNetworks(t *testing.T) {
 	crd := readCRD(t, "nodenetworks")
 	names := crd.Spec.Names
 	if names.Plural != "nodenetworks" || len(names.ShortNames) != 1 || names.ShortNames[0] != "nn" || crd.Spec.Scope != "Cluster" {
-		t.Errorf("names = %+v, scope = %s, want nodenetworks, nn and Cluster", names, crd.Spec.Scope)
+		t.Errorf("names %+v, scope %s", names, crd.Spec.Scope)
 	}
 }
 
@@ -295,21 +295,21 @@ func TestEachFieldHasOneWriter(t *testing.T) {
 		t.Errorf("the operator's writes changed what the daemon wrote: %+v", n)
 	}
 	if len(n.Spec.IPAM.Available) != 1 || n.Status.ENI.Available != 2 {
-		t.Errorf("spec.ipam.available = %v, want 10.0.0.4 only; status.eni = %+v, want one address and 2 available", n.Spec.IPAM.Available, n.Status.ENI)
+		t.Errorf("ipam.available = %v, want 10.0.0.4 only; status.eni = %+v, want 2 available", n.Spec.IPAM.Available, n.Status.ENI)
 	}
 
-	t.Run("daemon does not overwrite a user's edit", func(t *testing.T) {
+	t.Run("a user's edit is kept", func(t *testing.T) {
 		harness.OK(t, c.Patch(t.Context(), n, merge(t, "{spec: {eni: {preAllocate: 2}}}"), client.FieldOwner("kubectl-edit")))
 		harness.OK(t, apply(operator, "{ipam: {available: {10.0.0.6: {resource: eni-1}}}}", ""))
 		err := apply(daemon, with(", eni: {preAllocate: 16}"), "")
 		if !apierrors.IsConflict(err) {
-			t.Errorf("Apply() of spec.eni by the daemon: error = %v, want a conflict", err)
+			t.Errorf("daemon applying spec.eni after the edit: %v, want a conflict", err)
 		}
 		if n := read(t, c, "node-1"); *n.Spec.ENI.PreAllocate != 2 {
-			t.Errorf("preAllocate = %d, want 2: the daemon overwrote the user's value", *n.Spec.ENI.PreAllocate)
+			t.Errorf("preAllocate = %d, want 2 from the edit", *n.Spec.ENI.PreAllocate)
 		}
 	})
-	t.Run("write to a field a another manager conflicts", func(t *testing.T) {
+	t.Run("applying another owner's field is a conflict", func(t *testing.T) {
 		err := apply("somebody", "{ipam: {available: {10.0.0.9: {resource: eni-9}}}}", "")
 		if !apierrors.IsConflict(err) {
 			t.Errorf("applying spec.ipam as somebody else: %v, want a conflict", err)
@@ -333,7 +333,7 @@ var badTemplates = []refusal{
 	{"two dialects", "{nodeSelector: {}, eni: {warmIPTarget: 1, preAllocate: 1}}", "spec.eni", "cannot be mixed with"},
 	{"outdated", "{nodeSelector: {}, eni: {}, outdatedENIs: Delete}", "spec.outdatedENIs", `supported values: "Retain", "Drain"`},
 	{"priority", "{nodeSelector: {}, eni: {}, priority: 1000001}", "spec.priority", "priority must be between -1000000 and 1000000"},
-	{"unknown operator", requirement("{key: a, operator: Near}"), "spec.nodeSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
+	{"an unknown operator", requirement("{key: a, operator: Near}"), "spec.nodeSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
 	{"In without values", requirement("{key: a, operator: In}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"Exists with a value", requirement("{key: a, operator: Exists, values: [b]}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"an invalid key", requirement("{key: 'a b', operator: Exists}"), "spec.nodeSelector.matchExpressions[0].key", "should match"},

@@ -46,7 +46,7 @@ var badNICs = []refusal{
 	{"loopback", "{vpc: blue, addresses: [{ip: 127.0.0.1}]}", "spec.addresses[0].ip", ipText},
 	{"link-local", "{vpc: blue, addresses: [{ip: 169.254.169.254}]}", "spec.addresses[0].ip", ipText},
 	{"multicast", "{vpc: blue, addresses: [{ip: 'ff02::1'}]}", "spec.addresses[0].ip", ipText},
-	{"broadcast address", "{vpc: blue, addresses: [{ip: 255.255.255.255}]}", "spec.addresses[0].ip", ipText},
+	{"broadcast", "{vpc: blue, addresses: [{ip: 255.255.255.255}]}", "spec.addresses[0].ip", ipText},
 	{"two of one family", "{vpc: blue, addresses: [{ip: 192.168.0.12}, {ip: 192.168.0.13}]}", "spec.addresses", "addresses must have at most one ip per family"},
 	{"a group twice", "{vpc: blue, securityGroups: [a, a]}", "spec.securityGroups[1]", "Duplicate value"},
 	{"no groups", "{vpc: blue, securityGroups: []}", "spec.securityGroups", "should have at least 1 items"},
@@ -57,9 +57,9 @@ var badNICs = []refusal{
 	{"tap parameters without binding tap", "{vpc: blue, tap: {owner: 0}}", "spec.tap", "tap requires binding tap"},
 	{"tap parameters with binding bridge", "{vpc: blue, binding: bridge, tap: {}}", "spec.tap", "tap requires binding tap"},
 	{"a tap owner below 0", "{vpc: blue, binding: tap, tap: {owner: -1}}", "spec.tap.owner", "should be greater than or equal to 0"},
-	{"group ID above the maximum", "{vpc: blue, binding: tap, tap: {group: 4294967295}}", "spec.tap.group", "should be less than or equal to 4294967294"},
+	{"a tap group above the maximum", "{vpc: blue, binding: tap, tap: {group: 4294967295}}", "spec.tap.group", "should be less than or equal to 4294967294"},
 	{"a truncated port ID", "{vpc: blue, portID: a2815656}", "spec.portID", portText},
-	{"path instead as the port ID", "{vpc: blue, portID: '../../../networks/1'}", "spec.portID", portText},
+	{"a path as the port ID", "{vpc: blue, portID: '../../../networks/1'}", "spec.portID", portText},
 }
 
 func TestBadPodNICIsRefused(t *testing.T) {
@@ -106,8 +106,8 @@ func TestPodNICChanges(t *testing.T) {
 		{"a port instead of addresses", "{portID: " + aPort + ", addresses: null, securityGroups: null}", "spec.portID", "portID cannot be changed"},
 	}, respec(mine))
 	refuses(t, []refusal{
-		{"pod added to a PodNIC for all pods", "{pod: {name: web-0, uid: u}, interface: eth0}", "spec.pod", "pod cannot be changed"},
-		{"address added to a PodNIC without addresses", "{addresses: [{ip: 10.0.0.5}]}", "spec.addresses", "addresses cannot be changed"},
+		{"a pod added", "{pod: {name: web-0, uid: u}, interface: eth0}", "spec.pod", "pod cannot be changed"},
+		{"addresses added", "{addresses: [{ip: 10.0.0.5}]}", "spec.addresses", "addresses cannot be changed"},
 	}, respec(users))
 	refuses(t, []refusal{{"another port", "{portID: b" + aPort[1:] + "}", "spec.portID", "portID cannot be changed"}}, respec(ported))
 	refuses(t, []refusal{{"a binding of one without", "{binding: bridge}", "spec.binding", "binding cannot be changed"}}, respec(users))
@@ -123,11 +123,11 @@ func TestPodNICChanges(t *testing.T) {
 
 var badNICStatuses = []refusal{
 	{"an unknown phase", "{phase: Ready}", "status.phase", "Unsupported value"},
-	{"unknown type of plug", "{plug: {type: SRIOV}}", "status.plug.type", "Unsupported value"},
+	{"an unknown plug type", "{plug: {type: SRIOV}}", "status.plug.type", "Unsupported value"},
 	{"an unknown state", "{node: {state: Here, portID: p}}", "status.node.state", "Unsupported value"},
-	{"state without a port ID", "{node: {state: Plugged}}", "status.node.portID", "Required value"},
+	{"a state without a port ID", "{node: {state: Plugged}}", "status.node.portID", "Required value"},
 	{"a long message", "{node: {state: Failed, portID: p, message: " + strings.Repeat("a", 513) + "}}", "status.node.message", "Too long"},
-	{"line break in a message", "{node: {state: Failed, portID: p, message: \"a\\nb\"}}", "status.node.message", "should match"},
+	{"a line break in a message", "{node: {state: Failed, portID: p, message: \"a\\nb\"}}", "status.node.message", "should match"},
 	{"a long host interface name", "{node: {state: Plugged, portID: p, hostInterface: abcdefghijklmnop}}", "status.node.hostInterface", "Too long"},
 	{"a long container ID", "{node: {state: Plugged, portID: p, containerID: " + strings.Repeat("a", 129) + "}}", "status.node.containerID", "Too long"},
 }
@@ -167,7 +167,7 @@ var badPolicies = []refusal{
 	{"no security groups, subnet or VPC", "{podSelector: {}}", "spec", "spec must have securityGroups, a subnet or a vpc"},
 	{"an invalid VPC name", "{podSelector: {}, vpc: A_b}", "spec.vpc", "should match"},
 	{"a long VPC name", "{podSelector: {}, vpc: " + strings.Repeat("a", 64) + "}", "spec.vpc", "Too long"},
-	{"empty subnet", "{podSelector: {}, subnet: ''}", "spec.subnet", "at least 1 chars long"},
+	{"an empty subnet", "{podSelector: {}, subnet: ''}", "spec.subnet", "at least 1 chars long"},
 	{"no groups", "{podSelector: {}, securityGroups: []}", "spec.securityGroups", "should have at least 1 items"},
 	{"a group twice", "{podSelector: {}, securityGroups: [a, a]}", "spec.securityGroups[1]", "Duplicate value"},
 	{"an empty VPC", "{podSelector: {}, vpc: ''}", "spec.vpc", "at least 1 chars long"},
@@ -175,7 +175,7 @@ var badPolicies = []refusal{
 	{"17 groups", "{podSelector: {}, securityGroups: [" + counted(17) + "]}", "spec.securityGroups", "must have at most 16 items"},
 	{"an empty group", "{podSelector: {}, securityGroups: ['']}", "spec.securityGroups[0]", "at least 1 chars long"},
 	{"a long group", "{podSelector: {}, securityGroups: [" + strings.Repeat("a", 256) + "]}", "spec.securityGroups[0]", "Too long"},
-	{"unknown operator", "{podSelector: {matchExpressions: [{key: a, operator: Near}]}, vpc: a}", "spec.podSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
+	{"an unknown operator", "{podSelector: {matchExpressions: [{key: a, operator: Near}]}, vpc: a}", "spec.podSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
 	{"In without values", "{serviceAccountSelector: {matchExpressions: [{key: a, operator: In}]}, vpc: a}", "spec.serviceAccountSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"In with an empty list", "{podSelector: {matchExpressions: [{key: a, operator: In, values: []}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},
 	{"NotIn without values", "{podSelector: {matchExpressions: [{key: a, operator: NotIn}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},

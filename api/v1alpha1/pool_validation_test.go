@@ -36,29 +36,29 @@ const (
 var badPools = []refusal{
 	{"no spec", "null", "spec", "Required value"},
 	{"subnets not set", "{}", "spec.subnets", "Required value"},
-	{"empty list of subnets", "{subnets: []}", "spec.subnets", "should have at least 1 items"},
+	{"an empty list of subnets", "{subnets: []}", "spec.subnets", "should have at least 1 items"},
 	{"an empty subnet", "{subnets: [{ipv4: 10.0.0.0/24}, {}]}", "spec.subnets[1]", "a subnet must have ipv4, ipv6 or both"},
-	{"invalid CIDR", "{subnets: [{ipv4: a.b.c.d/16}]}", "spec.subnets[0].ipv4", ipv4Text},
-	{"address without prefix length", "{subnets: [{ipv4: 10.0.0.0}]}", "spec.subnets[0].ipv4", ipv4Text},
-	{"empty CIDR", "{subnets: [{ipv4: ''}]}", "spec.subnets[0].ipv4", ipv4Text},
-	{"invalid IPv6 CIDR", "{subnets: [{ipv6: 'fd00::g/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
+	{"not a CIDR", "{subnets: [{ipv4: a.b.c.d/16}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"an address without a prefix length", "{subnets: [{ipv4: 10.0.0.0}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"an empty CIDR", "{subnets: [{ipv4: ''}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"not an IPv6 CIDR", "{subnets: [{ipv6: 'fd00::g/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"families swapped", "{subnets: [{ipv4: 'fd00::/112'}]}", "spec.subnets[0].ipv4", ipv4Text},
 	{"families swapped in ipv6", "{subnets: [{ipv6: 10.0.0.0/24}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"an IPv4-mapped IPv6 CIDR", "{subnets: [{ipv6: '::ffff:10.0.0.0/120'}]}", "spec.subnets[0].ipv6", ipv6Text},
 	{"host bits", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.1/24}]}", "spec.subnets[1].ipv4", ipv4Text},
 	{"IPv6 host bits", "{subnets: [{ipv6: 'fd00::1/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
-	{"ipv4 and ipv6 of different sizes", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/112'}]}", "spec.subnets[0]", sameSize},
+	{"sizes differ", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/112'}]}", "spec.subnets[0]", sameSize},
 	{"/30 with bits 5", "{blockSizeBits: 5, subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/30}]}", "spec.subnets", holdsBlock},
 	{"/124 with bits 5", "{subnets: [{ipv6: 'fd00::/124'}]}", "spec.subnets", holdsBlock},
 	{"negative bits", "{blockSizeBits: -1, subnets: [{ipv4: 10.0.0.0/24}]}", "spec.blockSizeBits", fixedSize},
 	{"too many bits", "{blockSizeBits: 17, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", fixedSize},
-	{"text instead of a number of bits", "{blockSizeBits: five, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", "must be of type integer"},
+	{"bits that are not a number", "{blockSizeBits: five, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", "must be of type integer"},
 	{"overlap", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.0.1.0/24}]}", "spec.subnets", overlapIPv4},
 	{"overlap, the larger one last", "{subnets: [{ipv4: 10.0.1.0/24}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
 	{"the same subnet twice", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
 	{"overlap in IPv6 alone", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.0.1.0/24, ipv6: 'fd00:0::/120'}]}", "spec.subnets", overlapIPv6},
 	{"mixed families", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
-	{"subnets with different families", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
+	{"only one subnet is dual-stack", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
 	{"maxBlocksPerNode of 0", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 0}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
 	{"maxBlocksPerNode above the maximum", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 65537}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
 	{"a pattern for a namespace", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: ['*']}", "spec.podNamespaces", "podNamespaces must be namespace names"},
@@ -93,7 +93,7 @@ func TestGoodPools(t *testing.T) {
 		"{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [team-a, '0']}",
 	} {
 		if err := c.Create(t.Context(), newPool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {
-			t.Errorf("Create() of a pool with valid spec %s: error = %v, want none", spec, err)
+			t.Errorf("%s: %v", spec, err)
 		}
 	}
 	harness.OK(t, c.Create(t.Context(), newPool(t, strings.Repeat("a", 63), "{subnets: [{ipv4: 10.0.0.0/24}]}")))
@@ -114,13 +114,13 @@ func TestPoolDefaults(t *testing.T) {
 var badPoolChanges = []refusal{
 	{"another block size", "{blockSizeBits: 4}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
 	{"block size removed", "{blockSizeBits: null}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
-	{"subnet removed", "{subnets: [{ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
-	{"subnet changed", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.2.0.0/24}]}", "spec.subnets", appendOnly},
+	{"a subnet removed", "{subnets: [{ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
+	{"a subnet changed", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.2.0.0/24}]}", "spec.subnets", appendOnly},
 	{"subnets reordered", "{subnets: [{ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
-	{"subnet inserted subnet inserted first", "{subnets: [{ipv4: 10.2.0.0/24}, {ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}", "spec.subnets", appendOnly},
-	{"subnet enlarged", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/23}]}", "spec.subnets", "subnets can only be appended"},
+	{"a subnet inserted first", "{subnets: [{ipv4: 10.2.0.0/24}, {ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}", "spec.subnets", appendOnly},
+	{"a subnet enlarged", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/23}]}", "spec.subnets", "subnets can only be appended"},
 	{"a family added", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.1.0.0/24, ipv6: 'fd01::/120'}]}", "spec.subnets", appendOnly},
-	{"appended subnet that overlaps", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.64/26}]}", "spec.subnets", overlapIPv4},
+	{"an appended subnet that overlaps", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.64/26}]}", "spec.subnets", overlapIPv4},
 }
 
 // Changes that would renumber blocks are rejected; appending is allowed.
@@ -184,7 +184,7 @@ func TestRulesAgreeWithArithmetic(t *testing.T) {
 			t.Fatal(answer)
 		}
 		if (err == nil) != (answer == nil) {
-			t.Fatalf("blockSizeBits %d, subnets %v: the API server's verdict = %v, want that of Go: %v", bits, subnets, answer, err)
+			t.Fatalf("bits %d, subnets %v\nthe arithmetic says %v\nthe API server says %v", bits, subnets, err, answer)
 		}
 		if err == nil {
 			accepted++
