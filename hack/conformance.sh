@@ -20,8 +20,12 @@ groups=(cluster lab-images)
 hack/deps.sh "${groups[@]}"
 e2e=$(hack/tool.sh kubee2e e2e.test)
 ginkgo=$(hack/tool.sh kubee2e ginkgo)
-cluster_policies=$(hack/tool.sh networkpolicyapi conformance.test)
-crd=$(go -C tools/networkpolicyapi list -m -f '{{.Dir}}' sigs.k8s.io/network-policy-api)/config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml
+cluster=()
+if [[ " $* " != *" -groups "* || " $* " = *clusterpolicy* ]]; then
+	api=$(go -C tools/networkpolicyapi list -m -f '{{.Dir}}' sigs.k8s.io/network-policy-api)
+	cluster=(-cluster-policies "$(hack/tool.sh networkpolicyapi conformance.test)"
+		-cluster-policy-crd "$api/config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml")
+fi
 others=$(hack/lab-images.sh)
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
 export KUBEBUILDER_ASSETS
@@ -35,6 +39,6 @@ for mode in $modes; do
 	families=
 	[[ "$mode" != */* ]] || families=${mode#*/}
 	bin/upstream -mode "${mode%%/*}" -ip-families "$families" -e2e "$e2e" -ginkgo "$ginkgo" -images "dist/lab-images:$others" \
-		-cluster-policies "$cluster_policies" -cluster-policy-crd "$crd" "$@" || status=1
+		"${cluster[@]}" "$@" || status=1
 done
 exit "$status"
