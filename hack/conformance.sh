@@ -22,8 +22,9 @@ e2e=$(hack/tool.sh kubee2e e2e.test)
 ginkgo=$(hack/tool.sh kubee2e ginkgo)
 cluster=()
 if [[ " $* " != *" -groups "* || " $* " = *clusterpolicy* ]]; then
+	program=$(hack/tool.sh networkpolicyapi conformance.test) # which also downloads the module
 	api=$(go -C tools/networkpolicyapi list -m -f '{{.Dir}}' sigs.k8s.io/network-policy-api)
-	cluster=(-cluster-policies "$(hack/tool.sh networkpolicyapi conformance.test)"
+	cluster=(-cluster-policies "$program"
 		-cluster-policy-crd "$api/config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml")
 fi
 others=$(hack/lab-images.sh)
