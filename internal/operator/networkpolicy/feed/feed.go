@@ -34,15 +34,16 @@ func New() *Feed {
 	}
 }
 
-// SetPod takes in a new state of a pod. Until its status has addresses, those count that its node assigned.
+// SetPod takes in a new state of a pod. Addresses that its node assigned count until its status has others than by then.
 func (f *Feed) SetPod(p resolve.Pod) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a, has := f.assigned[p.NamespacedName]
 	switch {
-	case has && (a.uid != p.UID || len(p.Addrs) > 0):
+	case !has:
+	case a.uid != p.UID, len(p.Addrs) > 0 && !slices.Equal(p.Addrs, a.status):
 		delete(f.assigned, p.NamespacedName)
-	case has:
+	default:
 		p.Addrs = a.addrs
 	}
 	f.setPod(p)
