@@ -26,6 +26,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/resolve"
 	"github.com/berthnet/berth/internal/policy/wire"
 )
 
@@ -64,7 +65,7 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	}
 	f := &follower{
 		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock,
-		policies: map[policy.Ref]*followed{}, synced: func() bool { return false },
+		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}, policies: map[policy.Ref]*followed{}, synced: func() bool { return false },
 	}
 	f.optional = &watched.Optional{
 		API: api, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
