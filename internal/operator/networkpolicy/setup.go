@@ -44,6 +44,10 @@ type Options struct {
 const (
 	// maxCallAge bounds how long a node is served after its token was reviewed.
 	maxCallAge = 6 * time.Hour
+	// A node has one call on a connection, and says little: names, UIDs and addresses of pods, and a token of a few kilobytes.
+	maxStreams, maxMessage, maxHeaders = 4, 16 << 10, 32 << 10
+	// connectTimeout bounds how long a connection may take until it is encrypted.
+	connectTimeout = 10 * time.Second
 	// pingAfter is how long a connection is idle before its node is probed, and pingTimeout how long the node has to answer.
 	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
 )
@@ -80,10 +84,11 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	p.server = grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: p.publisher.get})),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxCallAge, MaxConnectionAgeGrace: time.Second, Time: pingAfter, Timeout: pingTimeout}),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(connectTimeout),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 	)
 	wire.RegisterPoliciesServer(p.server, &Server{
-		Feed: f.feed, Node: reviewer{mgr.GetClient(), o.Daemon}.node, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
+		Feed: f.feed, Node: (&reviewer{api: mgr.GetClient(), user: o.Daemon, clock: o.Clock}).node, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
 	})
 	return p, mgr.Add(manager.RunnableFunc(p.run))
 }
