@@ -36,7 +36,9 @@ type Options struct {
 	Namespace string       // the operator's own, which has the ConfigMap
 	Daemon    string       // user name of the nodes' daemons
 	// May reports whether a pod may have an address on its node.
-	May    func(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error)
+	May func(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error)
+	// OfNIC reports whether an address is that of one of a pod's PodNICs, as far as the operator knows.
+	OfNIC  func(types.NamespacedName, netip.Addr) bool
 	Clock  clock.Clock
 	Logger *slog.Logger
 }
@@ -71,6 +73,7 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock,
 		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}, policies: map[policy.Ref]*followed{}, synced: func() bool { return false },
 	}
+	f.feed.OfNIC = o.OfNIC
 	f.optional = &watched.Optional{
 		API: api, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
 	}

@@ -40,8 +40,8 @@ func (t *ticket) confirmed() {
 }
 
 // Assign takes in the addresses of a pod that its node is about to start. The channel is closed once all nodes that were told
-// of them enforce it, or have gone. Other pods of the node do not have these addresses any more, whatever their status says. The
-// error says that the pod is not one of that node, or not known yet.
+// of them enforce it, or have gone. Other pods of the node do not have these addresses any more, whatever their status says, unless
+// one of the pods has its address from a NIC. The error says that the pod is not one of that node, or not known yet.
 func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, addrs []netip.Addr) (<-chan struct{}, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -60,7 +60,9 @@ func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, add
 			continue
 		}
 		before, _ := f.resolver.Pod(other)
-		left := slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool { return slices.Contains(addrs, a) })
+		left := slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool {
+			return slices.Contains(addrs, a) && !f.ofNIC(name, a) && !f.ofNIC(other, a)
+		})
 		if len(left) < len(before.Addrs) {
 			f.assign(before, left, concerned)
 		}
@@ -73,6 +75,10 @@ func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, add
 		s.wait(t)
 	}
 	return t.done, nil
+}
+
+func (f *Feed) ofNIC(name types.NamespacedName, a netip.Addr) bool {
+	return f.OfNIC != nil && f.OfNIC(name, a)
 }
 
 // assign has addresses of a pod count instead of those of its status, and notes who is concerned.

@@ -1,8 +1,11 @@
 package feed
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
@@ -96,5 +99,25 @@ func TestUnconfirmedAddressesAreBounded(t *testing.T) {
 	}
 	if n := len(one.waiting); n > maxWaiting {
 		t.Errorf("%d addresses wait for a node that confirms none", n)
+	}
+}
+
+// Pods whose NICs are in networks of their own may have the same address.
+func TestNICsMayHaveTheSameAddress(t *testing.T) {
+	for _, of := range []string{"client", "other"} {
+		f := New()
+		f.OfNIC = func(p types.NamespacedName, _ netip.Addr) bool { return p.Name == of }
+		f.SetPod(pod("server", "one", "10.0.0.1"))
+		other := pod("other", "two")
+		f.SetPod(pod("client", "two", "10.0.0.2"))
+		f.SetPod(other)
+		f.SetPolicy(compile.NetworkPolicy(allowClients()))
+		one := follower{f.Subscribe("one"), policy.NewState()}
+		if _, err := f.Assign("two", other.NamespacedName, other.UID, addrs("10.0.0.2")); err != nil {
+			t.Fatal(err)
+		}
+		if got := one.allowed(t); !slices.Equal(got, []string{"10.0.0.2"}) {
+			t.Errorf("with a NIC of %s, allowed are %v, want its address", of, got)
+		}
 	}
 }

@@ -15,6 +15,10 @@ import (
 
 // Feed follows the cluster for all nodes.
 type Feed struct {
+	// OfNIC reports whether an address of a pod is that of a NIC, in a network that may have the same addresses as others;
+	// nil: none is. It is set before use, and returns quickly.
+	OfNIC func(types.NamespacedName, netip.Addr) bool
+
 	mu       sync.Mutex // guards all of it, with subscribers; nothing waits while it is held
 	resolver *resolve.Resolver
 	nodes    map[string]map[types.NamespacedName]bool // pods by node
