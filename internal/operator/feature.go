@@ -353,8 +353,9 @@ func setupPolicyServer(_ context.Context, mgr manager.Manager, env environment) 
 	if err != nil {
 		return part{}, err
 	}
+	addresses := knownAddresses(mgr, cfg)
 	policies, err := networkpolicy.Setup(mgr, networkpolicy.Options{
-		Listener: listener, Namespace: cfg.LeaseNamespace, Daemon: cfg.NetworkPolicyDaemons, May: knownAddresses(mgr, cfg).May,
+		Listener: listener, Namespace: cfg.LeaseNamespace, Daemon: cfg.NetworkPolicyDaemons, May: addresses.May, OfNIC: addresses.OfNIC,
 		Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {

@@ -5,14 +5,18 @@ import (
 	"slices"
 )
 
-// Without returns the networks that cover what is in block and in none of except: disjoint, in order. Its cost grows with
-// the number of exceptions, times the bits of an address.
-func Without(block netip.Prefix, except []netip.Prefix) []netip.Prefix {
-	return without(nil, block.Masked(), except)
+// Without returns the networks that cover what is in block and in none of except: disjoint, in order. Their number grows with
+// that of exceptions, times the bits of an address: if it exceeds most, some of them are missing, but not so many that most
+// are left.
+func Without(block netip.Prefix, except []netip.Prefix, most int) []netip.Prefix {
+	return without(nil, block.Masked(), except, most)
 }
 
-// without appends what is left of b.
-func without(to []netip.Prefix, b netip.Prefix, except []netip.Prefix) []netip.Prefix {
+// without appends what is left of b, until there are more than most.
+func without(to []netip.Prefix, b netip.Prefix, except []netip.Prefix, most int) []netip.Prefix {
+	if len(to) > most {
+		return to
+	}
 	var inside []netip.Prefix
 	for _, e := range except {
 		switch {
@@ -27,7 +31,7 @@ func without(to []netip.Prefix, b netip.Prefix, except []netip.Prefix) []netip.P
 		return append(to, b)
 	}
 	low, high := halves(b)
-	return without(without(to, low, inside), high, inside)
+	return without(without(to, low, inside, most), high, inside, most)
 }
 
 // halves are both halves of a network that has more than one address.

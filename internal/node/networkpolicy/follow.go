@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/berthnet/berth/internal/policy"
@@ -105,7 +107,7 @@ func (c *calls) restart() (session uint64) {
 func (c *calls) next() (list []*wire.FromNode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for id := range c.unsaid {
+	for _, id := range slices.Sorted(maps.Keys(c.unsaid)) { // an address belongs to the pod that got it last
 		list = append(list, &wire.FromNode{What: &wire.FromNode_Assign{Assign: c.assigns[id]}})
 	}
 	clear(c.unsaid)
@@ -132,12 +134,25 @@ func (e *Enforcer) Announce(p Pod) <-chan struct{} {
 	return done
 }
 
-// known are the pods with addresses that the operator has told about: the status of some may not have the addresses yet.
+// known are the pods with addresses that the operator has told about: the status of some may not have the addresses yet. Of
+// several sandboxes of a pod the latest one counts; if that is not known, none does.
 func (e *Enforcer) known() (list []Pod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	latest, doubtful := map[policy.PodName]Pod{}, map[policy.PodName]bool{}
 	for _, p := range e.pods {
-		if _, known := e.state.Of(p.PodName, p.UID); known && len(p.Addrs) > 0 {
+		if _, known := e.state.Of(p.PodName, p.UID); !known || len(p.Addrs) == 0 {
+			continue
+		}
+		other, several := latest[p.PodName]
+		if !several || p.set > other.set {
+			latest[p.PodName], doubtful[p.PodName] = p, false
+		} else if p.set == other.set {
+			doubtful[p.PodName] = true
+		}
+	}
+	for name, p := range latest {
+		if !doubtful[name] {
 			list = append(list, p)
 		}
 	}

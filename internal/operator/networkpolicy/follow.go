@@ -48,6 +48,8 @@ const (
 	reasonUnresolved = "PolicyUnresolved"
 	// reviewEvery is the interval at which policies are searched for port names that no pod has.
 	reviewEvery = time.Minute
+	// maxProblems is how many problems of a policy are reported at once. Whoever writes policies can make thousands.
+	maxProblems = 10
 )
 
 // follower passes changes of objects on to a Feed, and reports the problems of policies.
@@ -57,6 +59,10 @@ type follower struct {
 	optional *watched.Optional // ClusterNetworkPolicies
 	clock    clock.Clock
 	nodes    *nodeAddresses
+
+	order      sync.Mutex // held while pods and namespaces are passed on; guards the next two
+	namespaces map[string]bool
+	held       map[string]map[string]resolve.Pod // pods whose namespace is not known yet, by namespace and name
 
 	mu       sync.Mutex // guards policies
 	policies map[policy.Ref]*followed
@@ -78,9 +84,7 @@ func (f *follower) start(ctx context.Context, c cache.Cache) error {
 		handler toolscache.ResourceEventHandler
 	}{
 		{watched.PolicyPods.Object, handler(f.setPod, f.deletePod)},
-		{watched.Namespaces.Object, handler(
-			func(o *metav1.PartialObjectMetadata) { f.feed.SetNamespace(o.Name, o.Labels) },
-			func(o *metav1.PartialObjectMetadata) { f.feed.DeleteNamespace(o.Name) })},
+		{watched.Namespaces.Object, handler(f.setNamespace, f.deleteNamespace)},
 		{watched.Nodes.Object, handler(
 			func(o *corev1.Node) {
 				addrs := addressesOf(o)
@@ -137,15 +141,54 @@ func handler[O client.Object](set, remove func(O)) toolscache.ResourceEventHandl
 	}
 }
 
+// setPod passes on a pod, once its namespace is known: the watches of both kinds are independent, and without the namespace's
+// labels the pod's node would learn that no ClusterNetworkPolicy selects the pod, and start it.
 func (f *follower) setPod(o *corev1.Pod) {
-	if p, ok := resolve.ReadPod(o); ok {
-		f.feed.SetPod(p)
-	} else {
+	p, ok := resolve.ReadPod(o)
+	if !ok {
 		f.deletePod(o)
+		return
+	}
+	f.order.Lock()
+	defer f.order.Unlock()
+	switch {
+	case f.namespaces[p.Namespace]:
+		f.feed.SetPod(p)
+	case f.held[p.Namespace] == nil:
+		f.held[p.Namespace] = map[string]resolve.Pod{p.Name: p}
+	default:
+		f.held[p.Namespace][p.Name] = p
 	}
 }
 
-func (f *follower) deletePod(o *corev1.Pod) { f.feed.DeletePod(client.ObjectKeyFromObject(o)) }
+func (f *follower) deletePod(o *corev1.Pod) {
+	f.order.Lock()
+	defer f.order.Unlock()
+	if held := f.held[o.Namespace]; held != nil {
+		if delete(held, o.Name); len(held) == 0 {
+			delete(f.held, o.Namespace)
+		}
+	}
+	f.feed.DeletePod(client.ObjectKeyFromObject(o))
+}
+
+func (f *follower) setNamespace(o *metav1.PartialObjectMetadata) {
+	f.order.Lock()
+	defer f.order.Unlock()
+	f.feed.SetNamespace(o.Name, o.Labels)
+	f.namespaces[o.Name] = true
+	for _, p := range f.held[o.Name] {
+		f.feed.SetPod(p)
+	}
+	delete(f.held, o.Name)
+}
+
+func (f *follower) deleteNamespace(o *metav1.PartialObjectMetadata) {
+	f.order.Lock()
+	defer f.order.Unlock()
+	f.feed.DeleteNamespace(o.Name)
+	delete(f.namespaces, o.Name)
+}
 
 // addressesOf are a node's own addresses.
 func addressesOf(n *corev1.Node) (addrs []netip.Addr) {
@@ -250,12 +293,15 @@ func (f *follower) report(p *followed, problems []string, all bool) {
 	f.mu.Lock()
 	reported, fresh := map[string]bool{}, []string{}
 	for _, text := range problems {
-		if !p.reported[text] {
+		if len(reported) == maxProblems {
+			break
+		}
+		if !p.reported[text] && !reported[text] {
 			fresh = append(fresh, text)
 		}
 		reported[text] = true
 	}
-	if !all {
+	if !all && len(p.reported) < 2*maxProblems { // else it is reported again
 		maps.Copy(reported, p.reported)
 	}
 	p.reported = reported

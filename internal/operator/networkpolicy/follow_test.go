@@ -13,9 +13,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/yaml"
@@ -25,6 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
+	"github.com/berthnet/berth/internal/policy/resolve"
 )
 
 func read[T any](t *testing.T, text string) *T {
@@ -40,7 +43,8 @@ func read[T any](t *testing.T, text string) *T {
 func newFollower(t *testing.T, cluster ...runtime.Object) (*follower, *events.FakeRecorder) {
 	t.Helper()
 	recorder := events.NewFakeRecorder(100)
-	f := &follower{feed: feed.New(), events: recorder, clock: clock.Real{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return true }}
+	f := &follower{feed: feed.New(), events: recorder, clock: clock.Real{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return true },
+		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}}
 	f.optional = &watched.Optional{
 		API:      dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{clusterPolicies: kindClusterPolicy + "List"}, cluster...),
 		Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
@@ -76,6 +80,7 @@ const pod = `{metadata: {name: web, namespace: shop, uid: u, labels: {app: web}}
 // between.
 func TestUnknownPortNameIsAnEvent(t *testing.T) {
 	f, recorder := newFollower(t)
+	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
 	f.setPod(read[corev1.Pod](t, pod))
 	set := func(port string) {
 		o := read[networkingv1.NetworkPolicy](t, `{metadata: {name: web, namespace: shop}, spec: {podSelector: {}, ingress: [{ports: [{port: `+port+`}]}]}}`)
@@ -127,7 +132,7 @@ func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
 		f, recorder := newFollower(t,
 			of(`{apiVersion: policy.networking.k8s.io/v1beta1, kind: ClusterNetworkPolicy, metadata: {name: good}, spec: {tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}]}}`),
 			of(`{apiVersion: policy.networking.k8s.io/v1beta1, kind: ClusterNetworkPolicy, metadata: {name: odd}, spec: {priority: high}}`))
-		f.feed.SetNamespace("shop", map[string]string{"kubernetes.io/metadata.name": "shop"})
+		f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
 		f.setPod(read[corev1.Pod](t, pod))
 		if f.serves() == nil {
 			t.Error("the operator serves before it knows whether there are ClusterNetworkPolicies")
@@ -155,19 +160,38 @@ func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
 	})
 }
 
-// An address stays a node's as long as any node has it.
-func TestNodeAddresses(t *testing.T) {
-	n, a, b := newNodeAddresses(), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-	for i, step := range []struct {
-		node  string
-		addrs []netip.Addr
-		a, b  bool
-	}{
-		{"one", []netip.Addr{a}, true, false}, {"two", []netip.Addr{a, b}, true, true}, {"one", []netip.Addr{b}, true, true},
-		{"two", nil, false, true}, {"one", nil, false, false},
-	} {
-		if n.set(step.node, step.addrs); n.has(a) != step.a || n.has(b) != step.b {
-			t.Errorf("step %d: has(%s) = %v, has(%s) = %v, want %v and %v", i, a, n.has(a), b, n.has(b), step.a, step.b)
-		}
+// A node is not told about a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
+func TestPodsWaitForTheirNamespace(t *testing.T) {
+	f, _ := newFollower(t)
+	s := f.feed.Subscribe("node-a")
+	defer s.Close()
+	f.setPod(read[corev1.Pod](t, pod))
+	if told := s.Next().Pods; len(told) > 0 {
+		t.Errorf("pods = %v before their namespace is known", told)
+	}
+	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+	if told := s.Next().Pods; len(told) != 1 {
+		t.Errorf("%d pods once their namespace is known, want 1", len(told))
+	}
+	f.deletePod(read[corev1.Pod](t, pod))
+	f.deleteNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+	f.setPod(read[corev1.Pod](t, pod))
+	f.deletePod(read[corev1.Pod](t, pod))
+	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+	s.Next()
+	if _, known := f.feed.Assign("node-a", types.NamespacedName{Namespace: "shop", Name: "web"}, "u", nil); known == nil {
+		t.Error("a pod that was deleted while it waited for its namespace is known")
+	}
+}
+
+// A policy with thousands of problems is a few Events.
+func TestEventsOfAPolicyAreBounded(t *testing.T) {
+	f, recorder := newFollower(t)
+	peers := strings.Repeat("{ipBlock: {cidr: x}}, ", 99)
+	o := read[networkingv1.NetworkPolicy](t, `{metadata: {name: web, namespace: shop}, spec: {podSelector: {}, ingress: [{from: [`+peers+`]}]}}`)
+	f.setPolicy(o, compile.NetworkPolicy(o))
+	f.review()
+	if n := len(recorded(recorder)); n != maxProblems {
+		t.Errorf("%d Events, want %d", n, maxProblems)
 	}
 }

@@ -54,11 +54,8 @@ const (
 	confirmWait = 500 * time.Millisecond
 	// maxAssigns is how many addresses of a node may wait for that at once.
 	maxAssigns = 64
-	// maxAddresses is the most addresses of one pod.
+	// maxAddresses is the most addresses of a pod's first interface.
 	maxAddresses = 16
-	// A review of a token is a request to the API server. Callers that are not at a node's address, such as pods, may cause
-	// strangersPerSecond of them in all, after a burst of strangersBurst.
-	strangersPerSecond, strangersBurst = 5, 20
 )
 
 // Follow implements wire.PoliciesServer.
@@ -120,6 +117,8 @@ func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) erro
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		case <-f.subscriber.Ended():
+			return status.Errorf(codes.Aborted, "node %s has called again", f.node)
 		case a := <-f.answers:
 			if err := stream.Send(&wire.FromOperator{What: &wire.FromOperator_Assigned{Assigned: a}}); err != nil {
 				return err
@@ -159,20 +158,27 @@ func (f *call) receive(ctx context.Context, stream wire.Policies_FollowServer) e
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
+			done, err := f.assign(ctx, what.Assign) // in the order of messages: the pod that has an address last keeps it
 			go func() {
 				defer func() { <-f.places }()
-				f.answer(ctx, what.Assign)
+				f.answer(ctx, what.Assign, done, err)
 			}()
 		}
 	}
 }
 
 // answer answers an Assign once the nodes concerned enforce it, or did not in time.
-func (f *call) answer(ctx context.Context, a *wire.Assign) {
+func (f *call) answer(ctx context.Context, a *wire.Assign, done <-chan struct{}, err error) {
 	reply := &wire.Assigned{Id: a.Id}
-	if err := f.assign(ctx, a); err != nil {
+	if err != nil {
 		reply.Refused = err.Error()
 		f.Log.Warn("addresses that a node assigned count for nobody", "node", f.node, "namespace", a.Namespace, "pod", a.Name, "err", err)
+	} else {
+		select {
+		case <-done:
+		case <-f.Clock.After(confirmWait):
+		case <-ctx.Done():
+		}
 	}
 	select {
 	case f.answers <- reply:
@@ -180,30 +186,22 @@ func (f *call) answer(ctx context.Context, a *wire.Assign) {
 	}
 }
 
-func (f *call) assign(ctx context.Context, a *wire.Assign) error {
-	if len(a.Addresses) > maxAddresses {
-		return fmt.Errorf("%d addresses: expected %d at most", len(a.Addresses), maxAddresses)
+// assign has the addresses of an Assign count. The channel is closed once the nodes concerned enforce them.
+func (f *call) assign(ctx context.Context, a *wire.Assign) (<-chan struct{}, error) {
+	if n := len(a.Addresses); n > maxAddresses {
+		return nil, fmt.Errorf("%d addresses: expected up to %d", n, maxAddresses)
 	}
 	var addrs []netip.Addr
 	for _, b := range a.Addresses {
 		addr, ok := netip.AddrFromSlice(b)
 		if !ok || addr.Is4In6() {
-			return fmt.Errorf("address %x: expected 4 bytes of IPv4 or 16 of IPv6", b)
+			return nil, fmt.Errorf("address %x: expected 4 bytes of IPv4 or 16 of IPv6", b)
 		}
 		addrs = append(addrs, addr)
 	}
 	name := types.NamespacedName{Namespace: a.Namespace, Name: a.Name}
 	if err := f.MayAssign(ctx, f.node, name, addrs); err != nil {
-		return err
+		return nil, err
 	}
-	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-done:
-	case <-f.Clock.After(confirmWait):
-	case <-ctx.Done():
-	}
-	return nil
+	return f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/resolve"
 	"github.com/berthnet/berth/internal/policy/wire"
 )
 
@@ -36,7 +37,9 @@ type Options struct {
 	Namespace string       // the operator's own, which has the ConfigMap
 	Daemon    string       // user name of the nodes' daemons
 	// May reports whether a pod may have an address on its node.
-	May    func(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error)
+	May func(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error)
+	// OfNIC reports whether an address is that of one of a pod's PodNICs, as far as the operator knows.
+	OfNIC  func(types.NamespacedName, netip.Addr) bool
 	Clock  clock.Clock
 	Logger *slog.Logger
 }
@@ -44,6 +47,10 @@ type Options struct {
 const (
 	// maxCallAge bounds how long a node is served after its token was reviewed.
 	maxCallAge = 6 * time.Hour
+	// A node has one call on a connection, and says little: names, UIDs and addresses of pods, and a token of a few kilobytes.
+	maxStreams, maxMessage, maxHeaders = 4, 16 << 10, 32 << 10
+	// connectTimeout bounds how long a connection may take until it is encrypted.
+	connectTimeout = 10 * time.Second
 	// pingAfter is how long a connection is idle before its node is probed, and pingTimeout how long the node has to answer.
 	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
 	// Nodes' connections are preferred to those of other addresses, which maxConnections and maxPerPeer bound.
@@ -69,8 +76,9 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	}
 	f := &follower{
 		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock,
-		policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return false },
+		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return false },
 	}
+	f.feed.OfNIC = o.OfNIC
 	f.optional = &watched.Optional{
 		API: api, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
 	}
@@ -86,10 +94,11 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 		grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: p.publisher.get})),
 		grpc.ConnectionTimeout(pingTimeout), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxCallAge, MaxConnectionAgeGrace: time.Second, Time: pingAfter, Timeout: pingTimeout}),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(connectTimeout),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 	)
 	wire.RegisterPoliciesServer(p.server, NewServer(Server{
-		Feed: f.feed, Node: reviewer{mgr.GetClient(), o.Daemon}.node, IsNode: f.nodes.has, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
+		Feed: f.feed, Node: (&reviewer{api: mgr.GetClient(), user: o.Daemon, clock: o.Clock}).node, IsNode: f.nodes.has, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
 	}))
 	return p, mgr.Add(manager.RunnableFunc(p.run))
 }

@@ -57,14 +57,17 @@ func (c *Compiled) clusterSubject(in networkpolicy.ClusterNetworkPolicySubject) 
 func (c *Compiled) clusterPeer(field string, p *peers, namespaces *metav1.LabelSelector, pods *networkpolicy.NamespacedPod) (known bool) {
 	switch {
 	case namespaces != nil:
-		p.pods = append(p.pods, c.podPeer(field+".namespaces", "", namespaces, nil))
+		s, ok := c.podPeer(field+".namespaces", "", namespaces, nil)
+		p.add(s)
+		return ok
 	case pods != nil:
-		p.pods = append(p.pods, c.podPeer(field+".pods", "", &pods.NamespaceSelector, &pods.PodSelector))
+		s, ok := c.podPeer(field+".pods", "", &pods.NamespaceSelector, &pods.PodSelector)
+		p.add(s)
+		return ok
 	default:
 		c.problem(fmt.Errorf("%s has no field that is supported: expected namespaces or pods", field))
 		return false
 	}
-	return true
 }
 
 func (c *Compiled) egressPeer(field string, p *peers, to networkpolicy.ClusterNetworkPolicyEgressPeer) (known bool) {
@@ -73,6 +76,7 @@ func (c *Compiled) egressPeer(field string, p *peers, to networkpolicy.ClusterNe
 		nodes, err := parse(field+".nodes", to.Nodes)
 		if err != nil {
 			c.problem(err)
+			return false
 		}
 		p.nodes = append(p.nodes, Selector{Kind: Nodes, Labels: nodes})
 		return true
@@ -110,14 +114,20 @@ func (c *Compiled) addClusterRule(d policy.Direction, field, name string, action
 	for i, protocol := range in {
 		known = c.clusterPorts(d, fmt.Sprintf("%s.protocols[%d]", field, i), &r, p, protocol) && known
 	}
-	switch {
-	case known:
-		c.finish(d, r, p)
-	case r.Action != policy.Accept:
-		c.Policy.Rules[d] = append(c.Policy.Rules[d], policy.Rule{Name: name, Action: policy.Deny, AnyPeer: true, AnyPort: true})
-	default: // it matches nothing, and the rules behind it keep their index
-		c.Policy.Rules[d] = append(c.Policy.Rules[d], policy.Rule{Name: name})
+	if known {
+		c.finish(d, r, p, true)
+	} else {
+		c.Policy.Rules[d] = append(c.Policy.Rules[d], failedClosed(name, r.Action))
 	}
+}
+
+// failedClosed is what stands for a rule that cannot be enforced as it is. One that accepts matches nothing, so that the rules
+// behind it keep their index; another one denies everything.
+func failedClosed(name string, action policy.Action) policy.Rule {
+	if action == policy.Accept {
+		return policy.Rule{Name: name}
+	}
+	return policy.Rule{Name: name, Action: policy.Deny, AnyPeer: true, AnyPort: true}
 }
 
 // clusterPorts adds what a protocol of a rule matches.
@@ -132,8 +142,7 @@ func (c *Compiled) clusterPorts(d policy.Direction, field string, r *policy.Rule
 	case in.SCTP != nil:
 		protocol, port = 132, in.SCTP.DestinationPort
 	case in.DestinationNamedPort != "":
-		r.Named = append(r.Named, c.named(d, p, in.DestinationNamedPort, 0)...)
-		return true
+		return c.named(&r.Named, d, p, in.DestinationNamedPort, 0)
 	default:
 		c.problem(fmt.Errorf("%s has no field that is supported: expected tcp, udp, sctp or destinationNamedPort", field))
 		return false
@@ -143,6 +152,9 @@ func (c *Compiled) clusterPorts(d policy.Direction, field string, r *policy.Rule
 	case port == nil:
 	case port.Range != nil:
 		span.First, span.Last = uint16(port.Range.Start), uint16(port.Range.End)
+	case port.Number == 0:
+		c.problem(fmt.Errorf("%s.destinationPort has no field that is supported: expected number or range", field))
+		return false
 	default:
 		span.First, span.Last = uint16(port.Number), uint16(port.Number)
 	}

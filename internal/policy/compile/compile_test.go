@@ -37,12 +37,17 @@ func TestProblemsNameTheField(t *testing.T) {
 		"protocol":              {NetworkPolicy(decode[networkingv1.NetworkPolicy](t, `{podSelector: {}, ingress: [{ports: [{protocol: ESP, port: 1}]}]}`)), `spec.ingress[0].ports[0].protocol: "ESP" is none of TCP, UDP and SCTP`, "Accept from any peer to []"},
 		"endPort":               {NetworkPolicy(decode[networkingv1.NetworkPolicy](t, `{podSelector: {}, ingress: [{ports: [{port: 9, endPort: 8}]}]}`)), "spec.ingress[0].ports[0]: ports 9-8: expected 1 to 65535, the first one first", "Accept from any peer to []"},
 		"millions of networks":  {NetworkPolicy(decode[networkingv1.NetworkPolicy](t, `{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: "::/0", except: [`+exceptions(1000)+`]}}]}]}`)), "are more than 20000 networks", "Accept from [] to any port"},
+		"more blocks than that": {NetworkPolicy(decode[networkingv1.NetworkPolicy](t, `{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: "::/0", except: [`+exceptions(20000)+`]}}, {ipBlock: {cidr: 10.0.0.0/8}}]}, {from: [{podSelector: {}}]}]}`)), "are more than 20000 networks", "Accept from [] to any port; Accept from [] to any port"},
 		"tier":                  {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Middle, priority: 1, subject: {namespaces: {}}}`)), `spec.tier: "Middle" is neither Admin nor Baseline`, ""},
 		"subject":               {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {}}`)), "spec.subject has no field that is supported", ""},
 		"unknown accepted peer": {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Accept, from: [{}]}]}`)), "spec.ingress[0].from[0] has no field that is supported", "Accept from [] to []"},
 		"unknown denied peer":   {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{}]}]}`)), "spec.ingress[0].from[0] has no field that is supported", "Deny from any peer to any port"},
 		"action":                {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Log, from: [{namespaces: {}}]}]}`)), `spec.ingress[0].action: "Log" is none of Accept, Deny and Pass`, "Deny from any peer to any port"},
 		"unknown denied port":   {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}], protocols: [{}]}]}`)), "spec.ingress[0].protocols[0] has no field that is supported", "Deny from any peer to any port"},
+		"unknown form of port":  {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {}}}]}]}`)), "spec.ingress[0].protocols[0].destinationPort has no field that is supported", "Deny from any peer to any port"},
+		"denied selector":       {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {matchExpressions: [{key: a, operator: Near}]}}]}]}`)), `"Near" is not a valid label selector operator`, "Deny from any peer to any port"},
+		"denied nodes":          {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Pass, to: [{nodes: {matchExpressions: [{key: a, operator: Near}]}}]}]}`)), `"Near" is not a valid label selector operator`, "Deny from any peer to any port"},
+		"accepted selector":     {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Accept, from: [{namespaces: {matchExpressions: [{key: a, operator: Near}]}}]}]}`)), `"Near" is not a valid label selector operator`, "Accept from [] to []"},
 		"network":               {ClusterNetworkPolicy(decode[networkpolicy.ClusterNetworkPolicy](t, `{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Deny, to: [{networks: [x]}]}]}`)), "spec.egress[0].to[0].networks[0]: ", "Deny from any peer to any port"},
 	} {
 		if len(tt.compiled.Problems) != 1 || !strings.Contains(tt.compiled.Problems[0], tt.want) {
@@ -80,5 +85,42 @@ func TestSetsOfNothingAndEverythingDiffer(t *testing.T) {
 	all := NetworkPolicy(decode[networkingv1.NetworkPolicy](t, `{podSelector: {}}`)).Subject
 	if bad.ID() == all.ID() || Nothing.ID() == everyPod.ID() {
 		t.Errorf("a selector of nothing and one of everything are both set %s", all.ID())
+	}
+}
+
+// A small policy with many peers and many port names, each pair of which is a set, cannot exhaust the operator or nodes.
+func TestSetsOfAPolicyAreBounded(t *testing.T) {
+	peers, ports := make([]string, 3000), make([]string, 3000)
+	for i := range peers {
+		peers[i], ports[i] = fmt.Sprintf("{podSelector: {matchLabels: {a: l%d}}}", i), fmt.Sprintf("{port: p%d}", i)
+	}
+	few := strings.Join(ports[:30], ", ")
+	for name, tt := range map[string]struct {
+		egress string
+		rules  int
+	}{
+		"peers":      {fmt.Sprintf("[{to: [%s]}]", strings.Join(peers, ", ")), 1},
+		"pairs":      {fmt.Sprintf("[{to: [%s], ports: [%s]}]", strings.Join(peers[:500], ", "), strings.Join(ports, ", ")), 1},
+		"references": {"[" + strings.Repeat(fmt.Sprintf("{to: [%s], ports: [%s]}, ", strings.Join(peers[:30], ", "), few), 100) + "]", 100},
+	} {
+		c := NetworkPolicy(decode[networkingv1.NetworkPolicy](t, "{podSelector: {}, policyTypes: [Egress], egress: "+tt.egress+"}"))
+		rules, refs := c.Policy.Rules[policy.Egress], 0
+		for _, r := range rules {
+			refs += len(r.Peers) + len(r.Named)
+		}
+		if len(c.Sets) > MaxSets || refs > MaxReferences || len(rules) != tt.rules || len(c.Problems) != 1 || !strings.Contains(c.Problems[0], "more than 1000 sets") {
+			t.Errorf("%s: %d sets, %d references, %d rules, problems %q", name, len(c.Sets), refs, len(rules), c.Problems)
+		}
+		if last := rules[len(rules)-1]; len(last.Peers)+len(last.Named)+len(last.Blocks) > 0 || last.AnyPeer {
+			t.Errorf("%s: the last rule matches something", name)
+		}
+	}
+	again := make([]string, 3000)
+	for i := range again {
+		again[i] = "{podSelector: {}}"
+	}
+	c := NetworkPolicy(decode[networkingv1.NetworkPolicy](t, "{podSelector: {}, ingress: [{from: ["+strings.Join(again, ", ")+"]}]}"))
+	if n := len(c.Policy.Rules[policy.Ingress][0].Peers); n != 1 || len(c.Problems) > 0 {
+		t.Errorf("equal peers are %d sets: %q", n, c.Problems)
 	}
 }

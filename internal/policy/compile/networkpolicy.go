@@ -63,6 +63,26 @@ type peers struct {
 	pods   []Selector
 	nodes  []Selector
 	blocks []netip.Prefix
+	known  map[policy.SetID]bool // of pods
+	tooBig bool                  // there are more pods than a policy may have sets: pods has some
+
+	manyBlocks bool // there are more blocks than a policy may have: blocks has some
+}
+
+// add adds a selector of pods, unless it is there.
+func (p *peers) add(s Selector) {
+	id := s.ID()
+	switch {
+	case p.known[id]:
+	case len(p.pods) >= MaxSets:
+		p.tooBig = true
+	default:
+		if p.known == nil {
+			p.known = map[policy.SetID]bool{}
+		}
+		p.known[id] = true
+		p.pods = append(p.pods, s)
+	}
 }
 
 func (c *Compiled) peers(field, namespace string, in []networkingv1.NetworkPolicyPeer) peers {
@@ -71,9 +91,10 @@ func (c *Compiled) peers(field, namespace string, in []networkingv1.NetworkPolic
 		field := fmt.Sprintf("%s[%d]", field, i)
 		switch {
 		case peer.IPBlock != nil:
-			p.blocks = append(p.blocks, c.block(field+".ipBlock", peer.IPBlock)...)
+			c.addBlock(&p, field+".ipBlock", peer.IPBlock)
 		case peer.PodSelector != nil || peer.NamespaceSelector != nil:
-			p.pods = append(p.pods, c.podPeer(field, namespace, peer.NamespaceSelector, peer.PodSelector))
+			s, _ := c.podPeer(field, namespace, peer.NamespaceSelector, peer.PodSelector)
+			p.add(s)
 		default:
 			c.problem(fmt.Errorf("%s is empty: expected ipBlock, podSelector or namespaceSelector", field))
 		}
@@ -81,30 +102,33 @@ func (c *Compiled) peers(field, namespace string, in []networkingv1.NetworkPolic
 	return p
 }
 
-// podPeer is the selector of a peer that has a podSelector, a namespaceSelector or both.
-func (c *Compiled) podPeer(field, namespace string, namespaces, pods *metav1.LabelSelector) Selector {
-	s := Selector{Kind: Pods, Namespace: namespace, Labels: labels.Everything()}
+// podPeer is the selector of a peer that has a podSelector, a namespaceSelector or both. ok is false if one of them makes no
+// sense: it selects nothing.
+func (c *Compiled) podPeer(field, namespace string, namespaces, pods *metav1.LabelSelector) (s Selector, ok bool) {
+	s, ok = Selector{Kind: Pods, Namespace: namespace, Labels: labels.Everything()}, true
 	var err error
 	if pods != nil {
 		if s.Labels, err = parse(field+".podSelector", pods); err != nil {
 			c.problem(err)
+			ok = false
 		}
 	}
 	if namespaces != nil {
 		s.Namespace = ""
 		if s.Namespaces, err = parse(field+".namespaceSelector", namespaces); err != nil {
 			c.problem(err)
+			ok = false
 		}
 	}
-	return s
+	return s, ok
 }
 
-// block is an ipBlock without its exceptions; nothing if it cannot be read.
-func (c *Compiled) block(field string, in *networkingv1.IPBlock) []netip.Prefix {
+// addBlock adds an ipBlock without its exceptions; nothing if it cannot be read.
+func (c *Compiled) addBlock(p *peers, field string, in *networkingv1.IPBlock) {
 	cidr, err := netip.ParsePrefix(in.CIDR)
 	if err != nil {
 		c.problem(fmt.Errorf("%s.cidr: %w", field, err))
-		return nil
+		return
 	}
 	var except []netip.Prefix
 	for i, text := range in.Except {
@@ -112,18 +136,29 @@ func (c *Compiled) block(field string, in *networkingv1.IPBlock) []netip.Prefix 
 		switch {
 		case err != nil:
 			c.problem(fmt.Errorf("%s.except[%d]: %w", field, i, err))
-			return nil
+			return
 		case !cidr.Overlaps(e) || e.Bits() < cidr.Bits():
 			c.problem(fmt.Errorf("%s.except[%d]: %s is not inside %s", field, i, e, cidr))
 		}
 		except = append(except, e)
 	}
-	return policy.Without(cidr, except)
+	room := MaxBlocks - c.blocks - len(p.blocks)
+	blocks := policy.Without(cidr, except, room)
+	if len(blocks) > room {
+		p.manyBlocks = true
+		return
+	}
+	p.blocks = append(p.blocks, blocks...)
 }
 
 // addRule adds a rule of a NetworkPolicy.
 func (c *Compiled) addRule(d policy.Direction, field string, p peers, ports []networkingv1.NetworkPolicyPort) {
-	r := policy.Rule{Action: policy.Accept, AnyPort: len(ports) == 0}
+	r, fits := policy.Rule{Action: policy.Accept, AnyPort: len(ports) == 0}, true
+	type portName struct {
+		name     string
+		protocol uint8
+	}
+	named := map[portName]bool{} // once each
 	for i, port := range ports {
 		field := fmt.Sprintf("%s.ports[%d]", field, i)
 		name := corev1.ProtocolTCP
@@ -136,7 +171,10 @@ func (c *Compiled) addRule(d policy.Direction, field string, p peers, ports []ne
 			continue
 		}
 		if port.Port != nil && port.Port.Type == intstr.String {
-			r.Named = append(r.Named, c.named(d, p, port.Port.StrVal, protocol)...)
+			if name := (portName{port.Port.StrVal, protocol}); !named[name] {
+				named[name] = true
+				fits = fits && c.named(&r.Named, d, p, name.name, protocol)
+			}
 			continue
 		}
 		span, err := portsOf(protocol, port)
@@ -146,7 +184,7 @@ func (c *Compiled) addRule(d policy.Direction, field string, p peers, ports []ne
 		}
 		r.Ports = append(r.Ports, span)
 	}
-	c.finish(d, r, p)
+	c.finish(d, r, p, fits)
 }
 
 // portsOf reads numbers of ports: all, one, or up to endPort.
@@ -164,33 +202,42 @@ func portsOf(protocol uint8, port networkingv1.NetworkPolicyPort) (policy.Ports,
 	return policy.Ports{Protocol: protocol, First: uint16(first), Last: uint16(last)}, nil
 }
 
-// named returns the sets of destinations that call a port by a name: of the policy's own pods for Ingress,
-// of its peers for Egress. A peer that is not a selector of pods may still be the address of any pod.
-func (c *Compiled) named(d policy.Direction, p peers, name string, protocol uint8) []policy.SetID {
+// named adds the sets of destinations that call a port by a name: of the policy's own pods for Ingress,
+// of its peers for Egress. A peer that is not a selector of pods may still be the address of any pod. It reports false if the
+// policy has no room for them.
+func (c *Compiled) named(ids *[]policy.SetID, d policy.Direction, p peers, name string, protocol uint8) bool {
 	if d == policy.Ingress {
-		return []policy.SetID{c.use(c.Subject.named(name, protocol))}
+		return c.use(ids, c.Subject.named(name, protocol))
 	}
 	if p.any || len(p.blocks) > 0 {
-		return []policy.SetID{c.use(everyPod.named(name, protocol))}
+		return c.use(ids, everyPod.named(name, protocol))
 	}
-	var ids []policy.SetID
 	for _, s := range p.pods {
-		ids = append(ids, c.use(s.named(name, protocol)))
+		if !c.use(ids, s.named(name, protocol)) {
+			return false
+		}
 	}
-	return ids
+	return true
 }
 
-// finish adds a rule once its ports are known.
-func (c *Compiled) finish(d policy.Direction, r policy.Rule, p peers) {
+// finish adds a rule once its ports are known. fits is false if the policy has no room for their sets.
+func (c *Compiled) finish(d policy.Direction, r policy.Rule, p peers, fits bool) {
 	r.AnyPeer, r.Blocks = p.any, policy.Disjoint(p.blocks)
-	if c.blocks += len(r.Blocks); c.blocks > MaxBlocks {
+	if c.blocks += len(r.Blocks); p.manyBlocks || len(r.Blocks) > 0 && c.blocks > MaxBlocks {
 		c.problem(fmt.Errorf("the blocks of the policy without their exceptions are more than %d networks: rules that exceed that match no address", MaxBlocks))
 		if r.Blocks = nil; r.Action != policy.Accept {
 			r.Action, r.AnyPeer, r.AnyPort = policy.Deny, true, true
 		}
 	}
+	if p.tooBig {
+		c.overflow()
+		fits = false
+	}
 	for _, s := range append(p.pods, p.nodes...) {
-		r.Peers = append(r.Peers, c.use(s))
+		fits = fits && c.use(&r.Peers, s)
+	}
+	if !fits {
+		r = failedClosed(r.Name, r.Action)
 	}
 	c.Policy.Rules[d] = append(c.Policy.Rules[d], r)
 }

@@ -407,6 +407,15 @@ func (r *Resolver) Policies(name types.NamespacedName) (p Pod, list []*policy.Po
 	return known.Pod, list, true
 }
 
+// Pod returns a pod. ok is false if there is no such pod.
+func (r *Resolver) Pod(name types.NamespacedName) (p Pod, ok bool) {
+	known := r.pods[name]
+	if known == nil {
+		return Pod{}, false
+	}
+	return known.Pod, true
+}
+
 // Pods calls yield for each pod.
 func (r *Resolver) Pods() iter.Seq[types.NamespacedName] { return maps.Keys(r.pods) }
 

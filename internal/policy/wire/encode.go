@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// partElements is the most elements of sets in a part of an update.
+	// partElements is the most sets and elements of sets in a part of an update.
 	partElements = 1000
 	// partBytes is the size of policies and pods after which another part begins. A policy is not split, and is
 	// smaller than the object that it was compiled from, of 1.5 MiB at most (etcd), and compile.MaxBlocks: the whole is less
@@ -36,10 +36,14 @@ func Encode(u *policy.Update) []*Update {
 	left := partElements
 	part := e.parts[len(e.parts)-1]
 	for id, change := range u.Sets {
+		if left <= 0 {
+			part, left = e.part(), partElements
+		}
 		set := &Set{Id: string(id), Whole: change.Whole}
 		part.Sets = append(part.Sets, set)
+		left-- // its name: most sets may be empty
 		for element, came := range change.Elements {
-			if left == 0 {
+			if left <= 0 {
 				part, left = e.part(), partElements
 				set = &Set{Id: string(id)} // the rest of it
 				part.Sets = append(part.Sets, set)

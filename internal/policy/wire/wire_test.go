@@ -103,3 +103,25 @@ func TestDecoderRefusesNonsense(t *testing.T) {
 		}
 	}
 }
+
+// Many sets without elements are many parts, too: a node receives messages of a bounded size.
+func TestEmptySetsAreInParts(t *testing.T) {
+	u := &policy.Update{Version: 1, Sets: policy.SetChanges{}}
+	for i := range 10 * partElements {
+		u.Sets[policy.SetID(fmt.Sprintf("pods-%016x", i))] = &policy.SetChange{Whole: true}
+	}
+	var d Decoder
+	var read *policy.Update
+	for _, part := range Encode(u) {
+		if n := proto.Size(part); n > partBytes {
+			t.Errorf("a part has %d bytes", n)
+		}
+		var err error
+		if read, err = d.Add(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if read == nil || len(read.Sets) != len(u.Sets) {
+		t.Errorf("read = %v, want all sets", read)
+	}
+}

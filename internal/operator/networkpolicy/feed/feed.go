@@ -15,6 +15,10 @@ import (
 
 // Feed follows the cluster for all nodes.
 type Feed struct {
+	// OfNIC reports whether an address of a pod is that of a NIC, in a network that may have the same addresses as others;
+	// nil: none is. It is set before use, and returns quickly.
+	OfNIC func(types.NamespacedName, netip.Addr) bool
+
 	mu       sync.Mutex // guards all of it, with subscribers; nothing waits while it is held
 	resolver *resolve.Resolver
 	nodes    map[string]map[types.NamespacedName]bool // pods by node
@@ -34,15 +38,16 @@ func New() *Feed {
 	}
 }
 
-// SetPod takes in a new state of a pod. Until its status has addresses, those count that its node assigned.
+// SetPod takes in a new state of a pod. Addresses that its node assigned count until its status has others than by then.
 func (f *Feed) SetPod(p resolve.Pod) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a, has := f.assigned[p.NamespacedName]
 	switch {
-	case has && (a.uid != p.UID || len(p.Addrs) > 0):
+	case !has:
+	case a.uid != p.UID, len(p.Addrs) > 0 && !slices.Equal(p.Addrs, a.status):
 		delete(f.assigned, p.NamespacedName)
-	case has:
+	default:
 		p.Addrs = a.addrs
 	}
 	f.setPod(p)

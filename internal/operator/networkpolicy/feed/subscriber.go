@@ -13,6 +13,7 @@ type Subscriber struct {
 	feed  *Feed
 	node  string
 	ready chan struct{}
+	ended chan struct{} // closed when it is told nothing more
 
 	whole    bool                                  // it is to be told everything
 	version  uint64                                // of the last update
@@ -42,7 +43,7 @@ func (f *Feed) Subscribe(node string) *Subscriber {
 		before.end()
 	}
 	s := &Subscriber{
-		feed: f, node: node, ready: make(chan struct{}, 1), whole: true,
+		feed: f, node: node, ready: make(chan struct{}, 1), ended: make(chan struct{}), whole: true,
 		pods: map[types.NamespacedName][]policy.Ref{}, policies: map[policy.Ref]*policyTold{}, sets: map[policy.SetID]*setTold{},
 		dirty: map[types.NamespacedName]bool{}, changed: map[policy.Ref]bool{},
 	}
@@ -66,6 +67,7 @@ func (s *Subscriber) end() {
 		return
 	}
 	delete(s.feed.byNode, s.node)
+	close(s.ended)
 	for id := range s.sets {
 		s.feed.unwatch(id, s)
 	}
@@ -74,6 +76,9 @@ func (s *Subscriber) end() {
 	}
 	s.waiting = nil
 }
+
+// Ended is closed when the subscription has ended, as when the node has another.
+func (s *Subscriber) Ended() <-chan struct{} { return s.ended }
 
 // Ready has an element when Next may have an update.
 func (s *Subscriber) Ready() <-chan struct{} { return s.ready }
