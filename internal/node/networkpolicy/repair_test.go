@@ -302,7 +302,9 @@ func TestConnectionsAreLookedAtInTurn(t *testing.T) {
 		c := newCluster(t)
 		c.fill()
 		one, k, _ := c.node("one", t.TempDir())
+		k.mu.Lock()
 		k.endTakes = 10 * time.Millisecond
+		k.mu.Unlock()
 		server := running("server", "10.0.0.1")
 		must(t, add(t, one, server))
 		sleep(time.Minute)
@@ -316,6 +318,8 @@ func TestConnectionsAreLookedAtInTurn(t *testing.T) {
 		}
 		last := time.Now()
 		sleep(time.Second)
+		k.mu.Lock()
+		defer k.mu.Unlock()
 		if n := len(k.ends); n < 2 || n > 10 {
 			t.Errorf("100 changes within %s had connections looked at %d times", last.Sub(began), n)
 		}
