@@ -92,6 +92,8 @@ type Enforcer struct {
 type own struct {
 	applied bool // the last change of the kernel succeeded
 	file    stored
+	// unstored: the file lacks what the operator has told. urgent: not only about sets.
+	unstored, urgent bool
 
 	ended  time.Time        // when connections were looked at last
 	took   time.Duration    // to do so
@@ -272,7 +274,8 @@ func (e *Enforcer) apply() error {
 	e.repair()
 	e.mu.Lock()
 	changed := policy.SetChanges{}
-	news, urgent := len(e.updates) > 0, false
+	urgent := false
+	e.own.unstored = e.own.unstored || len(e.updates) > 0
 	for _, u := range e.updates {
 		if u.Whole {
 			changed = policy.SetChanges{}
@@ -282,7 +285,7 @@ func (e *Enforcer) apply() error {
 		}
 		urgent = e.state.Take(u) || urgent
 	}
-	e.rules = e.rules || urgent
+	e.rules, e.own.urgent = e.rules || urgent, e.own.urgent || urgent
 	e.updates = nil
 	close(e.moved)
 	e.moved = make(chan struct{})
@@ -322,8 +325,9 @@ func (e *Enforcer) apply() error {
 		return err
 	}
 	e.calls.enforced(session, e.state.Version())
-	if news {
-		e.own.file.changed(urgent)
+	if e.own.unstored {
+		e.own.file.changed(e.own.urgent)
+		e.own.unstored, e.own.urgent = false, false
 	}
 	return e.end(view)
 }

@@ -374,3 +374,35 @@ func TestRefusedChangesAreRepeated(t *testing.T) {
 		}
 	})
 }
+
+// What the operator told while the kernel refused it is stored once the kernel has it.
+func TestRefusedChangesAreStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.feed.SetPod(resolved("server", "one"))
+		dir := t.TempDir()
+		one, k, stop := c.node("one", dir)
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		sleep(time.Minute)
+		k.mu.Lock()
+		k.fail = errors.New("ENOMEM")
+		k.mu.Unlock()
+		c.feed.SetPolicy(clientsOnly())
+		sleep(time.Second)
+		k.mu.Lock()
+		k.fail = nil
+		k.mu.Unlock()
+		sleep(time.Minute)
+		if k.lets(foreign, server.Addrs[0]) {
+			t.Fatal("the policy is not in force")
+		}
+		c.server.Stop()
+		stop()
+		one, k, _ = c.node("one", dir) // with an empty kernel
+		must(t, add(t, one, server))
+		if k.lets(foreign, server.Addrs[0]) {
+			t.Error("after a reboot a policy is not in force that was before")
+		}
+	})
+}
