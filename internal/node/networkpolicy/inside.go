@@ -106,11 +106,13 @@ func (i *insides) opened(attachment string, w wanted) (insidePod, error) {
 		}
 	}
 	if len(w.Policies) == 0 {
-		if err := errors.Join(t.kernel.Remove(), t.kernel.Close()); err != nil {
-			return t, err
+		if err := t.kernel.Remove(); err != nil {
+			return t, err // it stays open for the next attempt
 		}
+		err := t.kernel.Close()
 		t.kernel = nil
 		i.set(attachment, t)
+		return t, err
 	}
 	return t, nil
 }

@@ -17,9 +17,16 @@ import (
 type podKernel struct {
 	kernel
 	removed, closed int
+	failRemove      error
 }
 
 func (k *podKernel) Remove() error {
+	if k.closed > 0 {
+		return errors.New("it is closed")
+	}
+	if k.failRemove != nil {
+		return k.failRemove
+	}
 	k.removed++
 	return nil
 }
@@ -124,4 +131,18 @@ func TestPoliciesInsidePods(t *testing.T) {
 			t.Errorf("after the end of the process: %+v", b)
 		}
 	})
+}
+
+// A table that could not be removed from a pod is removed later.
+func TestRemovalFromAPodIsTriedAgain(t *testing.T) {
+	k := &podKernel{failRemove: errors.New("EBUSY")}
+	i := insides{open: func(Inside) (PodKernel, Denials, error) { return k, nil, nil }, log: slog.New(slog.DiscardHandler), tables: map[string]insidePod{}}
+	v := view{inside: map[string]wanted{"a": {Inside: Inside{Netns: "a"}}}}
+	if failed := i.apply(v, true, nil, nil); failed["a"] == nil {
+		t.Error("no error although the table stays")
+	}
+	k.failRemove = nil
+	if failed := i.apply(v, true, nil, nil); len(failed) > 0 || k.removed != 1 || k.closed != 1 {
+		t.Errorf("after another attempt: %v, %+v", failed, k)
+	}
 }
