@@ -235,7 +235,8 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
 	defer e.insides.closeAll()
-	var failures retry.Backoff
+	var failures, partly retry.Backoff
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -245,8 +246,10 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			continue
 		case <-e.own.endDue:
 			e.own.endDue = nil
+		case <-again:
 		case <-e.dirty:
 		}
+		again = nil
 		err := e.apply()
 		e.mu.Lock()
 		news := e.record.failed(err, e.Clock.Now())
@@ -255,7 +258,13 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
 		}
 		if err == nil {
+			failures, partly = retry.Backoff{}, retry.Backoff{}
+			continue
+		}
+		if _, some := errors.AsType[partialError](err); some {
 			failures = retry.Backoff{}
+			partly.Fail(e.Clock.Now(), retry.First, retry.Most)
+			again = e.Clock.After(partly.Until.Sub(e.Clock.Now()))
 			continue
 		}
 		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
@@ -268,8 +277,15 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	}
 }
 
+// partialError is an error about pods with a table of their own, or about connections that have to end. The node's table is as it
+// should be, so other pods do not wait for the next attempt.
+type partialError struct{ error }
+
+// Unwrap returns what failed.
+func (p partialError) Unwrap() error { return p.error }
+
 // apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
-// hear how it went.
+// hear how it went. An error may be a partialError.
 func (e *Enforcer) apply() error {
 	e.repair()
 	e.mu.Lock()
@@ -317,19 +333,24 @@ func (e *Enforcer) apply() error {
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
 	close(r.done)
-	err := errors.Join(append(slices.Collect(maps.Values(r.failed)), r.err)...)
-	if err != nil {
+	if r.err != nil || len(r.failed) > 0 {
 		e.mu.Lock()
 		e.rules = true // what the kernel has is unknown, so all of it is applied
 		e.mu.Unlock()
-		return err
+	}
+	failed := errors.Join(slices.Collect(maps.Values(r.failed))...)
+	if r.err != nil {
+		return errors.Join(r.err, failed)
 	}
 	e.calls.enforced(session, e.state.Version())
 	if e.own.unstored {
 		e.own.file.changed(e.own.urgent)
 		e.own.unstored, e.own.urgent = false, false
 	}
-	return e.end(view)
+	if err := errors.Join(failed, e.end(view)); err != nil {
+		return partialError{err}
+	}
+	return nil
 }
 
 // endShare is which part of the time may be spent on looking at connections, of which a node may have a million.

@@ -41,6 +41,7 @@ type kernel struct {
 	foreign  chan string // what other software changes
 	ends     []time.Time // when connections were looked at
 	endTakes time.Duration
+	failEnd  error
 
 	compared comparison
 }
@@ -123,10 +124,10 @@ func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
 func (k *kernel) End(func(policy.Flow) bool) (int, error) {
 	k.mu.Lock()
 	k.ends = append(k.ends, time.Now())
-	wait := k.endTakes
+	wait, err := k.endTakes, k.failEnd
 	k.mu.Unlock()
 	time.Sleep(wait) //nolint:forbidigo // in a bubble
-	return 0, nil
+	return 0, err
 }
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }

@@ -133,6 +133,47 @@ func TestPoliciesInsidePods(t *testing.T) {
 	})
 }
 
+// A pod whose own table cannot be changed holds up nothing but itself: other pods start, connections end, and what the operator tells
+// is stored.
+func TestOnePodDoesNotHoldUpTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		dir := t.TempDir()
+		one, k, stop := c.nodeWith("one", dir, func(o *Options) {
+			o.OpenInside = func(Inside) (PodKernel, Denials, error) { return nil, nil, errors.New("EPERM") }
+		})
+		bad := running("server", "10.0.0.1")
+		bad.Inside = &Inside{Netns: "bad", Links: []string{"eth0"}, Only: true}
+		if err := add(t, one, bad); err == nil {
+			t.Error("a pod starts without its policies")
+		}
+		sleep(time.Minute) // it fails again and again
+		k.mu.Lock()
+		k.ends = nil
+		k.mu.Unlock()
+		c.feed.SetPod(resolved("late", "one"))
+		began := time.Now()
+		must(t, add(t, one, running("late", "10.0.0.5")))
+		if took := time.Since(began); took > 200*time.Millisecond {
+			t.Errorf("another pod waits for %s", took)
+		}
+		sleep(time.Second)
+		k.mu.Lock()
+		if len(k.ends) == 0 {
+			t.Error("connections that policies forbid do not end")
+		}
+		k.mu.Unlock()
+		if said := one.Condition(); said.Healthy {
+			t.Error("the condition says nothing about the pod")
+		}
+		c.server.Stop()
+		stop()
+		one, _, _ = c.node("one", dir)
+		must(t, add(t, one, running("late", "10.0.0.5")))
+	})
+}
+
 // A table that could not be removed from a pod is removed later.
 func TestRemovalFromAPodIsTriedAgain(t *testing.T) {
 	k := &podKernel{failRemove: errors.New("EBUSY")}
@@ -145,4 +186,33 @@ func TestRemovalFromAPodIsTriedAgain(t *testing.T) {
 	if failed := i.apply(v, true, nil, nil); len(failed) > 0 || k.removed != 1 || k.closed != 1 {
 		t.Errorf("after another attempt: %v, %+v", failed, k)
 	}
+}
+
+// When connections cannot be listed, pods start all the same, and the attempt is repeated.
+func TestConnectionsThatCannotBeListed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		k.mu.Lock()
+		k.failEnd = errors.New("EINTR")
+		k.mu.Unlock()
+		must(t, add(t, one, running("server", "10.0.0.1")))
+		sleep(time.Minute)
+		c.feed.SetPod(resolved("late", "one"))
+		began := time.Now()
+		must(t, add(t, one, running("late", "10.0.0.5")))
+		if took := time.Since(began); took > 200*time.Millisecond {
+			t.Errorf("a pod waits for %s", took)
+		}
+		k.mu.Lock()
+		k.failEnd, k.ends = nil, nil
+		k.mu.Unlock()
+		sleep(time.Minute)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if len(k.ends) == 0 || !one.Condition().Healthy {
+			t.Error("connections are not looked at again")
+		}
+	})
 }
