@@ -201,6 +201,31 @@ func TestStoring(t *testing.T) {
 	})
 }
 
+// When the file cannot be written, an old one does not undo after a restart what is in force.
+func TestOldFilesAreRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.feed.SetPod(resolved("another", "one"))
+		dir := t.TempDir()
+		one, _, stop := c.node("one", dir)
+		must(t, add(t, one, running("another", "10.0.0.4")))
+		sleep(time.Minute)
+		must(t, os.Mkdir(filepath.Join(dir, "."+fileName+".new"), 0o700))
+		must(t, os.WriteFile(filepath.Join(dir, "."+fileName+".new", "blocks"), nil, 0o600))
+		c.fill()
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		c.server.Stop()
+		stop()
+		one, k, _ := c.node("one", dir)
+		one.Restore(map[string]Pod{"server": server})
+		sleep(time.Minute)
+		if k.pods != nil {
+			t.Error("the kernel's policies were replaced by old ones")
+		}
+	})
+}
+
 // The condition says what is wrong, and metrics for how long.
 func TestCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
