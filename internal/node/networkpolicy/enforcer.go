@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
@@ -380,20 +382,25 @@ func (e *Enforcer) end(v view) error {
 
 // view is which policies the pods have.
 type view struct {
-	pods   []policytable.Pod // as the node's table has them
-	inside map[string]wanted // by attachment
+	pods   []policytable.Pod              // as the node's table has them
+	node   map[netip.Addr]policytable.Pod // these by address
+	inside map[string]wanted              // by attachment
 	byAddr map[netip.Addr][]*policy.Policy
 	sets   policy.Sets
 }
 
 // view returns the view of the node's attachments with their policies.
 func (e *Enforcer) view(lists map[string]inForce) view {
-	v := view{inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
+	v := view{node: map[netip.Addr]policytable.Pod{}, inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
 	for attachment, f := range lists {
 		p := e.pods[attachment]
 		addrs := p.allAddrs()
 		if p.Inside == nil || !p.Inside.Only {
-			v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels})
+			pod := policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}
+			v.pods = append(v.pods, pod)
+			for _, a := range addrs {
+				v.node[a] = pod
+			}
 		}
 		if p.Inside != nil {
 			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
@@ -441,7 +448,15 @@ func closed(name policy.PodName) *policy.Policy {
 	return &policy.Policy{Ref: policy.Ref{Namespace: name.Namespace, Name: "(unknown pod)"}, Tier: policy.Namespaced, Isolates: [2]bool{true, true}}
 }
 
-// allows tells whether the policies of the node's pods allow a connection.
+// allows tells whether the node's table allows a connection. As there, tunnels of Egresses are judged by what is inside, and a pod
+// that is judged in its own network namespace does not count: elsewhere, another pod or host may have the same address.
 func (v view) allows(f policy.Flow) bool {
-	return policy.Decide(v.byAddr[f.Source], policy.Egress, f, v.sets).Allowed && policy.Decide(v.byAddr[f.Destination], policy.Ingress, f, v.sets).Allowed
+	from, to := v.node[f.Source], v.node[f.Destination]
+	return (tunnelTo(from, f.Destination, f) || policy.Decide(from.Policies, policy.Egress, f, v.sets).Allowed) &&
+		(tunnelTo(to, f.Source, f) || policy.Decide(to.Policies, policy.Ingress, f, v.sets).Allowed)
+}
+
+// tunnelTo tells whether a connection is a tunnel between a pod and a gateway of its Egresses. Both ends send to the same port.
+func tunnelTo(pod policytable.Pod, gateway netip.Addr, f policy.Flow) bool {
+	return f.Protocol == unix.IPPROTO_UDP && slices.Contains(pod.Tunnels, netip.AddrPortFrom(gateway, f.Port))
 }

@@ -3,6 +3,7 @@ package networkpolicy
 import (
 	"errors"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -215,4 +216,32 @@ func TestConnectionsThatCannotBeListed(t *testing.T) {
 			t.Error("connections are not looked at again")
 		}
 	})
+}
+
+// Connections end as the node's table judges them: tunnels of Egresses go on, and pods that are judged elsewhere do not count.
+func TestConnectionsEndAsTheNodeJudges(t *testing.T) {
+	e := New(Options{Kernel: &kernel{}, Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)})
+	alone := &policy.Policy{Ref: policy.Ref{Namespace: "default", Name: "alone"}, Tier: policy.Namespaced, Isolates: [2]bool{true, true}}
+	client, inside, outside := running("client", "10.0.0.1"), running("inside", "192.0.2.7"), running("outside", "10.0.0.3")
+	gateway := netip.MustParseAddrPort("10.9.0.1:5555")
+	client.Tunnels = []netip.AddrPort{gateway}
+	inside.Inside = &Inside{Netns: "inside", Links: []string{"eth0"}, Only: true}
+	e.pods = map[string]Pod{"client": client, "inside": inside, "outside": outside}
+	v := e.view(map[string]inForce{"client": {list: []*policy.Policy{alone}}, "inside": {list: []*policy.Policy{alone}}, "outside": {}})
+	pod, other := client.Addrs[0], outside.Addrs[0]
+	for _, c := range []struct {
+		name   string
+		flow   policy.Flow
+		allows bool
+	}{
+		{"a connection of an isolated pod", policy.Flow{Source: pod, Destination: gateway.Addr(), Protocol: 6, Port: 5555}, false},
+		{"a tunnel", policy.Flow{Source: pod, Destination: gateway.Addr(), Protocol: 17, Port: 5555}, true},
+		{"the gateway's end of it", policy.Flow{Source: gateway.Addr(), Destination: pod, Protocol: 17, Port: 5555}, true},
+		{"another port of the gateway", policy.Flow{Source: pod, Destination: gateway.Addr(), Protocol: 17, Port: 53}, false},
+		{"a host with the address of a pod in a network of its own", policy.Flow{Source: other, Destination: inside.Addrs[0], Protocol: 6, Port: 80}, true},
+	} {
+		if got := v.allows(c.flow); got != c.allows {
+			t.Errorf("%s: allowed %t", c.name, got)
+		}
+	}
 }
