@@ -369,13 +369,14 @@ func (e *Enforcer) end(v view) error {
 	}
 	e.own.endDue = nil
 	n, err := e.Kernel.End(v.allows)
+	err = errors.Join(err, e.insides.end(v))
 	e.own.ended = e.Clock.Now()
 	e.own.took = e.own.ended.Sub(now)
-	if err != nil {
-		return fmt.Errorf("end connections: %w", err)
-	}
 	if n > 0 {
 		e.Log.Info("policies forbid connections that were open", "ended", n)
+	}
+	if err != nil {
+		return fmt.Errorf("end connections: %w", err)
 	}
 	return nil
 }

@@ -122,6 +122,13 @@ func TestPoliciesInsidePods(t *testing.T) {
 			t.Error("the policies are not in force after an error")
 		}
 
+		opened["b"].ends, opened["b"].endTakes = nil, 10*time.Millisecond
+		for range 10 { // connections of pods are not looked at for each change either
+			must(t, set(c))
+		}
+		if n := len(opened["b"].ends); n != 1 {
+			t.Errorf("connections of a pod were looked at %d times within a moment", n)
+		}
 		e.Remove("a")
 		must(t, step())
 		if inPod.removed != 1 || inPod.closed != 1 {
