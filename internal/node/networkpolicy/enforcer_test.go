@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -149,7 +150,7 @@ func (k *kernel) lets(from, to netip.Addr) bool {
 type cluster struct {
 	t        *testing.T
 	feed     *feed.Feed
-	listener *bufconn.Listener
+	listener atomic.Pointer[bufconn.Listener]
 	server   *grpc.Server
 }
 
@@ -163,7 +164,9 @@ func newCluster(t *testing.T) *cluster {
 // start starts an operator that knows nothing.
 func (c *cluster) start() {
 	c.feed = feed.New()
-	c.listener, c.server = bufconn.Listen(1<<20), grpc.NewServer()
+	listener, server := bufconn.Listen(1<<20), grpc.NewServer()
+	c.server = server
+	c.listener.Store(listener)
 	wire.RegisterPoliciesServer(c.server, &operator.Server{
 		Feed: c.feed,
 		Node: func(_ context.Context, token string) (string, error) {
@@ -181,7 +184,7 @@ func (c *cluster) start() {
 		Serves: func() error { return nil },
 		Clock:  clock.Real{}, Log: slog.New(slog.DiscardHandler),
 	})
-	go func() { _ = c.server.Serve(c.listener) }()
+	go func() { _ = server.Serve(listener) }()
 }
 
 var foreign = netip.MustParseAddr("192.0.2.99")
@@ -200,7 +203,7 @@ func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *k
 		Kernel: k, Dir: dir, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		Dial: func(context.Context) (wire.PoliciesClient, func(), error) {
 			conn, err := grpc.NewClient("passthrough:operator",
-				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.listener.DialContext(ctx) }),
+				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.listener.Load().DialContext(ctx) }),
 				grpc.WithTransportCredentials(insecure.NewCredentials()),
 				grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 					return streamer(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+name), desc, cc, method, opts...)

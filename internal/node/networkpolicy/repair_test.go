@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -231,7 +232,7 @@ func TestCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		c.server.Stop()
-		var log bytes.Buffer
+		var log lockedBuffer
 		one, k, stop := c.nodeWith("one", t.TempDir(), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 		wants := func(healthy bool, says string) {
 			t.Helper()
@@ -280,7 +281,7 @@ func TestCondition(t *testing.T) {
 		c.fill()
 		sleep(30 * time.Second)
 		wants(true, "InForce")
-		if log.Len() > 0 {
+		if log.String() != "" {
 			t.Errorf("a new operator is logged: %s", &log)
 		}
 		c.server.Stop()
@@ -308,6 +309,30 @@ func TestCondition(t *testing.T) {
 			t.Errorf("logged %d times: %s", n, &log)
 		}
 	})
+}
+
+// lockedBuffer is a log that is read while others write.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *lockedBuffer) Reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Reset()
 }
 
 // collected are metrics for a registry.
