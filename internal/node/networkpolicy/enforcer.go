@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
@@ -94,6 +96,8 @@ type Enforcer struct {
 type own struct {
 	applied bool // the last change of the kernel succeeded
 	file    stored
+	// unstored: the file lacks what the operator has told. urgent: not only about sets.
+	unstored, urgent bool
 
 	ended  time.Time        // when connections were looked at last
 	took   time.Duration    // to do so
@@ -237,7 +241,8 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
 	defer e.insides.closeAll()
-	var failures retry.Backoff
+	var failures, partly retry.Backoff
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -247,8 +252,10 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			continue
 		case <-e.own.endDue:
 			e.own.endDue = nil
+		case <-again:
 		case <-e.dirty:
 		}
+		again = nil
 		err := e.apply()
 		e.mu.Lock()
 		news := e.record.failed(err, e.Clock.Now())
@@ -257,7 +264,13 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
 		}
 		if err == nil {
+			failures, partly = retry.Backoff{}, retry.Backoff{}
+			continue
+		}
+		if _, some := errors.AsType[partialError](err); some {
 			failures = retry.Backoff{}
+			partly.Fail(e.Clock.Now(), retry.First, retry.Most)
+			again = e.Clock.After(partly.Until.Sub(e.Clock.Now()))
 			continue
 		}
 		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
@@ -270,13 +283,21 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	}
 }
 
+// partialError is an error about pods with a table of their own, or about connections that have to end. The node's table is as it
+// should be, so other pods do not wait for the next attempt.
+type partialError struct{ error }
+
+// Unwrap returns what failed.
+func (p partialError) Unwrap() error { return p.error }
+
 // apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
-// hear how it went.
+// hear how it went. An error may be a partialError.
 func (e *Enforcer) apply() error {
 	e.repair()
 	e.mu.Lock()
 	changed := policy.SetChanges{}
-	news, urgent := len(e.updates) > 0, false
+	urgent := false
+	e.own.unstored = e.own.unstored || len(e.updates) > 0
 	for _, u := range e.updates {
 		if u.Whole {
 			changed = policy.SetChanges{}
@@ -286,7 +307,7 @@ func (e *Enforcer) apply() error {
 		}
 		urgent = e.state.Take(u) || urgent
 	}
-	e.rules = e.rules || urgent
+	e.rules, e.own.urgent = e.rules || urgent, e.own.urgent || urgent
 	e.updates = nil
 	close(e.moved)
 	e.moved = make(chan struct{})
@@ -318,18 +339,24 @@ func (e *Enforcer) apply() error {
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
 	close(r.done)
-	err := errors.Join(append(slices.Collect(maps.Values(r.failed)), r.err)...)
-	if err != nil {
+	if r.err != nil || len(r.failed) > 0 {
 		e.mu.Lock()
 		e.rules = true // what the kernel has is unknown, so all of it is applied
 		e.mu.Unlock()
-		return err
+	}
+	failed := errors.Join(slices.Collect(maps.Values(r.failed))...)
+	if r.err != nil {
+		return errors.Join(r.err, failed)
 	}
 	e.calls.enforced(session, e.state.Version())
-	if news {
-		e.own.file.changed(urgent)
+	if e.own.unstored {
+		e.own.file.changed(e.own.urgent)
+		e.own.unstored, e.own.urgent = false, false
 	}
-	return e.end(view)
+	if err := errors.Join(failed, e.end(view)); err != nil {
+		return partialError{err}
+	}
+	return nil
 }
 
 // endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
@@ -346,33 +373,39 @@ func (e *Enforcer) end(v view) error {
 	}
 	e.own.endDue = nil
 	n, err := e.Kernel.End(v.allows)
+	err = errors.Join(err, e.insides.end(v))
 	e.own.ended = e.Clock.Now()
 	e.own.took = e.own.ended.Sub(now)
-	if err != nil {
-		return fmt.Errorf("end connections: %w", err)
-	}
 	if n > 0 {
 		e.Log.Info("policies forbid connections that were open", "ended", n)
+	}
+	if err != nil {
+		return fmt.Errorf("end connections: %w", err)
 	}
 	return nil
 }
 
 // view is which policies the pods have.
 type view struct {
-	pods   []policytable.Pod // as the node's table has them
-	inside map[string]wanted // by attachment
+	pods   []policytable.Pod              // as the node's table has them
+	node   map[netip.Addr]policytable.Pod // these by address
+	inside map[string]wanted              // by attachment
 	byAddr map[netip.Addr][]*policy.Policy
 	sets   policy.Sets
 }
 
 // view returns the view of the node's attachments with their policies.
 func (e *Enforcer) view(lists map[string]inForce) view {
-	v := view{inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
+	v := view{node: map[netip.Addr]policytable.Pod{}, inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
 	for attachment, f := range lists {
 		p := e.pods[attachment]
 		addrs := p.allAddrs()
 		if p.Inside == nil || !p.Inside.Only {
-			v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels})
+			pod := policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}
+			v.pods = append(v.pods, pod)
+			for _, a := range addrs {
+				v.node[a] = pod
+			}
 		}
 		if p.Inside != nil {
 			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
@@ -420,7 +453,15 @@ func closed(name policy.PodName) *policy.Policy {
 	return &policy.Policy{Ref: policy.Ref{Namespace: name.Namespace, Name: "(unknown pod)"}, Tier: policy.Namespaced, Isolates: [2]bool{true, true}}
 }
 
-// allows tells whether the policies of the node's pods allow a connection.
+// allows tells whether the node's table allows a connection. As there, tunnels of Egresses are judged by what is inside, and a pod
+// that is judged in its own network namespace does not count: elsewhere, another pod or host may have the same address.
 func (v view) allows(f policy.Flow) bool {
-	return policy.Decide(v.byAddr[f.Source], policy.Egress, f, v.sets).Allowed && policy.Decide(v.byAddr[f.Destination], policy.Ingress, f, v.sets).Allowed
+	from, to := v.node[f.Source], v.node[f.Destination]
+	return (tunnelTo(from, f.Destination, f) || policy.Decide(from.Policies, policy.Egress, f, v.sets).Allowed) &&
+		(tunnelTo(to, f.Source, f) || policy.Decide(to.Policies, policy.Ingress, f, v.sets).Allowed)
+}
+
+// tunnelTo tells whether a connection is a tunnel between a pod and a gateway of its Egresses. Both ends send to the same port.
+func tunnelTo(pod policytable.Pod, gateway netip.Addr, f policy.Flow) bool {
+	return f.Protocol == unix.IPPROTO_UDP && slices.Contains(pod.Tunnels, netip.AddrPortFrom(gateway, f.Port))
 }

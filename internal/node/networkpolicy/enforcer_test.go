@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +42,7 @@ type kernel struct {
 	foreign  chan string // what other software changes
 	ends     []time.Time // when connections were looked at
 	endTakes time.Duration
+	failEnd  error
 
 	compared comparison
 }
@@ -123,10 +125,10 @@ func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
 func (k *kernel) End(func(policy.Flow) bool) (int, error) {
 	k.mu.Lock()
 	k.ends = append(k.ends, time.Now())
-	wait := k.endTakes
+	wait, err := k.endTakes, k.failEnd
 	k.mu.Unlock()
 	time.Sleep(wait) //nolint:forbidigo // in a bubble
-	return 0, nil
+	return 0, err
 }
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }
@@ -148,7 +150,7 @@ func (k *kernel) lets(from, to netip.Addr) bool {
 type cluster struct {
 	t        *testing.T
 	feed     *feed.Feed
-	listener *bufconn.Listener
+	listener atomic.Pointer[bufconn.Listener]
 	server   *grpc.Server
 }
 
@@ -162,7 +164,9 @@ func newCluster(t *testing.T) *cluster {
 // start starts an operator that knows nothing.
 func (c *cluster) start() {
 	c.feed = feed.New()
-	c.listener, c.server = bufconn.Listen(1<<20), grpc.NewServer()
+	listener, server := bufconn.Listen(1<<20), grpc.NewServer()
+	c.server = server
+	c.listener.Store(listener)
 	wire.RegisterPoliciesServer(c.server, &operator.Server{
 		Feed: c.feed,
 		Node: func(_ context.Context, token string) (string, error) {
@@ -180,7 +184,7 @@ func (c *cluster) start() {
 		Serves: func() error { return nil },
 		Clock:  clock.Real{}, Log: slog.New(slog.DiscardHandler),
 	})
-	go func() { _ = c.server.Serve(c.listener) }()
+	go func() { _ = server.Serve(listener) }()
 }
 
 var foreign = netip.MustParseAddr("192.0.2.99")
@@ -199,7 +203,7 @@ func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *k
 		Kernel: k, Dir: dir, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		Dial: func(context.Context) (wire.PoliciesClient, func(), error) {
 			conn, err := grpc.NewClient("passthrough:operator",
-				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.listener.DialContext(ctx) }),
+				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.listener.Load().DialContext(ctx) }),
 				grpc.WithTransportCredentials(insecure.NewCredentials()),
 				grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 					return streamer(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+name), desc, cc, method, opts...)
@@ -371,6 +375,38 @@ func TestRefusedChangesAreRepeated(t *testing.T) {
 		time.Sleep(2 * time.Minute) //nolint:forbidigo // in a bubble
 		if !k.lets(client.Addrs[0], server.Addrs[0]) || k.lets(foreign, server.Addrs[0]) {
 			t.Errorf("the kernel has not what it should: %v", slices.Collect(maps.Keys(k.sets)))
+		}
+	})
+}
+
+// What the operator told while the kernel refused it is stored once the kernel has it.
+func TestRefusedChangesAreStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.feed.SetPod(resolved("server", "one"))
+		dir := t.TempDir()
+		one, k, stop := c.node("one", dir)
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		sleep(time.Minute)
+		k.mu.Lock()
+		k.fail = errors.New("ENOMEM")
+		k.mu.Unlock()
+		c.feed.SetPolicy(clientsOnly())
+		sleep(time.Second)
+		k.mu.Lock()
+		k.fail = nil
+		k.mu.Unlock()
+		sleep(time.Minute)
+		if k.lets(foreign, server.Addrs[0]) {
+			t.Fatal("the policy is not in force")
+		}
+		c.server.Stop()
+		stop()
+		one, k, _ = c.node("one", dir) // with an empty kernel
+		must(t, add(t, one, server))
+		if k.lets(foreign, server.Addrs[0]) {
+			t.Error("after a reboot a policy is not in force that was before")
 		}
 	})
 }

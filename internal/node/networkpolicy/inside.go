@@ -76,7 +76,7 @@ func (i *insides) apply(v view, rules bool, elements policytable.Elements, chang
 	for attachment, w := range v.inside {
 		t, err := i.opened(attachment, w)
 		if err == nil && t.kernel != nil {
-			err = t.apply(w, rules, elements, changed, v.sets)
+			err = t.apply(w, rules, elements, changed)
 		}
 		if err != nil && !errors.Is(err, rtnl.ErrNoNetns) { // without it the pod is gone
 			failed[attachment] = fmt.Errorf("in the network namespace of attachment %s: %w", attachment, err)
@@ -106,11 +106,13 @@ func (i *insides) opened(attachment string, w wanted) (insidePod, error) {
 		}
 	}
 	if len(w.Policies) == 0 {
-		if err := errors.Join(t.kernel.Remove(), t.kernel.Close()); err != nil {
-			return t, err
+		if err := t.kernel.Remove(); err != nil {
+			return t, err // it stays open for the next attempt
 		}
+		err := t.kernel.Close()
 		t.kernel = nil
 		i.set(attachment, t)
+		return t, err
 	}
 	return t, nil
 }
@@ -122,7 +124,7 @@ func (i *insides) set(attachment string, t insidePod) {
 }
 
 // apply enforces a pod's policies in its network namespace.
-func (t insidePod) apply(w wanted, rules bool, elements policytable.Elements, changed policy.SetChanges, sets policy.Sets) error {
+func (t insidePod) apply(w wanted, rules bool, elements policytable.Elements, changed policy.SetChanges) error {
 	err := policytable.ErrUnknown
 	if !rules {
 		err = t.kernel.ApplyElements(elements, changed)
@@ -130,14 +132,27 @@ func (t insidePod) apply(w wanted, rules bool, elements policytable.Elements, ch
 	if errors.Is(err, policytable.ErrUnknown) {
 		err = t.kernel.Apply([]policytable.Pod{w.Pod}, elements, changed)
 	}
-	if err != nil {
-		return err
-	}
-	_, err = t.kernel.End(func(f policy.Flow) bool {
-		return (!slices.Contains(w.Addrs, f.Source) || policy.Decide(w.Policies, policy.Egress, f, sets).Allowed) &&
-			(!slices.Contains(w.Addrs, f.Destination) || policy.Decide(w.Policies, policy.Ingress, f, sets).Allowed)
-	})
 	return err
+}
+
+// end ends connections of pods that their policies forbid by now. Listing those of one pod costs as much as those of the node, since
+// the kernel keeps all in one table.
+func (i *insides) end(v view) error {
+	var errs []error
+	for attachment, t := range i.all() {
+		w, there := v.inside[attachment]
+		if !there || t.kernel == nil {
+			continue
+		}
+		_, err := t.kernel.End(func(f policy.Flow) bool {
+			return (!slices.Contains(w.Addrs, f.Source) || policy.Decide(w.Policies, policy.Egress, f, v.sets).Allowed) &&
+				(!slices.Contains(w.Addrs, f.Destination) || policy.Decide(w.Policies, policy.Ingress, f, v.sets).Allowed)
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("in the network namespace of attachment %s: %w", attachment, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // drop removes the table of a pod that is gone or has no Inside any more.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -201,12 +202,37 @@ func TestStoring(t *testing.T) {
 	})
 }
 
+// When the file cannot be written, an old one does not undo after a restart what is in force.
+func TestOldFilesAreRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.feed.SetPod(resolved("another", "one"))
+		dir := t.TempDir()
+		one, _, stop := c.node("one", dir)
+		must(t, add(t, one, running("another", "10.0.0.4")))
+		sleep(time.Minute)
+		must(t, os.Mkdir(filepath.Join(dir, "."+fileName+".new"), 0o700))
+		must(t, os.WriteFile(filepath.Join(dir, "."+fileName+".new", "blocks"), nil, 0o600))
+		c.fill()
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		c.server.Stop()
+		stop()
+		one, k, _ := c.node("one", dir)
+		one.Restore(map[string]Pod{"server": server})
+		sleep(time.Minute)
+		if k.pods != nil {
+			t.Error("the kernel's policies were replaced by old ones")
+		}
+	})
+}
+
 // The condition says what is wrong, and metrics for how long.
 func TestCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		c.server.Stop()
-		var log bytes.Buffer
+		var log lockedBuffer
 		one, k, stop := c.nodeWith("one", t.TempDir(), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 		wants := func(healthy bool, says string) {
 			t.Helper()
@@ -255,7 +281,7 @@ func TestCondition(t *testing.T) {
 		c.fill()
 		sleep(30 * time.Second)
 		wants(true, "InForce")
-		if log.Len() > 0 {
+		if log.String() != "" {
 			t.Errorf("a new operator is logged: %s", &log)
 		}
 		c.server.Stop()
@@ -285,6 +311,30 @@ func TestCondition(t *testing.T) {
 	})
 }
 
+// lockedBuffer is a log that is read while others write.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *lockedBuffer) Reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Reset()
+}
+
 // collected are metrics for a registry.
 type collected []prometheus.Metric
 
@@ -302,7 +352,9 @@ func TestConnectionsAreLookedAtInTurn(t *testing.T) {
 		c := newCluster(t)
 		c.fill()
 		one, k, _ := c.node("one", t.TempDir())
+		k.mu.Lock()
 		k.endTakes = 10 * time.Millisecond
+		k.mu.Unlock()
 		server := running("server", "10.0.0.1")
 		must(t, add(t, one, server))
 		sleep(time.Minute)
@@ -316,6 +368,8 @@ func TestConnectionsAreLookedAtInTurn(t *testing.T) {
 		}
 		last := time.Now()
 		sleep(time.Second)
+		k.mu.Lock()
+		defer k.mu.Unlock()
 		if n := len(k.ends); n < 2 || n > 10 {
 			t.Errorf("100 changes within %s had connections looked at %d times", last.Sub(began), n)
 		}

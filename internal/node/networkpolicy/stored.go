@@ -72,12 +72,14 @@ func (f *stored) flush() {
 	}
 }
 
-// write writes the file. An error is logged once: it matters after a restart only.
+// write writes the file, or removes it. After a restart an old file would undo what the kernel has: policies that are missing from it, or
+// all policies of pods that are. Without a file the kernel keeps what it has. An error is logged once: it matters after a restart only.
 func (f *stored) write() {
 	f.due = nil
 	err := f.tryWrite()
 	if err != nil {
 		f.due = f.clock.After(storeDelay)
+		_ = os.Remove(filepath.Join(f.dir, fileName))
 		if !f.failed {
 			f.log.Warn("network policies cannot be stored, will try again", "file", filepath.Join(f.dir, fileName), "err", err)
 		}
