@@ -195,3 +195,20 @@ func TestEventsOfAPolicyAreBounded(t *testing.T) {
 		t.Errorf("%d Events, want %d", n, maxProblems)
 	}
 }
+
+// An address stays a node's as long as any node has it.
+func TestNodeAddresses(t *testing.T) {
+	n, a, b := newNodeAddresses(), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	for i, step := range []struct {
+		node  string
+		addrs []netip.Addr
+		a, b  bool
+	}{
+		{"one", []netip.Addr{a}, true, false}, {"two", []netip.Addr{a, b}, true, true}, {"one", []netip.Addr{b}, true, true},
+		{"two", nil, false, true}, {"one", nil, false, false},
+	} {
+		if n.set(step.node, step.addrs); n.has(a) != step.a || n.has(b) != step.b {
+			t.Errorf("step %d: has(%s) = %v, has(%s) = %v, want %v and %v", i, a, n.has(a), b, n.has(b), step.a, step.b)
+		}
+	}
+}

@@ -56,6 +56,9 @@ const (
 	maxAssigns = 64
 	// maxAddresses is the most addresses of a pod's first interface.
 	maxAddresses = 16
+	// A review of a token is a request to the API server. Callers that are not at a node's address, such as pods, may cause
+	// strangersPerSecond of them in all, after a burst of strangersBurst.
+	strangersPerSecond, strangersBurst = 5, 20
 )
 
 // Follow implements wire.PoliciesServer.

@@ -8,66 +8,22 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
 	"github.com/berthnet/berth/internal/policy/wire"
 )
-
-// counting is an API server that knows no token.
-type counting struct {
-	client.Client
-	reviews int
-}
-
-func (c *counting) Create(context.Context, client.Object, ...client.CreateOption) error {
-	c.reviews++
-	return errors.New("no such token")
-}
-
-// A caller without a valid token cannot have the API server review tokens as fast as it can call.
-func TestReviewsOfACallerAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		api := &counting{}
-		r := &reviewer{api: api, clock: clock.Real{}}
-		from := func(ip byte) context.Context {
-			return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, ip), Port: 4000}})
-		}
-		for range 1000 {
-			_, _ = r.node(from(1), "guess")
-		}
-		if api.reviews != maxReviews {
-			t.Errorf("%d reviews of 1,000 calls, want %d", api.reviews, maxReviews)
-		}
-		if _, err := r.node(from(1), "guess"); !errors.Is(err, errManyCalls) {
-			t.Errorf("error = %v, want %v", err, errManyCalls)
-		}
-		if _, err := r.node(from(2), "token"); errors.Is(err, errManyCalls) {
-			t.Errorf("error of another caller = %v", err)
-		}
-		time.Sleep(refusedFor)
-		synctest.Wait()
-		if _, err := r.node(from(1), "token"); errors.Is(err, errManyCalls) {
-			t.Errorf("error after a while = %v", err)
-		}
-		time.Sleep(refusedFor)
-		synctest.Wait()
-		if len(r.busy) > 0 {
-			t.Errorf("%d callers are left", len(r.busy))
-		}
-	})
-}
 
 // stream is a call of a node.
 type stream struct {
@@ -103,11 +59,12 @@ func follow(t *testing.T, s *Server) (stream, <-chan error) {
 }
 
 func newServer() *Server {
-	return &Server{
+	return NewServer(Server{
 		Feed: feed.New(), Node: func(context.Context, string) (string, error) { return "node-a", nil },
 		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
 		Serves:    func() error { return nil }, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
-	}
+		IsNode: func(netip.Addr) bool { return true },
+	})
 }
 
 // The call of a node ends when the node calls again: the former one is told nothing more, and must not assign addresses.
@@ -152,4 +109,56 @@ func TestAddressesOfAPodAreBounded(t *testing.T) {
 			}
 		}
 	})
+}
+
+// still is a clock that does not move.
+type still struct{ clock.Real }
+
+func (still) Now() time.Time { return time.Unix(1e9, 0) }
+
+// Callers that are not at a node's address cause a bounded number of requests to the API server.
+func TestStrangersCauseFewReviews(t *testing.T) {
+	var reviews atomic.Int32
+	var isNode atomic.Bool
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	defer server.Stop()
+	wire.RegisterPoliciesServer(server, NewServer(Server{
+		Node: func(context.Context, string) (string, error) {
+			reviews.Add(1)
+			return "", errors.New("not a node's token")
+		},
+		IsNode: func(netip.Addr) bool { return isNode.Load() },
+		Clock:  still{}, Log: slog.New(slog.DiscardHandler),
+	}))
+	go func() { _ = server.Serve(l) }()
+	conn, err := grpc.NewClient("passthrough:"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	call := func() codes.Code {
+		stream, err := wire.NewPoliciesClient(conn).Follow(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = stream.Recv()
+		return status.Code(err)
+	}
+	for i := range 3 * strangersBurst {
+		want := codes.Unauthenticated
+		if i >= strangersBurst {
+			want = codes.ResourceExhausted
+		}
+		if got := call(); got != want {
+			t.Fatalf("call %d from an address that is not a node's: %s, want %s", i+1, got, want)
+		}
+	}
+	isNode.Store(true)
+	if got := call(); got != codes.Unauthenticated || reviews.Load() != strangersBurst+1 {
+		t.Errorf("a call from a node's address: %s after %d reviews, want Unauthenticated after %d", got, reviews.Load(), strangersBurst+1)
+	}
 }

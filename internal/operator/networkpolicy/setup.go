@@ -55,8 +55,6 @@ const (
 	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
 	// Nodes' connections are preferred to those of other addresses, which maxConnections and maxPerPeer bound.
 	maxConnections, maxPerPeer = 20000, 4
-	maxStreams                 = 4       // of a connection; a node needs one
-	maxMessage                 = 1 << 16 // bytes that a node sends at once
 )
 
 // Policies are the network policies of a cluster. They are followed and served while the operator leads.
@@ -92,13 +90,12 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	}
 	p.server = grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: p.publisher.get})),
-		grpc.ConnectionTimeout(pingTimeout), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxCallAge, MaxConnectionAgeGrace: time.Second, Time: pingAfter, Timeout: pingTimeout}),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(connectTimeout),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 	)
 	wire.RegisterPoliciesServer(p.server, NewServer(Server{
-		Feed: f.feed, Node: (&reviewer{api: mgr.GetClient(), user: o.Daemon, clock: o.Clock}).node, IsNode: f.nodes.has, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
+		Feed: f.feed, Node: reviewer{mgr.GetClient(), o.Daemon}.node, IsNode: f.nodes.has, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
 	}))
 	return p, mgr.Add(manager.RunnableFunc(p.run))
 }
