@@ -85,7 +85,6 @@ type Enforcer struct {
 	session uint64           // of the last of them; 0: the file
 	state   *policy.State    // others than Run read it
 	pods    map[string]Pod   // by attachment
-	sets    int              // calls of Set
 	rules   bool             // pods or policies changed since the kernel had them
 	round   *round           // the next one that changes the kernel
 	moved   chan struct{}    // closed and replaced whenever state changes
@@ -162,8 +161,8 @@ func (e *Enforcer) Unknown(name policy.PodName) string {
 // Options.StartUnknown.
 func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	e.mu.Lock()
-	e.sets++
-	p.set = e.sets
+	e.record.sets++
+	p.set = e.record.sets
 	e.pods[attachment] = p
 	r := e.wantRound()
 	nothing := e.state.Version() == 0 && len(e.updates) == 0

@@ -410,3 +410,29 @@ func TestRefusedChangesAreStored(t *testing.T) {
 		}
 	})
 }
+
+// After a connection to the operator, only the latest sandbox of a pod is announced.
+func TestLatestSandboxIsAnnounced(t *testing.T) {
+	name := policy.PodName{Namespace: "shop", Name: "web"}
+	of := func(address string, set int) Pod {
+		return Pod{PodName: name, UID: "u", Addrs: []netip.Addr{netip.MustParseAddr(address)}, set: set}
+	}
+	for what, tt := range map[string]struct {
+		pods map[string]Pod
+		want string
+	}{
+		"one":              {map[string]Pod{"a": of("10.0.0.1", 0)}, "10.0.0.1"},
+		"another since":    {map[string]Pod{"a": of("10.0.0.1", 0), "b": of("10.0.0.2", 2), "c": of("10.0.0.3", 1)}, "10.0.0.2"},
+		"several restored": {map[string]Pod{"a": of("10.0.0.1", 0), "b": of("10.0.0.2", 0)}, ""},
+	} {
+		e := &Enforcer{state: policy.NewState(), pods: tt.pods}
+		e.state.Take(&policy.Update{Version: 1, Pods: map[policy.PodName]*policy.Selected{name: {UID: "u"}}})
+		got := ""
+		for _, p := range e.known() {
+			got += p.Addrs[0].String()
+		}
+		if got != tt.want {
+			t.Errorf("%s: announced are %q, want %q", what, got, tt.want)
+		}
+	}
+}

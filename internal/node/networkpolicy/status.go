@@ -14,6 +14,7 @@ import (
 
 // record is what an Enforcer remembers for people. Enforcer.mu guards it.
 type record struct {
+	sets      int       // calls of Set
 	began     time.Time // the process
 	connected bool
 	changed   time.Time // of connected; zero: never connected

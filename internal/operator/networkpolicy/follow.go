@@ -136,7 +136,9 @@ func handler[O client.Object](set, remove func(O)) toolscache.ResourceEventHandl
 			if unknown, is := o.(toolscache.DeletedFinalStateUnknown); is {
 				o = unknown.Obj
 			}
-			remove(o.(O))
+			if object, is := o.(O); is { // the last state may be lost
+				remove(object)
+			}
 		},
 	}
 }

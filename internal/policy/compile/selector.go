@@ -37,6 +37,10 @@ type Selector struct {
 // Nothing selects no pod.
 var Nothing = Selector{Kind: Pods, Namespaces: labels.Nothing(), Labels: labels.Nothing()}
 
+// idBytes is how many bytes of a hash a set's name has: too many for somebody who writes policies to find a selector of his own
+// whose set is one of the sets of others.
+const idBytes = 12
+
 // ID returns the name of the selector's set: the same for selectors that select the same.
 func (s Selector) ID() policy.SetID {
 	namespaces := ""
@@ -48,7 +52,7 @@ func (s Selector) ID() policy.SetID {
 		text += " nowhere"
 	}
 	sum := sha256.Sum256([]byte(text))
-	return policy.SetID(string(s.Kind) + "-" + hex.EncodeToString(sum[:8]))
+	return policy.SetID(string(s.Kind) + "-" + hex.EncodeToString(sum[:idBytes]))
 }
 
 // textOf returns a text that two selectors share only if they select the same: String is empty for everything and for

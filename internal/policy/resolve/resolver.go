@@ -407,8 +407,8 @@ func (r *Resolver) Policies(name types.NamespacedName) (p Pod, list []*policy.Po
 	return known.Pod, list, true
 }
 
-// Pod returns a pod. ok is false if there is no such pod.
-func (r *Resolver) Pod(name types.NamespacedName) (p Pod, ok bool) {
+// PodOf returns a pod, without its policies. ok is false if there is no such pod.
+func PodOf(r *Resolver, name types.NamespacedName) (p Pod, ok bool) {
 	known := r.pods[name]
 	if known == nil {
 		return Pod{}, false

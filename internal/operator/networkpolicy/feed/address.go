@@ -45,7 +45,7 @@ func (t *ticket) confirmed() {
 func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, addrs []netip.Addr) (<-chan struct{}, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	pod, there := f.resolver.Pod(name)
+	pod, there := resolve.PodOf(f.resolver, name)
 	switch {
 	case !there || pod.UID != uid:
 		return nil, fmt.Errorf("pod %s with UID %s is not known", name, uid)
@@ -59,7 +59,7 @@ func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, add
 		if other == name {
 			continue
 		}
-		before, _ := f.resolver.Pod(other)
+		before, _ := resolve.PodOf(f.resolver, other)
 		left := slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool {
 			return slices.Contains(addrs, a) && !f.ofNIC(name, a) && !f.ofNIC(other, a)
 		})
