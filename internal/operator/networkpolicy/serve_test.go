@@ -73,7 +73,7 @@ func TestANodeHasOneCall(t *testing.T) {
 		s := newServer()
 		_, first := follow(t, s)
 		_, second := follow(t, s)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time
 		select {
 		case err := <-first:
 			if status.Code(err) != codes.Aborted {
