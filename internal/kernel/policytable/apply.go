@@ -25,7 +25,8 @@ type Table struct {
 	ns netns.NsHandle
 
 	mu      sync.Mutex
-	have    *content // in the kernel; nil: unknown
+	conn    *nftables.Conn // for changes; nil: none is open
+	have    *content       // in the kernel; nil: unknown
 	compile compiler
 	base    base
 }
@@ -62,7 +63,7 @@ func (t *Table) ApplyElements(elements Elements, changed policy.SetChanges) erro
 var ErrUnknown = errors.New("the policy table is unknown")
 
 // commit changes the kernel, with mu held.
-func (t *Table) commit(want *content, elements Elements, changed policy.SetChanges) error {
+func (t *Table) commit(want *content, elements Elements, changed policy.SetChanges) (err error) {
 	have := t.have
 	if want == nil {
 		if want = have; want == nil {
@@ -70,10 +71,15 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 		}
 	}
 	t.have = nil
-	conn, err := t.open()
+	conn, err := t.connection()
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			t.disconnect()
+		}
+	}()
 	tx := transaction{conn: conn, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}, elements: elements, changed: changed}
 	if have == nil {
 		nft.Table{Family: tx.table.Family, Name: Name}.Remove(conn)
@@ -93,10 +99,28 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 // buffers hold the largest transaction, with some 160,000 elements of sets, and its acknowledgements, in bytes.
 const buffers = 64 << 20
 
-func (t *Table) open() (*nftables.Conn, error) {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(t.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
+// connection returns the connection that stays open. To close one makes the kernel wait until what was removed before is
+// freed: some 10 ms, in which nobody else changes anything.
+func (t *Table) connection() (*nftables.Conn, error) {
+	var err error
+	if t.conn == nil {
+		t.conn, err = t.open(nftables.AsLasting())
+	}
+	return t.conn, err
+}
+
+// disconnect closes the connection, with what is queued there and answers that were not read.
+func (t *Table) disconnect() {
+	if t.conn != nil {
+		_ = t.conn.CloseLasting()
+		t.conn = nil
+	}
+}
+
+func (t *Table) open(how ...nftables.ConnOption) (*nftables.Conn, error) {
+	conn, err := nftables.New(append(how, nftables.WithNetNSFd(int(t.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return errors.Join(c.SetWriteBuffer(buffers), c.SetReadBuffer(buffers))
-	}))
+	}))...)
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
@@ -108,6 +132,7 @@ func (t *Table) Remove() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.have = nil
+	t.disconnect()
 	conn, err := t.open()
 	if err != nil {
 		return err
