@@ -35,7 +35,7 @@ type Server struct {
 }
 
 const (
-	// gather is how long changes are gathered before a node is told of them.
+	// gather is how long changes are gathered after a node was told of some, until it is told of more.
 	gather = 20 * time.Millisecond
 	// confirmWait bounds how long a new pod's address waits for the nodes that allow it. Their policies then take effect a
 	// little later, and what the pod sends until then is dropped and sent again.
@@ -86,6 +86,7 @@ type call struct {
 
 // send sends updates and answers until ctx ends.
 func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) error {
+	var last time.Time // when the node was told of changes
 	for {
 		select {
 		case <-ctx.Done():
@@ -96,7 +97,7 @@ func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) erro
 			}
 		case <-f.subscriber.Ready():
 			select {
-			case <-f.Clock.After(gather):
+			case <-f.Clock.After(last.Add(gather).Sub(f.Clock.Now())):
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
@@ -104,6 +105,7 @@ func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) erro
 			if u.Version == 0 {
 				continue
 			}
+			last = f.Clock.Now()
 			for _, part := range wire.Encode(u) {
 				if err := stream.Send(&wire.FromOperator{What: &wire.FromOperator_Update{Update: part}}); err != nil {
 					return err
