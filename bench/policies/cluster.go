@@ -173,7 +173,7 @@ func (c *cluster) start(ctx context.Context, parts *bubble.Parts) error {
 			continue
 		}
 		e := networkpolicy.New(networkpolicy.Options{
-			Kernel: &kernel{kernels: c.kernels, cost: c.Kernel}, Dial: dialer(listener, name), Dir: filepath.Join(dir, name),
+			Kernel: &kernel{kernels: c.kernels, cost: c.Kernel, end: c.End}, Dial: dialer(listener, name), Dir: filepath.Join(dir, name),
 			Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		})
 		c.enforcers[name] = e
@@ -202,17 +202,19 @@ func dialer(to *bufconn.Listener, node string) networkpolicy.Dialer {
 // sets are not encoded.
 func (c *cluster) take(ctx context.Context, s *feed.Subscriber) error {
 	const gather = 20 * time.Millisecond // as the server does
+	var last time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.Ready():
 		}
-		<-time.After(gather)
+		<-time.After(time.Until(last.Add(gather)))
 		u := s.Next()
 		if u.Version == 0 {
 			continue
 		}
+		last = time.Now()
 		if !u.Whole {
 			for _, part := range wire.Encode(u) {
 				if _, err := proto.Marshal(part); err != nil {
@@ -272,7 +274,7 @@ func (k *kernels) changed(since time.Time) (list []time.Time) {
 type kernel struct {
 	networkpolicy.Kernel // what is not called
 	*kernels
-	cost time.Duration
+	cost, end time.Duration
 }
 
 func (k *kernel) Apply(_ []policytable.Pod, _ policytable.Elements, changed policy.SetChanges) error {
@@ -285,7 +287,11 @@ func (k *kernel) ApplyElements(elements policytable.Elements, changed policy.Set
 	return k.Apply(nil, elements, changed)
 }
 
-func (k *kernel) End(func(policy.Flow) bool) (int, error)      { return 0, nil }
+func (k *kernel) End(func(policy.Flow) bool) (int, error) {
+	<-time.After(k.end)
+	return 0, nil
+}
+
 func (k *kernel) Refused() ([]policytable.Refused, error)      { return nil, nil }
 func (k *kernel) Present() (bool, error)                       { return true, nil }
 func (k *kernel) Watch(context.Context) (<-chan string, error) { return make(chan string), nil }

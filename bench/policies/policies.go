@@ -42,7 +42,7 @@ type Order struct {
 	Nodes, Pods, Policies int
 	Enforcers             int           // nodes that are complete; the others take what they are told and confirm it
 	Changes               int           // pods that are started or replaced
-	Kernel                time.Duration // cost of a change in a node's kernel
+	Kernel, End           time.Duration // cost of a change in a node's kernel, and of a look at its connections
 	Netns                 string        // of Memory
 }
 
