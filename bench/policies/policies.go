@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netns"
 	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/bench/bubble"
 	"github.com/berthnet/berth/internal/kernel/policytable"
@@ -140,7 +141,7 @@ func (c *cluster) replace(out *Outcome) error {
 		p := c.pod(i * 97)
 		c.feed.DeletePod(p.NamespacedName)
 		addrs := p.Addrs
-		p.Addrs = nil
+		p.UID, p.Addrs = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", i)), nil
 		c.feed.SetPod(p)
 		if _, err := c.feed.Assign(p.Node, p.NamespacedName, p.UID, addrs); err != nil {
 			return err
