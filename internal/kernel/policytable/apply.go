@@ -179,51 +179,52 @@ type transaction struct {
 // change queues what leads from one content to another: first what is new, then what refers to it, at last the removal
 // of what nothing refers to any more.
 func (tx transaction) change(have, want content) error {
-	for _, name := range sorted(want.chains) {
-		if _, there := have.chains[name]; !there {
-			c := want.chains[name].Chain.Chain
-			c.Table = tx.table
-			tx.conn.AddChain(&c)
-		}
+	newChains, oldChains := lacking(have.chains, want.chains), lacking(want.chains, have.chains)
+	for _, name := range newChains {
+		c := want.chains[name].Chain.Chain
+		c.Table = tx.table
+		tx.conn.AddChain(&c)
 	}
-	for _, name := range sorted(want.counters) {
-		if _, there := have.counters[name]; !there {
-			tx.conn.AddObj(tx.counter(name))
-		}
+	for _, name := range lacking(have.counters, want.counters) {
+		tx.conn.AddObj(tx.counter(name))
 	}
-	for _, name := range sorted(want.sets) {
+	for _, name := range sorted(want.sets, func(name string, s set) bool {
+		_, there := have.sets[name]
+		return !there || s.id == "" || tx.changed[s.id] != nil
+	}) {
 		before, there := have.sets[name]
 		if err := tx.changeSet(name, before, there, want.sets[name]); err != nil {
 			return fmt.Errorf("encode set %s: %w", name, err)
 		}
 	}
-	for _, name := range sorted(want.chains) {
+	for _, name := range sorted(want.chains, func(name string, c *chain) bool {
 		before, there := have.chains[name]
-		if c := want.chains[name]; !there || before.text != c.text {
-			tx.fill(c, there)
-		}
+		return !there || before.text != c.text
+	}) {
+		_, there := have.chains[name]
+		tx.fill(want.chains[name], there)
 	}
-	for _, name := range sorted(have.chains) { // their rules may jump to each other
-		if _, stays := want.chains[name]; !stays {
-			tx.conn.FlushChain(&nftables.Chain{Name: name, Table: tx.table})
-		}
+	for _, name := range oldChains { // their rules may jump to each other
+		tx.conn.FlushChain(&nftables.Chain{Name: name, Table: tx.table})
 	}
-	for _, name := range sorted(have.chains) {
-		if _, stays := want.chains[name]; !stays {
-			tx.conn.DelChain(&nftables.Chain{Name: name, Table: tx.table})
-		}
+	for _, name := range oldChains {
+		tx.conn.DelChain(&nftables.Chain{Name: name, Table: tx.table})
 	}
-	for _, name := range sorted(have.sets) {
-		if _, stays := want.sets[name]; !stays {
-			tx.conn.DelSet(tx.handle(name, have.sets[name]))
-		}
+	for _, name := range lacking(want.sets, have.sets) {
+		tx.conn.DelSet(tx.handle(name, have.sets[name]))
 	}
-	for _, name := range sorted(have.counters) {
-		if _, stays := want.counters[name]; !stays {
-			tx.conn.DeleteObject(tx.counter(name))
-		}
+	for _, name := range lacking(want.counters, have.counters) {
+		tx.conn.DeleteObject(tx.counter(name))
 	}
 	return nil
+}
+
+// lacking are the names of b that a lacks, in order.
+func lacking[V any](a, b map[string]V) []string {
+	return sorted(b, func(name string, _ V) bool {
+		_, there := a[name]
+		return !there
+	})
 }
 
 func (tx transaction) counter(name string) nftables.Obj {

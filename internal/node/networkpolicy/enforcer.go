@@ -378,18 +378,18 @@ func (e *Enforcer) view(lists map[string]inForce) view {
 			}
 		}
 	}
-	e.expect(&v, lists)
+	v.expect(e.state, lists)
 	return v
 }
 
 // expect adds the policies of pods that are known and have no attachment, so that an ADD adds little more than addresses.
-func (e *Enforcer) expect(v *view, lists map[string]inForce) {
+func (v *view) expect(state *policy.State, lists map[string]inForce) {
 	here := map[policy.PodName]bool{}
 	for _, f := range lists {
 		here[f.pod] = true
 	}
-	for name, uid := range e.state.Pods() {
-		if list, _ := e.state.Of(name, uid); !here[name] && len(list) > 0 {
+	for name, uid := range state.Pods() {
+		if list, _ := state.Of(name, uid); !here[name] && len(list) > 0 {
 			v.pods = append(v.pods, policytable.Pod{Policies: list})
 		}
 	}
