@@ -104,6 +104,16 @@ var budgets = []budget{
 	{"egress-gateway-objects", 0.001, false, "all pods"},
 	{"egress-gateway-bytes", 1.2, false, fewerPods},
 	{"egress-clients-memory", 6, false, ""},
+	{"policy-packets", 0.95, true, noPolicies},
+	// Goals, not reached yet.
+	{"policy-connections", 0.95, true, noPolicies},
+	{"policy-add", 1.3, false, "a node without network policies"},
+	{"policy-first-packet", 1.5, false, ""},
+	{"policy-told", 1, false, ""},
+	{"policy-deleted", 10, false, ""},
+	{"policy-operator-cpu", 1.5, false, "100 nodes instead of 2,000"},
+	{"policy-operator-memory", 2, false, ""},
+	{"policy-node-memory", 1.1, false, "10,000 pods in the cluster instead of 160,000"},
 	{"port-add", 1.1, false, byVsctl},
 	{"port-add-4", 0.75, false, byVsctl},
 	{"port-daemon-idle", 40, false, ""},
@@ -127,6 +137,8 @@ const (
 	eachPort = "one create call and one lookup per port"
 
 	withoutTunnel = "the same hops without a tunnel"
+
+	noPolicies = "no policies"
 
 	fewerPods = "a tenth of the pods, clients and Egresses"
 )

@@ -25,7 +25,8 @@ type Table struct {
 	ns netns.NsHandle
 
 	mu      sync.Mutex
-	have    *content // in the kernel; nil: unknown
+	conn    *nftables.Conn // for changes; nil: none is open
+	have    *content       // in the kernel; nil: unknown
 	compile compiler
 	base    base
 }
@@ -62,7 +63,7 @@ func (t *Table) ApplyElements(elements Elements, changed policy.SetChanges) erro
 var ErrUnknown = errors.New("the policy table is unknown")
 
 // commit changes the kernel, with mu held.
-func (t *Table) commit(want *content, elements Elements, changed policy.SetChanges) error {
+func (t *Table) commit(want *content, elements Elements, changed policy.SetChanges) (err error) {
 	have := t.have
 	if want == nil {
 		if want = have; want == nil {
@@ -70,10 +71,15 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 		}
 	}
 	t.have = nil
-	conn, err := t.open()
+	conn, err := t.connection()
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			t.disconnect()
+		}
+	}()
 	tx := transaction{conn: conn, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}, elements: elements, changed: changed}
 	if have == nil {
 		nft.Table{Family: tx.table.Family, Name: Name}.Remove(conn)
@@ -93,10 +99,28 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 // buffers hold the largest transaction, with some 160,000 elements of sets, and its acknowledgements, in bytes.
 const buffers = 64 << 20
 
-func (t *Table) open() (*nftables.Conn, error) {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(t.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
+// connection returns the connection that stays open. To close one makes the kernel wait until what was removed before is
+// freed: some 10 ms, in which nobody else changes anything.
+func (t *Table) connection() (*nftables.Conn, error) {
+	var err error
+	if t.conn == nil {
+		t.conn, err = t.open(nftables.AsLasting())
+	}
+	return t.conn, err
+}
+
+// disconnect closes the connection, with what is queued there and answers that were not read.
+func (t *Table) disconnect() {
+	if t.conn != nil {
+		_ = t.conn.CloseLasting()
+		t.conn = nil
+	}
+}
+
+func (t *Table) open(how ...nftables.ConnOption) (*nftables.Conn, error) {
+	conn, err := nftables.New(append(how, nftables.WithNetNSFd(int(t.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return errors.Join(c.SetWriteBuffer(buffers), c.SetReadBuffer(buffers))
-	}))
+	}))...)
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
@@ -108,6 +132,7 @@ func (t *Table) Remove() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.have = nil
+	t.disconnect()
 	conn, err := t.open()
 	if err != nil {
 		return err
@@ -154,51 +179,52 @@ type transaction struct {
 // change queues what leads from one content to another: first what is new, then what refers to it, at last the removal
 // of what nothing refers to any more.
 func (tx transaction) change(have, want content) error {
-	for _, name := range sorted(want.chains) {
-		if _, there := have.chains[name]; !there {
-			c := want.chains[name].Chain.Chain
-			c.Table = tx.table
-			tx.conn.AddChain(&c)
-		}
+	newChains, oldChains := lacking(have.chains, want.chains), lacking(want.chains, have.chains)
+	for _, name := range newChains {
+		c := want.chains[name].Chain.Chain
+		c.Table = tx.table
+		tx.conn.AddChain(&c)
 	}
-	for _, name := range sorted(want.counters) {
-		if _, there := have.counters[name]; !there {
-			tx.conn.AddObj(tx.counter(name))
-		}
+	for _, name := range lacking(have.counters, want.counters) {
+		tx.conn.AddObj(tx.counter(name))
 	}
-	for _, name := range sorted(want.sets) {
+	for _, name := range sorted(want.sets, func(name string, s set) bool {
+		_, there := have.sets[name]
+		return !there || s.id == "" || tx.changed[s.id] != nil
+	}) {
 		before, there := have.sets[name]
 		if err := tx.changeSet(name, before, there, want.sets[name]); err != nil {
 			return fmt.Errorf("encode set %s: %w", name, err)
 		}
 	}
-	for _, name := range sorted(want.chains) {
+	for _, name := range sorted(want.chains, func(name string, c *chain) bool {
 		before, there := have.chains[name]
-		if c := want.chains[name]; !there || before.text != c.text {
-			tx.fill(c, there)
-		}
+		return !there || before.text != c.text
+	}) {
+		_, there := have.chains[name]
+		tx.fill(want.chains[name], there)
 	}
-	for _, name := range sorted(have.chains) { // their rules may jump to each other
-		if _, stays := want.chains[name]; !stays {
-			tx.conn.FlushChain(&nftables.Chain{Name: name, Table: tx.table})
-		}
+	for _, name := range oldChains { // their rules may jump to each other
+		tx.conn.FlushChain(&nftables.Chain{Name: name, Table: tx.table})
 	}
-	for _, name := range sorted(have.chains) {
-		if _, stays := want.chains[name]; !stays {
-			tx.conn.DelChain(&nftables.Chain{Name: name, Table: tx.table})
-		}
+	for _, name := range oldChains {
+		tx.conn.DelChain(&nftables.Chain{Name: name, Table: tx.table})
 	}
-	for _, name := range sorted(have.sets) {
-		if _, stays := want.sets[name]; !stays {
-			tx.conn.DelSet(tx.handle(name, have.sets[name]))
-		}
+	for _, name := range lacking(want.sets, have.sets) {
+		tx.conn.DelSet(tx.handle(name, have.sets[name]))
 	}
-	for _, name := range sorted(have.counters) {
-		if _, stays := want.counters[name]; !stays {
-			tx.conn.DeleteObject(tx.counter(name))
-		}
+	for _, name := range lacking(want.counters, have.counters) {
+		tx.conn.DeleteObject(tx.counter(name))
 	}
 	return nil
+}
+
+// lacking are the names of b that a lacks, in order.
+func lacking[V any](a, b map[string]V) []string {
+	return sorted(b, func(name string, _ V) bool {
+		_, there := a[name]
+		return !there
+	})
 }
 
 func (tx transaction) counter(name string) nftables.Obj {

@@ -278,11 +278,13 @@ func hash(policies []*policy.Policy) string {
 // comment shortens a text to what the kernel takes (NFT_USERDATA_MAXLEN is 256 bytes, of which nft(8) prints 128).
 func comment(text string) string { return text[:min(len(text), 120)] }
 
-// sorted are the keys of a map in order.
-func sorted[K cmp.Ordered, V any](m map[K]V) []K {
-	keys := make([]K, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
+// sorted are the keys of a map in order, or those of entries that are wanted.
+func sorted[K cmp.Ordered, V any](m map[K]V, wanted ...func(K, V) bool) []K {
+	var keys []K
+	for k, v := range m {
+		if !slices.ContainsFunc(wanted, func(w func(K, V) bool) bool { return !w(k, v) }) {
+			keys = append(keys, k)
+		}
 	}
 	slices.Sort(keys)
 	return keys

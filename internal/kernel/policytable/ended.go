@@ -38,27 +38,27 @@ func (t *Table) End(allowed func(policy.Flow) bool) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	flows, err := rtnl.Whole(func() ([]*netlink.ConntrackFlow, error) {
+		return h.ConntrackTableList(netlink.ConntrackTable, unix.AF_UNSPEC) // it may take 10 ms, whatever the family
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list connections: %w", err)
+	}
+	refused := map[int]refusals{unix.AF_INET: {}, unix.AF_INET6: {}}
+	for _, f := range flows {
+		if c := connectionOf(f); !skip(c.Flow) && !allowed(c.Flow) {
+			refused[rtnl.FamilyOf(c.Source)][c] = true
+		}
+	}
 	ended := 0
 	for _, family := range families {
-		flows, err := rtnl.Whole(func() ([]*netlink.ConntrackFlow, error) {
-			return h.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(family))
-		})
-		if err != nil {
-			return ended, fmt.Errorf("list connections: %w", err)
-		}
-		refused := refusals{}
-		for _, f := range flows {
-			if c := connectionOf(f); !skip(c.Flow) && !allowed(c.Flow) {
-				refused[c] = true
-			}
-		}
-		if err := t.recognize(family, refused, allowed); err != nil {
+		if err := t.recognize(family, refused[family], allowed); err != nil {
 			return ended, err
 		}
-		if len(refused) == 0 {
+		if len(refused[family]) == 0 {
 			continue
 		}
-		n, err := h.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(family), refused)
+		n, err := h.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(family), refused[family])
 		if err != nil {
 			return ended, fmt.Errorf("end connections: %w", err)
 		}
@@ -100,11 +100,16 @@ func (r refusals) MatchConntrackFlow(f *netlink.ConntrackFlow) bool { return r[c
 
 // recognize brings the set of answers of ended connections up to date: those of refused come, and those of connections
 // that are allowed now go.
-func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow) bool) error {
-	conn, err := t.open()
+func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow) bool) (err error) {
+	conn, err := t.connection()
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			t.disconnect()
+		}
+	}()
 	name := familyName(endedSet, family)
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}
 	handle := &nftables.Set{Table: table, Name: name, KeyType: endedType(family), Concatenation: true, HasTimeout: true}

@@ -60,6 +60,7 @@ func (i *Inside) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.have = nil
+	i.disconnect()
 	return errors.Join(err, i.ns.Close())
 }
 

@@ -415,7 +415,21 @@ func (e *Enforcer) view(lists map[string]inForce) view {
 			}
 		}
 	}
+	v.expect(e.state, lists)
 	return v
+}
+
+// expect adds the policies of pods that are known and have no attachment, so that an ADD adds little more than addresses.
+func (v *view) expect(state *policy.State, lists map[string]inForce) {
+	here := map[policy.PodName]bool{}
+	for _, f := range lists {
+		here[f.pod] = true
+	}
+	for name, uid := range state.Pods() {
+		if list, _ := state.Of(name, uid); !here[name] && len(list) > 0 {
+			v.pods = append(v.pods, policytable.Pod{Policies: list})
+		}
+	}
 }
 
 // lists are the policies that attachments should have. A pod of which the operator says nothing any more is about to end, and

@@ -277,6 +277,40 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// The kernel has a pod's policies before the pod comes, once while it is there, and no more once it is gone.
+func TestPoliciesComeBeforeTheirPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		c.feed.SetPod(resolved("neighbour", "one")) // no policy selects it
+		one, kernel, _ := c.node("one", t.TempDir())
+		server := running("server", "10.0.0.1")
+		expect := func(when string, addrs ...int) {
+			t.Helper()
+			time.Sleep(time.Second) //nolint:forbidigo // in a bubble
+			kernel.mu.Lock()
+			defer kernel.mu.Unlock()
+			var have []int
+			for _, p := range kernel.pods {
+				if len(p.Policies) != 1 {
+					t.Errorf("%s: a pod has %d policies, expected 1", when, len(p.Policies))
+				}
+				have = append(have, len(p.Addrs))
+			}
+			if !slices.Equal(have, addrs) {
+				t.Errorf("%s: the kernel has pods with %v addresses, expected %v", when, have, addrs)
+			}
+		}
+		expect("before the ADD", 0)
+		must(t, add(t, one, server))
+		expect("after the ADD", 1)
+		one.Remove(server.Name)
+		expect("after the DEL", 0)
+		c.feed.DeletePod(types.NamespacedName(server.PodName))
+		expect("without the Pod")
+	})
+}
+
 // A pod's policies are in force when its ADD returns, and those who allow it let it through by then.
 func TestPoliciesAreInForceWhenPodsStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

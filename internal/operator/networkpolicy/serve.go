@@ -47,7 +47,7 @@ func NewServer(s Server) *Server {
 }
 
 const (
-	// gather is how long changes are gathered before a node is told of them.
+	// gather is how long changes are gathered after a node was told of some, until it is told of more.
 	gather = 20 * time.Millisecond
 	// confirmWait bounds how long a new pod's address waits for the nodes that allow it. Their policies then take effect a
 	// little later, and what the pod sends until then is dropped and sent again.
@@ -119,6 +119,7 @@ type call struct {
 
 // send sends updates and answers until ctx ends.
 func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) error {
+	var last time.Time // when the node was told of changes
 	for {
 		select {
 		case <-ctx.Done():
@@ -131,7 +132,7 @@ func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) erro
 			}
 		case <-f.subscriber.Ready():
 			select {
-			case <-f.Clock.After(gather):
+			case <-f.Clock.After(last.Add(gather).Sub(f.Clock.Now())):
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
@@ -139,6 +140,7 @@ func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) erro
 			if u.Version == 0 {
 				continue
 			}
+			last = f.Clock.Now()
 			for _, part := range wire.Encode(u) {
 				if err := stream.Send(&wire.FromOperator{What: &wire.FromOperator_Update{Update: part}}); err != nil {
 					return err

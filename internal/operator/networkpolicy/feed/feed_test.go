@@ -225,3 +225,26 @@ func TestAddressesAreConfirmed(t *testing.T) {
 		t.Errorf("an address that no policy names has to be confirmed: %v", err)
 	}
 }
+
+// A node is not told of a pod whose policies stay as they are, as when the node itself assigned an address.
+func TestNodesAreNotToldWhatTheyKnow(t *testing.T) {
+	f := New()
+	f.SetPolicy(compile.NetworkPolicy(allowClients()))
+	f.SetPod(pod("server", "one"))
+	s := f.Subscribe("one")
+	if u := s.Next(); len(u.Pods) != 1 {
+		t.Errorf("the node is told about %d pods, expected 1", len(u.Pods))
+	}
+	if _, err := f.Assign("one", pod("server", "one").NamespacedName, "server", addrs("10.0.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	if u := s.Next(); u.Version != 0 {
+		t.Errorf("the node is told what it knows: %+v", u)
+	}
+	other := pod("server", "one", "10.0.0.1")
+	other.UID = "another"
+	f.SetPod(other)
+	if u := s.Next(); len(u.Pods) != 1 || len(u.Policies) != 0 {
+		t.Errorf("the node is told %+v about another pod of the name, expected the pod", u)
+	}
+}

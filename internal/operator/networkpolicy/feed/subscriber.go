@@ -2,6 +2,7 @@ package feed
 
 import (
 	"maps"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -15,14 +16,14 @@ type Subscriber struct {
 	ready chan struct{}
 	ended chan struct{} // closed when it is told nothing more
 
-	whole    bool                                  // it is to be told everything
-	version  uint64                                // of the last update
-	pods     map[types.NamespacedName][]policy.Ref // policies of its pods, as it was told
-	policies map[policy.Ref]*policyTold            // what it was told of policies
-	sets     map[policy.SetID]*setTold             // what it was told of sets
-	dirty    map[types.NamespacedName]bool         // pods of which it has to be told
-	changed  map[policy.Ref]bool                   // policies likewise
-	waiting  []waiting                             // for it to enforce something, in the order of versions
+	whole    bool                                      // it is to be told everything
+	version  uint64                                    // of the last update
+	pods     map[types.NamespacedName]*policy.Selected // its pods, as it was told
+	policies map[policy.Ref]*policyTold                // what it was told of policies
+	sets     map[policy.SetID]*setTold                 // what it was told of sets
+	dirty    map[types.NamespacedName]bool             // pods of which it has to be told
+	changed  map[policy.Ref]bool                       // policies likewise
+	waiting  []waiting                                 // for it to enforce something, in the order of versions
 }
 
 type policyTold struct {
@@ -44,7 +45,7 @@ func (f *Feed) Subscribe(node string) *Subscriber {
 	}
 	s := &Subscriber{
 		feed: f, node: node, ready: make(chan struct{}, 1), ended: make(chan struct{}), whole: true,
-		pods: map[types.NamespacedName][]policy.Ref{}, policies: map[policy.Ref]*policyTold{}, sets: map[policy.SetID]*setTold{},
+		pods: map[types.NamespacedName]*policy.Selected{}, policies: map[policy.Ref]*policyTold{}, sets: map[policy.SetID]*setTold{},
 		dirty: map[types.NamespacedName]bool{}, changed: map[policy.Ref]bool{},
 	}
 	f.byNode[node] = s
@@ -146,7 +147,7 @@ func (s *Subscriber) wholeSet(id policy.SetID) *policy.SetChange {
 	return change
 }
 
-// tellPod adds a pod, and the policies that come or go with it.
+// tellPod adds a pod, unless the node knows all about it, and the policies that come or go with it.
 func (s *Subscriber) tellPod(u *policy.Update, name types.NamespacedName) {
 	key := policy.PodName(name)
 	before, known := s.pods[name]
@@ -159,12 +160,17 @@ func (s *Subscriber) tellPod(u *policy.Update, name types.NamespacedName) {
 			selected.Policies = append(selected.Policies, p.Ref)
 			s.addPolicy(u, p)
 		}
-		u.Pods[key], s.pods[name] = selected, selected.Policies
+		s.pods[name] = selected
+		if !known || before.UID != selected.UID || !slices.Equal(before.Policies, selected.Policies) {
+			u.Pods[key] = selected
+		}
 	case known:
 		u.Pods[key] = nil
 	}
-	for _, ref := range before {
-		s.dropPolicy(u, ref)
+	if known {
+		for _, ref := range before.Policies {
+			s.dropPolicy(u, ref)
+		}
 	}
 }
 
