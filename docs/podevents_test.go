@@ -18,7 +18,7 @@ var noEvent = []string{"cancelled", "deleted", "draining", "mismatch", "no-addre
 // Conditions of a NodeNetwork that are no trouble, and reasons of Nodes' and pools'
 // events, which no ADD waits for.
 var noTrouble = []string{
-	"AsExpected", "TargetMet", "RoomToGrow", "AddressesAvailable", "NetworkHealed", "NetworkOverwritten", "Ready", "BlocksFree", "NoneWithheld", "BlockGiven", "SubnetsAccepted", "Bound", "Unplugged", "NotAllowed",
+	"AsExpected", "TargetMet", "RoomToGrow", "AddressesAvailable", "NetworkHealed", "NetworkOverwritten", "Ready", "BlocksFree", "NoneWithheld", "BlockGiven", "SubnetsAccepted", "Bound", "Unplugged", "NotAllowed", "PolicyUnresolved",
 }
 
 // Whatever an ADD can wait for or fail by, its Event says what to do about it, and

@@ -81,6 +81,15 @@ func TunnelTo(family int) Exprs {
 		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/2)))
 }
 
+// TunnelOut is TunnelTo where nothing translates it.
+func TunnelOut(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Join(
+		payload(expr.PayloadBaseNetworkHeader, offset, length, words32(0)),
+		payload(expr.PayloadBaseNetworkHeader, offset+length, length, words32(length/4)),
+		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/2)))
+}
+
 // TunnelFrom loads ip daddr . ip saddr . udp dport.
 func TunnelFrom(family int) Exprs {
 	offset, length := SourceAt(family)

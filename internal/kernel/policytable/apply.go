@@ -39,7 +39,11 @@ func New(ns netns.NsHandle) *Table { return &Table{ns: ns} }
 func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	want, err := t.compile.content(pods, t.base)
+	err := t.compile.inside.refresh()
+	var want content
+	if err == nil {
+		want, err = t.compile.content(pods, t.base)
+	}
 	if err != nil {
 		t.have = nil // it lacks what changed
 		return err

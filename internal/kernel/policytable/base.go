@@ -15,9 +15,13 @@ import (
 type base struct {
 	log     bool // denied connections
 	tunnels bool // a pod has egress tunnels
+	// inside is the table of a pod's own network namespace. Then first and rest are the chains of its policies by way, as
+	// in judged.
+	inside      bool
+	first, rest [len(ways)]string
 }
 
-// chains of the node's table:
+// chains returns the chains of a table. That of the node:
 //
 //	from-pods, to-pods            what the node forwards
 //	to-node                       what pods send to the node itself; behind IPVS, which takes packets for Services there
@@ -26,6 +30,10 @@ type base struct {
 //	judge-egress, judge-ingress   a connection's first packet
 //	judge-tunnelled               each packet in an egress tunnel, whose connections are tracked in the pod alone
 //	pass-egress, pass-ingress …   what a rule of the Admin tier passes on
+//
+// That of a pod has in place of the first five:
+//
+//	from-pod, to-pod              what the pod sends and receives by the interfaces of the set links
 func (b base) chains() []nft.Chain {
 	at := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, w way, first ...nft.Rule) nft.Chain {
 		return nft.Base(name, nftables.ChainTypeFilter, hook, &priority, append(first, nft.NewRule("judge", nft.GoTo("judge-"+w.name())))...)
@@ -37,7 +45,17 @@ func (b base) chains() []nft.Chain {
 		at("ipvs-from-pods", nftables.ChainHookOutput, 0, egress),
 		at("ipvs-to-pods", nftables.ChainHookOutput, 1, ingress),
 	}
-	for _, w := range ways {
+	if b.inside {
+		link := func(key expr.MetaKey) nft.Rule {
+			return nft.NewRule("another interface", nft.Meta(key), nft.NotIn(&nftables.Set{Name: linkSet}), nft.Accept())
+		}
+		listeners := nft.NewRule("multicast listeners", nft.Family(unix.AF_INET6), nft.ICMPv6Type(), nft.Is(listenerReport), nft.Accept())
+		chains = []nft.Chain{
+			at("from-pod", nftables.ChainHookOutput, 0, egress, link(expr.MetaKeyOIFNAME), neighbourDiscovery(), listeners),
+			at("to-pod", nftables.ChainHookInput, 0, ingress, link(expr.MetaKeyIIFNAME), neighbourDiscovery()),
+		}
+	}
+	for i, w := range ways {
 		if w.tunnelled && !b.tunnels {
 			continue
 		}
@@ -49,8 +67,17 @@ func (b base) chains() []nft.Chain {
 			if w.tunnelled {
 				judge = append(judge, plain(family)...)
 			}
+			if b.inside {
+				continue
+			}
 			judge = append(judge, nft.NewRule("by the pod's policies", nft.Family(family), w.own(family), verdict(familyName(w.podMap(), family))))
 			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), w.own(family), verdict(familyName(w.passMap(), family))))
+		}
+		if b.inside && b.first[i] != "" {
+			judge = append(judge, nft.NewRule("by the pod's policies", nft.GoTo(b.first[i])))
+		}
+		if b.inside && b.rest[i] != "" {
+			pass = append(pass, nft.NewRule("by the next tier", nft.GoTo(b.rest[i])))
 		}
 		pass = append(pass, nft.NewRule("no policy of the next tiers", nft.Accept())) // the end of a chain would return to the Admin tier
 		chains = append(chains, nft.Regular("judge-"+w.name(), judge...), nft.Regular("pass-"+w.name(), pass...))
@@ -72,10 +99,20 @@ func (b base) beforePolicies(w way) (rules []nft.Rule) {
 		}
 	}
 	if b.tunnels && w == egress { // all connections in a tunnel are one to the node
-		tunnels(nft.TunnelTo, nft.GoTo("judge-"+tunnelled.name()))
+		load := nft.TunnelTo
+		if b.inside { // the packets of tunnels are not tracked there
+			load = nft.TunnelOut
+		}
+		tunnels(load, nft.GoTo("judge-"+tunnelled.name()))
 	}
 	rules = append(rules, nft.NewRule("connections go on", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()))
-	if w == ingress { // probes of pods with strict branches are forwarded
+	switch {
+	case w != ingress:
+	case b.inside:
+		for _, family := range families {
+			rules = append(rules, nft.NewRule("the node's own", nft.Family(family), nft.Source(family), in(familyName(nodeSet, family)), nft.Accept()))
+		}
+	default: // probes of pods with strict branches are forwarded
 		rules = append(rules, nft.NewRule("the node's own", nft.SourceIsLocal(), nft.Accept()))
 	}
 	if b.tunnels && w == ingress { // the pod takes nothing out of them but answers
@@ -127,6 +164,9 @@ func (b base) refusals(w way) []nft.Chain {
 			nft.NewRule("not a new connection", nft.Protocol(unix.IPPROTO_TCP), nft.Transport(13, 1), nft.Mask(finSynRstAck), nft.Is(syn), nft.Return()),
 			nft.NewRule("ended", nft.GoTo(w.refuse()))))
 }
+
+// listenerReport is the type of reports of multicast listeners (RFC 3810, section 5.2).
+const listenerReport = 143
 
 // Flags of TCP (RFC 9293, section 3.1).
 const (

@@ -2,6 +2,7 @@ package policytable
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/berthnet/berth/internal/policy"
 )
@@ -11,6 +12,7 @@ import (
 type compiler struct {
 	ids      uint64
 	base     base
+	inside   *inside
 	own      *content // chains of base
 	policies map[source]*compiled
 	pods     map[string]*judged // by the policies' IDs
@@ -46,9 +48,22 @@ type judged struct {
 func (k *compiler) content(pods []Pod, b base) (content, error) {
 	c := newContent()
 	c.addSets()
-	next := &compiler{ids: k.ids, base: b, own: k.own, policies: map[source]*compiled{}, pods: map[string]*judged{}}
+	next := &compiler{ids: k.ids, base: b, inside: k.inside, own: k.own, policies: map[source]*compiled{}, pods: map[string]*judged{}}
 	for _, p := range pods {
 		next.base.tunnels = next.base.tunnels || len(p.Tunnels) > 0
+	}
+	if k.inside != nil {
+		if len(pods) != 1 {
+			return content{}, fmt.Errorf("%d pods, expected the one whose network namespace it is", len(pods))
+		}
+		by, _, err := next.judged(pods[0].Policies, next.base.tunnels, k)
+		if err != nil {
+			return content{}, err
+		}
+		next.base.inside, next.base.first, next.base.rest = true, by.first, by.rest
+		if err := k.inside.addTo(&c); err != nil {
+			return content{}, err
+		}
 	}
 	if next.own == nil || next.base != k.base {
 		own := newContent()
@@ -63,7 +78,7 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 		if err != nil {
 			return content{}, err
 		}
-		if isNew {
+		if isNew || k.inside != nil {
 			c.add(by.content)
 		}
 		c.addPod(p, by)

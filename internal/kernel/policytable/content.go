@@ -68,7 +68,8 @@ const (
 	selfSet   = "self"
 	endedSet  = "ended"
 	tunnelSet = "tunnels"
-	nodeSet   = "node"
+	nodeSet   = "node"  // the node's addresses, in a pod's table
+	linkSet   = "links" // the interfaces that a pod's table is for
 )
 
 // families are both.

@@ -26,12 +26,8 @@ type Refused struct {
 // that no pod has any more are gone.
 func (t *Table) Refused() ([]Refused, error) {
 	t.mu.Lock()
-	var counters map[string]Refused
-	if t.have != nil {
-		counters = t.have.counters // never changes
-	}
-	t.mu.Unlock()
-	if counters == nil {
+	defer t.mu.Unlock()
+	if t.have == nil {
 		return nil, nil
 	}
 	conn, err := t.open()
@@ -45,7 +41,7 @@ func (t *Table) Refused() ([]Refused, error) {
 	var list []Refused
 	for _, o := range objects {
 		if c, ok := o.(*nftables.CounterObj); ok {
-			if r, known := counters[c.Name]; known {
+			if r, known := t.have.counters[c.Name]; known {
 				r.Packets = c.Packets
 				list = append(list, r)
 			}

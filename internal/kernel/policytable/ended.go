@@ -34,7 +34,7 @@ func (t *Table) End(allowed func(policy.Flow) bool) (int, error) {
 		return 0, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	own, err := addresses(h)
+	skip, err := t.compile.inside.notJudged(h)
 	if err != nil {
 		return 0, err
 	}
@@ -48,7 +48,7 @@ func (t *Table) End(allowed func(policy.Flow) bool) (int, error) {
 		}
 		refused := refusals{}
 		for _, f := range flows {
-			if c := connectionOf(f); !own[c.Source] && !allowed(c.Flow) {
+			if c := connectionOf(f); !skip(c.Flow) && !allowed(c.Flow) {
 				refused[c] = true
 			}
 		}
@@ -67,7 +67,7 @@ func (t *Table) End(allowed func(policy.Flow) bool) (int, error) {
 	return ended, nil
 }
 
-// addresses are the node's own.
+// addresses are those of a network namespace.
 func addresses(h *netlink.Handle) (map[netip.Addr]bool, error) {
 	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	corev1 "k8s.io/api/core/v1"
 	"pgregory.net/rapid"
 	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
@@ -25,6 +26,55 @@ const flowsEach = 40
 // The kernel lets first packets through if and only if the policies of both ends allow them, after each of a random
 // sequence of changes. Real packets cross namespaces.
 func TestPacketsAreJudgedAsDecided(t *testing.T) {
+	testPackets(t, 6, func(_ *testing.T, w *world) tables { return tables{{}: New(w.node)} })
+}
+
+// The same holds where each pod's table is in its own network namespace.
+func TestPacketsAreJudgedInPods(t *testing.T) {
+	testPackets(t, 2, func(t *testing.T, w *world) tables {
+		list := tables{}
+		for a, h := range w.hosts {
+			if a.Is4() && a != policytest.Outside[0] {
+				list[a] = NewInside(openNetns(t, h.path), w.node, []string{"eth0"})
+			}
+		}
+		return list
+	})
+}
+
+// tables are that of the node, or those of pods by their IPv4 address.
+type tables map[netip.Addr]*Table
+
+// apply applies pods, or changes of sets if there are none.
+func (l tables) apply(pods []Pod, elements Elements, changed policy.SetChanges) error {
+	if pods == nil {
+		for _, table := range l {
+			if err := table.ApplyElements(elements, changed); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if table := l[netip.Addr{}]; table != nil {
+		return table.Apply(pods, elements, changed)
+	}
+	for _, p := range pods {
+		i := slices.IndexFunc(p.Addrs, netip.Addr.Is4)
+		if err := l[p.Addrs[i]].Apply([]Pod{p}, elements, changed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l tables) refused(t fataler) (n uint64) {
+	for _, table := range l {
+		n += refused(t, table)
+	}
+	return n
+}
+
+func testPackets(t *testing.T, rounds int, open func(*testing.T, *world) tables) {
 	hosts := [][2]netip.Addr{{policytest.Outside[0], policytest.Outside[1]}}
 	draw := rapid.Custom(func(t *rapid.T) []*corev1.Pod {
 		var list []*corev1.Pod
@@ -40,7 +90,7 @@ func TestPacketsAreJudgedAsDecided(t *testing.T) {
 		hosts = append(hosts, [2]netip.Addr(read.Addrs))
 	}
 	w := newWorld(t, hosts)
-	table := New(w.node)
+	table := open(t, w)
 	rapid.Check(t, func(t *rapid.T) {
 		r := resolve.New()
 		pending := policy.SetChanges{}
@@ -58,31 +108,43 @@ func TestPacketsAreJudgedAsDecided(t *testing.T) {
 		for _, name := range policytest.Namespaces {
 			take(r.SetNamespace(name, policytest.Labels(t)))
 		}
-		for range rapid.IntRange(1, 6).Draw(t, "rounds") {
+		for range rapid.IntRange(1, rounds).Draw(t, "rounds") {
 			for range rapid.IntRange(1, 4).Draw(t, "changes") {
 				take(change(t, r))
 			}
-			var err error
+			var pods []Pod
 			if whole {
-				err = table.Apply(podsOf(r), r.Elements, pending)
-			} else {
-				err = table.ApplyElements(r.Elements, pending)
+				pods = podsOf(r)
 			}
-			must(t, err)
+			must(t, table.apply(pods, r.Elements, pending))
 			pending, whole = policy.SetChanges{}, false
 			flows := drawFlows(t, slices.SortedFunc(maps.Keys(w.hosts), netip.Addr.Compare))
-			must(t, rtnl.InNetns(w.node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
-			for i, arrived := range w.arrivals(t, table, flows) {
+			for _, one := range table {
+				must(t, rtnl.InNetns(one.ns, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+			}
+			for i, arrived := range w.arrivals(t, table.refused, flows) {
 				if j := r.Judge(flows[i]); j.Allowed() != arrived {
 					t.Fatalf("%+v arrived: %t; decided: %+v", flows[i], arrived, j)
 				}
 			}
 		}
-		if present, err := table.Present(); err != nil || !present {
-			t.Fatalf("the table is not as it was applied: %v", err)
+		for _, one := range table {
+			if present, err := one.Present(); err != nil || !present {
+				t.Fatalf("the table is not as it was applied: %v", err)
+			}
 		}
 	})
-	must(t, table.Remove())
+	for _, one := range table {
+		must(t, one.Remove())
+	}
+}
+
+func openNetns(t *testing.T, path string) netns.NsHandle {
+	t.Helper()
+	h, err := netns.GetFromPath(path)
+	must(t, err)
+	t.Cleanup(func() { _ = h.Close() })
+	return h
 }
 
 // change changes a policy, a pod's labels or a namespace's.

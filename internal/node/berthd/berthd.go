@@ -214,7 +214,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 			return err
 		}
 	}
-	if err := n.openPolicies(); err != nil {
+	if err := n.openPolicies(store); err != nil {
 		return err
 	}
 	src, err := m.newSource(ctx)
@@ -265,7 +265,7 @@ func (n *node) parts(store *attachment.Store) []part.Part {
 	if n.policies != nil {
 		parts = append(parts, policypart.New(policypart.Options{
 			Enforcer: n.policies, Store: store, Wait: n.cfg.NetworkPolicyWait, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
-			Metrics: n.policies.Metrics, Log: n.log,
+			TunnelPort: uint16(n.cfg.EgressPort), Metrics: n.policies.Metrics, Log: n.log,
 		}))
 	}
 	return parts

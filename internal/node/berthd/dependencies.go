@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/aws"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/daemon"
 	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/podegress"
@@ -45,6 +46,8 @@ type PolicyTable interface {
 	networkpolicy.Kernel
 	There() (bool, error)
 	Remove() error
+	OpenLog() (*policytable.Log, error)
+	OpenInside(path string, id datapath.NetnsID, links []string) (*policytable.Inside, error)
 }
 
 func machine() Dependencies {

@@ -1,12 +1,12 @@
 package networkpolicy
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +15,6 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
-	"github.com/berthnet/berth/internal/retry"
 )
 
 // Denials are refused packets. *policytable.Log implements it.
@@ -24,41 +23,40 @@ type Denials interface {
 	Close() error
 }
 
-// logDenials logs denied connections until ctx ends.
-func (e *Enforcer) logDenials(ctx context.Context, from Denials) {
-	stop := context.AfterFunc(ctx, func() { _ = from.Close() })
-	defer stop()
-	l := newDenialLimit(e.Clock)
+// denialLog logs denied connections.
+type denialLog struct {
+	of    *Enforcer
+	limit *denialLimit
+}
+
+// run logs denied connections until from is closed.
+func (l denialLog) run(from Denials) {
 	for {
 		list, err := from.Receive()
 		if errors.Is(err, os.ErrClosed) {
 			return
 		}
 		if err != nil {
-			e.Log.Warn("cannot read the log of denied connections", "err", err)
-			select {
-			case <-ctx.Done():
-			case <-e.Clock.After(retry.Most):
-			}
-			continue
+			l.of.Log.Warn("denied connections are not logged any more", "err", err)
+			return
 		}
 		for _, d := range list {
-			if l.allow(d) {
-				e.logDenial(d, l.takeDropped())
+			if dropped, logs := l.limit.allow(d); logs {
+				l.write(d, dropped)
 			}
 		}
 	}
 }
 
-// logDenial writes the line about a denied connection. dropped is how many connections got none since the last line.
-func (e *Enforcer) logDenial(d policytable.Denied, dropped int) {
-	e.mu.Lock()
-	ends := map[policy.Direction]*Pod{policy.Ingress: e.podAt(d.Destination), policy.Egress: e.podAt(d.Source)}
-	var because []string
+// write writes the line about a denied connection. dropped is how many connections got none since the last line.
+func (l denialLog) write(d policytable.Denied, dropped int) {
+	l.of.mu.Lock()
+	ends := map[policy.Direction]*Pod{policy.Ingress: podAt(l.of.pods, d.Destination), policy.Egress: podAt(l.of.pods, d.Source)}
+	var policies []string
 	if p := ends[d.Direction]; p != nil {
-		because = e.because(*p, d)
+		policies = because(l.of.state, *p, d)
 	}
-	e.mu.Unlock()
+	l.of.mu.Unlock()
 	args := []any{
 		"direction", d.Direction, "source", d.Source, "destination", d.Destination, "protocol", protocolName(d.Protocol),
 	}
@@ -71,8 +69,8 @@ func (e *Enforcer) logDenial(d policytable.Denied, dropped int) {
 	if p := ends[policy.Ingress]; p != nil {
 		args = append(args, "destinationPod", p.Namespace+"/"+p.Name)
 	}
-	if len(because) > 0 {
-		args = append(args, "policies", because)
+	if len(policies) > 0 {
+		args = append(args, "policies", policies)
 	}
 	if d.Tunnelled {
 		args = append(args, "egressTunnel", true)
@@ -80,13 +78,13 @@ func (e *Enforcer) logDenial(d policytable.Denied, dropped int) {
 	if dropped > 0 {
 		args = append(args, "notLogged", dropped)
 	}
-	e.Log.Info("network policies denied a connection", args...)
+	l.of.Log.Info("network policies denied a connection", args...)
 }
 
-// podAt returns the pod of the node that has an address, or nil.
-func (e *Enforcer) podAt(a netip.Addr) *Pod {
-	for _, p := range e.pods {
-		if slices.Contains(p.Addrs, a) {
+// podAt returns the pod that has an address, or nil.
+func podAt(pods map[string]Pod, a netip.Addr) *Pod {
+	for _, p := range pods {
+		if slices.Contains(p.allAddrs(), a) {
 			return &p
 		}
 	}
@@ -95,12 +93,12 @@ func (e *Enforcer) podAt(a netip.Addr) *Pod {
 
 // because names the policies that deny a connection of a pod: the one whose rule does, with the rule, or those none of which
 // accepts it. It names none if the policies have changed since.
-func (e *Enforcer) because(p Pod, d policytable.Denied) (names []string) {
-	list, known := e.state.Of(p.PodName, p.UID)
+func because(state *policy.State, p Pod, d policytable.Denied) (names []string) {
+	list, known := state.Of(p.PodName, p.UID)
 	if !known {
 		list = []*policy.Policy{closed(p.PodName)}
 	}
-	switch decision := policy.Decide(list, d.Direction, d.Flow, e.state); {
+	switch decision := policy.Decide(list, d.Direction, d.Flow, state); {
 	case decision.Allowed:
 	case decision.Policy != nil:
 		rule := decision.Policy.Rules[d.Direction][decision.Rule].Name
@@ -138,6 +136,7 @@ func protocolName(p uint8) string {
 // denialRate connections a second.
 type denialLimit struct {
 	clock   clock.Clock
+	mu      sync.Mutex
 	rate    *rate.Limiter
 	logged  map[policytable.Denied]bool
 	since   time.Time // when logged was empty
@@ -154,24 +153,23 @@ func newDenialLimit(c clock.Clock) *denialLimit {
 	return &denialLimit{clock: c, rate: rate.NewLimiter(denialRate, denialRate), logged: map[policytable.Denied]bool{}, since: c.Now()}
 }
 
-func (l *denialLimit) allow(d policytable.Denied) bool {
+// allow tells whether a connection is logged, and how many were not because of the rate since the last one that was.
+func (l *denialLimit) allow(d policytable.Denied) (dropped int, logs bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	now := l.clock.Now()
 	if now.Sub(l.since) >= denialRepeat || len(l.logged) >= denialMemory {
 		clear(l.logged)
 		l.since = now
 	}
 	if l.logged[d] {
-		return false
+		return 0, false
 	}
 	l.logged[d] = true
 	if !l.rate.AllowN(now, 1) {
 		l.dropped++
-		return false
+		return 0, false
 	}
-	return true
-}
-
-func (l *denialLimit) takeDropped() (n int) {
-	n, l.dropped = l.dropped, 0
-	return n
+	dropped, l.dropped = l.dropped, 0
+	return dropped, true
 }

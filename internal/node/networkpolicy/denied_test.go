@@ -2,7 +2,6 @@ package networkpolicy
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -60,10 +59,9 @@ func TestDeniedConnectionsAreLogged(t *testing.T) {
 		})
 		e.Restore(map[string]Pod{"a": running("a", "10.0.0.1"), "b": running("b", "10.0.0.2"), "c": running("c", "10.0.0.3")})
 		done := make(chan struct{})
-		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
 			defer close(done)
-			e.logDenials(ctx, from)
+			e.insides.denied.run(from)
 		}()
 		for _, c := range []struct {
 			name string
@@ -101,7 +99,7 @@ func TestDeniedConnectionsAreLogged(t *testing.T) {
 		if want := fmt.Sprint("notLogged=", 100-denialRate); strings.Count(out.String(), "\n") != denialRate+1 || !strings.Contains(out.String(), want) {
 			t.Errorf("the line after a flood lacks %q:\n%s", want, out.String())
 		}
-		cancel()
+		must(t, from.Close())
 		<-done
 	})
 }

@@ -38,7 +38,7 @@ func (a Access) Dial(ctx context.Context) (wire.PoliciesClient, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := grpc.NewClient("passthrough:"+address,
+	conn, err := grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: wire.ServerName, MinVersion: tls.VersionTLS13})),
 		grpc.WithPerRPCCredentials(tokenFile(a.TokenFile)), grpc.WithNoProxy(),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),

@@ -3,14 +3,16 @@
 // policies are in force after a restart or a reboot while the operator is away.
 //
 //	enforcer.go  what is known, which pods run, and the one goroutine that changes the kernel
+//	inside.go    pods whose packets do not pass the node's IP stack
 //	follow.go    the operator's word
 //	stored.go    the file
+//	denied.go    the log of denied connections
+//	inside.go    pods whose packets do not pass the node's IP stack
 //	repair.go    what other software changes in the kernel
 //	health.go    the condition of the node
 //	metrics.go   the same as metrics
 //	dial.go      how the operator is found and called
 //	status.go    what people see of it
-//	denied.go    the log of denied connections
 package networkpolicy
 
 // What berthd may do in the Kubernetes API for it. It reads no policy and no pod.

@@ -2,8 +2,10 @@ package networkpolicy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -20,6 +22,8 @@ type Kernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
 	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
 	End(allowed func(policy.Flow) bool) (int, error)
+	// Refused returns how many packets were refused, by direction and policies.
+	Refused() ([]policytable.Refused, error)
 	// Present tells whether the kernel has what was applied last.
 	Present() (bool, error)
 	// Forget has the next Apply replace everything, as other software may have changed anything.
@@ -35,6 +39,11 @@ type Pod struct {
 	UID   string
 	Addrs []netip.Addr // by which other pods and nodes know it
 	Local []netip.Addr // its other addresses, which count on this node only
+	// Inside is for interfaces whose packets do not pass the node's IP stack; nil: there are none that policies concern.
+	Inside *Inside
+	// Tunnels are the gateways of its Egresses, and their Services, with the UDP port of tunnels. What leaves in tunnels is judged
+	// by what is inside.
+	Tunnels []netip.AddrPort
 
 	known    bool // the operator has told about it
 	restored bool // it ran when the process began
@@ -46,8 +55,10 @@ func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 type Options struct {
 	Kernel  Kernel
 	Denials Denials // nil: denied connections are not logged. Run closes it
-	Dial    Dialer
-	Dir     string // of the stored file; it has to outlast a reboot
+	// OpenInside opens the table of a pod, and its log unless that is nil, which the table closes.
+	OpenInside func(i Inside) (PodKernel, Denials, error)
+	Dial       Dialer
+	Dir        string // of the stored file; it has to outlast a reboot
 	// StartUnknown: a pod is open until the operator has told about it. Otherwise it is closed.
 	StartUnknown bool
 	Interval     time.Duration // how often the kernel is looked at, in addition to each observed change
@@ -60,9 +71,10 @@ type Options struct {
 // kernel.
 type Enforcer struct {
 	Options
-	calls *calls
-	dirty chan struct{} // has an element when apply has something to do
-	own   own
+	calls   *calls
+	dirty   retry.Signal // apply has something to do
+	own     own
+	insides insides
 
 	mu      sync.Mutex       // guards below; nothing waits while it is held
 	updates []*policy.Update // that state does not have yet
@@ -78,15 +90,19 @@ type Enforcer struct {
 
 // own is the state of the goroutine of Run.
 type own struct {
-	applied     bool             // the last change of the kernel succeeded
-	due         <-chan time.Time // when the file has to be written; nil: it has everything
-	storeFailed bool             // the last write of the file
+	applied bool // the last change of the kernel succeeded
+	file    stored
+
+	ended  time.Time        // when connections were looked at last
+	took   time.Duration    // to do so
+	endDue <-chan time.Time // when they have to be looked at again; nil: they need not
 }
 
 // round is one change of the kernel.
 type round struct {
-	done chan struct{}
-	err  error
+	done   chan struct{}
+	err    error
+	failed map[string]error // of attachments with a table of their own
 }
 
 func newRound() *round { return &round{done: make(chan struct{})} }
@@ -95,10 +111,15 @@ func newRound() *round { return &round{done: make(chan struct{})} }
 // until the operator says it.
 func New(o Options) *Enforcer {
 	e := &Enforcer{
-		Options: o, calls: newCalls(), dirty: make(chan struct{}, 1), record: record{began: o.Clock.Now()},
+		Options: o, calls: newCalls(), dirty: retry.NewSignal(), record: record{began: o.Clock.Now()},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
-	e.load()
+	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{e, newDenialLimit(o.Clock)}, tables: map[string]insidePod{}}
+	e.own.file = stored{dir: o.Dir, clock: o.Clock, log: o.Log, state: e.state}
+	if u := e.own.file.load(); u != nil {
+		e.updates = append(e.updates, u)
+		e.dirty.Set()
+	}
 	return e
 }
 
@@ -144,7 +165,10 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	}
 	select {
 	case <-r.done:
-		return r.err
+		if r.err != nil {
+			return r.err
+		}
+		return r.failed[attachment]
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -155,7 +179,8 @@ func (e *Enforcer) Holds(attachment string, p Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	have, there := e.pods[attachment]
-	return there && have.PodName == p.PodName && have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local)
+	return there && have.PodName == p.PodName && have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local) &&
+		have.Inside.equal(p.Inside) && slices.Equal(have.Tunnels, p.Tunnels)
 }
 
 // Remove forgets a pod that is gone. The kernel forgets it soon after.
@@ -183,15 +208,8 @@ func (e *Enforcer) Restore(pods map[string]Pod) {
 // wantRound has pods and policies applied, and returns the round in which they are.
 func (e *Enforcer) wantRound() *round {
 	e.rules = true
-	e.wake()
+	e.dirty.Set()
 	return e.round
-}
-
-func (e *Enforcer) wake() {
-	select {
-	case e.dirty <- struct{}{}:
-	default:
-	}
 }
 
 // take takes in an update of the operator.
@@ -199,31 +217,39 @@ func (e *Enforcer) take(session uint64, u *policy.Update) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.updates, e.session = append(e.updates, u), session
-	e.wake()
+	e.dirty.Set()
 }
 
 // Run follows the operator and changes the kernel until ctx ends.
 func (e *Enforcer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { e.follow(ctx) })
-	running.Go(func() { e.watch(ctx) })
-	defer e.flush()
+	running.Go(func() { follower{e.Options, e.calls, e.take, e.following, e.known}.run(ctx) })
+	running.Go(func() { watch(ctx, e.Options, e.suspect) })
+	defer e.own.file.flush()
 	if e.Denials != nil {
-		running.Go(func() { e.logDenials(ctx, e.Denials) })
+		stop := context.AfterFunc(ctx, func() { _ = e.Denials.Close() })
+		defer stop()
+		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
+	defer e.insides.closeAll()
 	var failures retry.Backoff
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-e.own.due:
-			e.write()
+		case <-e.own.file.due:
+			e.own.file.write()
 			continue
+		case <-e.own.endDue:
+			e.own.endDue = nil
 		case <-e.dirty:
 		}
 		err := e.apply()
-		if e.failed(err) {
+		e.mu.Lock()
+		news := e.record.failed(err, e.Clock.Now())
+		e.mu.Unlock()
+		if news {
 			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
 		}
 		if err == nil {
@@ -235,7 +261,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-e.Clock.After(failures.Until.Sub(e.Clock.Now())):
-			e.wake()
+			e.dirty.Set()
 		}
 	}
 }
@@ -276,23 +302,48 @@ func (e *Enforcer) apply() error {
 		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
 		lists = nil
 	}
+	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
 	if r.err == nil {
-		e.applied(lists)
+		for attachment := range r.failed {
+			delete(lists, attachment)
+		}
+		e.mu.Lock()
+		e.record.succeeded(lists, e.Clock.Now())
+		e.mu.Unlock()
 	}
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
 	close(r.done)
-	if r.err != nil {
+	err := errors.Join(append(slices.Collect(maps.Values(r.failed)), r.err)...)
+	if err != nil {
 		e.mu.Lock()
-		e.rules = true // the kernel's table is unknown, so all of it is applied
+		e.rules = true // what the kernel has is unknown, so all of it is applied
 		e.mu.Unlock()
-		return r.err
+		return err
 	}
 	e.calls.enforced(session, e.state.Version())
 	if news {
-		e.store(urgent)
+		e.own.file.changed(urgent)
 	}
-	n, err := e.Kernel.End(view.allows)
+	return e.end(view)
+}
+
+// endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
+const endShare = 10
+
+// end ends connections that policies forbid by now, or does so a little later.
+func (e *Enforcer) end(v view) error {
+	now := e.Clock.Now()
+	if wait := e.own.ended.Add(endShare * e.own.took).Sub(now); wait > 0 {
+		if e.own.endDue == nil {
+			e.own.endDue = e.Clock.After(wait)
+		}
+		return nil
+	}
+	e.own.endDue = nil
+	n, err := e.Kernel.End(v.allows)
+	e.own.ended = e.Clock.Now()
+	e.own.took = e.own.ended.Sub(now)
 	if err != nil {
 		return fmt.Errorf("end connections: %w", err)
 	}
@@ -304,19 +355,28 @@ func (e *Enforcer) apply() error {
 
 // view is which policies the pods have.
 type view struct {
-	pods   []policytable.Pod
+	pods   []policytable.Pod // as the node's table has them
+	inside map[string]wanted // by attachment
 	byAddr map[netip.Addr][]*policy.Policy
 	sets   policy.Sets
 }
 
 // view returns the view of the node's attachments with their policies.
 func (e *Enforcer) view(lists map[string]inForce) view {
-	v := view{byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
+	v := view{inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
 	for attachment, f := range lists {
-		addrs := e.pods[attachment].allAddrs()
-		v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list})
+		p := e.pods[attachment]
+		addrs := p.allAddrs()
+		if p.Inside == nil || !p.Inside.Only {
+			v.pods = append(v.pods, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels})
+		}
+		if p.Inside != nil {
+			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
+		}
 		for _, a := range addrs {
-			v.byAddr[a] = f.list
+			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // in networks of their own, pods may have the same addresses
+				v.byAddr[a] = f.list
+			}
 		}
 	}
 	return v

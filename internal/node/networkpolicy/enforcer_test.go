@@ -38,7 +38,11 @@ type kernel struct {
 	pods []policytable.Pod // nil: unknown
 	sets map[policy.SetID]map[policy.Element]bool
 
-	foreign chan string // what other software changes
+	foreign  chan string // what other software changes
+	ends     []time.Time // when connections were looked at
+	endTakes time.Duration
+
+	compared comparison
 }
 
 func (k *kernel) Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error {
@@ -114,7 +118,16 @@ func (k *kernel) flush() {
 
 func (k *kernel) Watch(context.Context) (<-chan string, error) { return k.foreign, nil }
 
-func (*kernel) End(func(policy.Flow) bool) (int, error) { return 0, nil }
+func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
+
+func (k *kernel) End(func(policy.Flow) bool) (int, error) {
+	k.mu.Lock()
+	k.ends = append(k.ends, time.Now())
+	wait := k.endTakes
+	k.mu.Unlock()
+	time.Sleep(wait) //nolint:forbidigo // in a bubble
+	return 0, nil
+}
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }
 
@@ -175,8 +188,14 @@ var foreign = netip.MustParseAddr("192.0.2.99")
 // node starts a node whose token is its name.
 func (c *cluster) node(name, dir string) (*Enforcer, *kernel, func()) {
 	c.t.Helper()
+	return c.nodeWith(name, dir, func(*Options) {})
+}
+
+// nodeWith is node with other options.
+func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *kernel, func()) {
+	c.t.Helper()
 	k := &kernel{foreign: make(chan string, 1)}
-	e := New(Options{
+	o := Options{
 		Kernel: k, Dir: dir, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		Dial: func(context.Context) (wire.PoliciesClient, func(), error) {
 			conn, err := grpc.NewClient("passthrough:operator",
@@ -190,7 +209,9 @@ func (c *cluster) node(name, dir string) (*Enforcer, *kernel, func()) {
 			}
 			return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
 		},
-	})
+	}
+	with(&o)
+	e := New(o)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

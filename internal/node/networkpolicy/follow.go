@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/wire"
 	"github.com/berthnet/berth/internal/retry"
 )
@@ -131,32 +132,60 @@ func (e *Enforcer) Announce(p Pod) <-chan struct{} {
 	return done
 }
 
-// follow follows the operator until ctx ends.
-func (e *Enforcer) follow(ctx context.Context) {
+// known are the pods with addresses that the operator has told about: the status of some may not have the addresses yet.
+func (e *Enforcer) known() (list []Pod) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.pods {
+		if _, known := e.state.Of(p.PodName, p.UID); known && len(p.Addrs) > 0 {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// following notes that the operator speaks, or why not, for people.
+func (e *Enforcer) following(err error) (news bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.record.following(err, e.Clock.Now())
+}
+
+// follower calls the operator. Its functions are those of the Enforcer.
+type follower struct {
+	Options
+	calls     *calls
+	take      func(session uint64, u *policy.Update)
+	following func(err error) (news bool)
+	known     func() []Pod
+}
+
+// run follows the operator until ctx ends.
+func (f follower) run(ctx context.Context) {
 	var failures retry.Backoff
 	for ctx.Err() == nil {
-		began := e.Clock.Now()
-		err := e.followOne(ctx)
+		began := f.Clock.Now()
+		err := f.followOne(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if e.Clock.Now().Sub(began) > retry.Most {
+		if f.Clock.Now().Sub(began) > retry.Most {
 			failures = retry.Backoff{}
 		}
-		if e.following(err) {
-			e.Log.Warn("berth-operator does not tell about network policies, will try again; those in force stay", "err", err)
+		if f.following(err) {
+			f.Log.Warn("berth-operator does not tell about network policies, will try again; those in force stay", "err", err)
 		}
-		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
+		failures.Fail(f.Clock.Now(), retry.First, retry.Most)
 		select {
-		case <-e.Clock.After(failures.Until.Sub(e.Clock.Now())):
+		case <-f.Clock.After(failures.Until.Sub(f.Clock.Now())):
 		case <-ctx.Done():
 		}
 	}
 }
 
 // followOne follows one operator until it ends.
-func (e *Enforcer) followOne(ctx context.Context) error {
-	client, end, err := e.Dial(ctx)
+func (f follower) followOne(ctx context.Context) error {
+	client, end, err := f.Dial(ctx)
 	if err != nil {
 		return err
 	}
@@ -167,17 +196,19 @@ func (e *Enforcer) followOne(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	session := e.calls.restart()
-	e.announceAll()
+	session := f.calls.restart()
+	for _, p := range f.known() {
+		f.calls.assign(p)
+	}
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer cancel(nil)
-	sending.Go(func() { cancel(e.say(ctx, stream)) })
+	sending.Go(func() { cancel(f.say(ctx, stream)) })
 	var d wire.Decoder
 	for {
 		m, err := stream.Recv()
-		if err == nil && e.following(nil) {
-			e.Log.Info("berth-operator tells about network policies")
+		if err == nil && f.following(nil) {
+			f.Log.Info("berth-operator tells about network policies")
 		}
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
@@ -192,39 +223,28 @@ func (e *Enforcer) followOne(ctx context.Context) error {
 				return fmt.Errorf("what the operator tells makes no sense: %w", err)
 			}
 			if u != nil {
-				e.take(session, u)
+				f.take(session, u)
 			}
 		case *wire.FromOperator_Assigned:
-			if about := e.calls.answer(what.Assigned.Id); about != nil && what.Assigned.Refused != "" {
-				e.Log.Warn("the operator does not tell other nodes a pod's addresses", "namespace", about.Namespace, "pod", about.Name, "err", what.Assigned.Refused)
+			if about := f.calls.answer(what.Assigned.Id); about != nil && what.Assigned.Refused != "" {
+				f.Log.Warn("the operator does not tell other nodes a pod's addresses", "namespace", about.Namespace, "pod", about.Name, "err", what.Assigned.Refused)
 			}
 		}
 	}
 }
 
 // say says what there is to say until ctx ends.
-func (e *Enforcer) say(ctx context.Context, stream wire.Policies_FollowClient) error {
+func (f follower) say(ctx context.Context, stream wire.Policies_FollowClient) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-e.calls.ready:
+		case <-f.calls.ready:
 		}
-		for _, m := range e.calls.next() {
+		for _, m := range f.calls.next() {
 			if err := stream.Send(m); err != nil {
 				return err
 			}
-		}
-	}
-}
-
-// announceAll tells an operator that has just begun which addresses pods have: the status of some may not say so yet.
-func (e *Enforcer) announceAll() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, p := range e.pods {
-		if _, known := e.state.Of(p.PodName, p.UID); known && len(p.Addrs) > 0 {
-			e.calls.assign(p)
 		}
 	}
 }

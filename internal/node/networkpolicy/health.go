@@ -13,6 +13,13 @@ const ConditionReady = "NetworkPoliciesReady"
 // awayFor is how long the operator may be away until the condition says so: a new leader takes less.
 const awayFor = time.Minute
 
+// Condition is the condition ConditionReady now.
+func (e *Enforcer) Condition() source.Condition {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.record.condition(e.state.Version() != 0, e.Clock.Now())
+}
+
 // condition is the condition ConditionReady. known: it is known which policies the node's pods have.
 func (r *record) condition(known bool, now time.Time) source.Condition {
 	said := ""

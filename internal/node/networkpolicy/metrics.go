@@ -1,12 +1,15 @@
 package networkpolicy
 
 import (
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -20,12 +23,14 @@ var (
 	famWaiting   = metric.New("berth_network_policy_waiting_adds", "gauge", "ADDs that wait until it is known which network policies select their pods.")
 	famWait      = metric.New("berth_network_policy_wait_duration_seconds", "histogram", "Time that ADDs waited until it was known which network policies select their pods, by result: success or error.", "result")
 	famApply     = metric.New("berth_network_policy_apply_duration_seconds", "histogram", "Duration of changes of network policies in the kernel, by result: success or error.", "result")
+	famDenied    = metric.New("berth_network_policy_denied_packets_total", "counter", "Packets that network policies denied on this node, by direction of the connection. A connection that is denied tries several times.", "direction")
+	famDeniedBy  = metric.New("berth_network_policy_denied_packets_by_policy_total", "counter", "The same by the policy that denied them. Packets that no policy accepts count for each NetworkPolicy that isolates the pod.", "direction", "policy")
 	famRepairs   = metric.New("berth_network_policy_repairs_total", "counter", "How often berthd restored network policies in the kernel that other software had changed.")
 )
 
 // Reference is what network policies add to the page of metrics.
 var Reference = source.Reference{
-	Families:   []metric.Family{famPods, famSets, famElements, famConnected, famAway, famFailing, famWaiting, famWait, famApply, famRepairs},
+	Families:   []metric.Family{famPods, famSets, famElements, famConnected, famAway, famFailing, famWaiting, famWait, famApply, famRepairs, famDenied, famDeniedBy},
 	Conditions: [][2]string{{ConditionReady, "with network policies: those of the node's pods are in force, and berth-operator tells of changes"}},
 }
 
@@ -72,13 +77,14 @@ type gauges struct {
 	connected      bool
 	away, failing  time.Duration
 	waiting        int
+	refused        []policytable.Refused
 }
 
 // Describe adds the condition and the metrics to a snapshot. waiting is how many ADDs wait.
 func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	g := gauges{pods: map[string]int{"judged": 0, "open": 0, "unknown": 0}, waiting: waiting}
+	g.refused = e.insides.refused(e.Kernel)
 	e.mu.Lock()
-	known := e.state.Version() != 0
 	for _, p := range e.pods {
 		switch list, known := e.state.Of(p.PodName, p.UID); {
 		case !known:
@@ -99,10 +105,8 @@ func (e *Enforcer) Describe(snap *source.Snapshot, waiting int) {
 	if r.failure != "" {
 		g.failing = now.Sub(r.failing)
 	}
-	condition := r.condition(known, now)
 	e.mu.Unlock()
-	snap.Waiting += waiting
-	snap.Conditions = append(snap.Conditions, condition)
+	snap.Conditions = append(snap.Conditions, e.Condition())
 	snap.Detail = source.Details{snap.Detail, g}
 }
 
@@ -113,6 +117,24 @@ func (gauges) Describe(*introspect.Document) {}
 func (g gauges) Metrics() (out []prometheus.Metric) {
 	for state, n := range g.pods {
 		out = append(out, famPods.Value(float64(n), state))
+	}
+	byPolicy := map[[2]string]uint64{}
+	var byDirection [len(policy.Directions)]uint64
+	for _, r := range g.refused {
+		if len(r.Policies) == 0 {
+			byDirection[r.Direction] += r.Packets
+		}
+		for _, ref := range r.Policies {
+			byPolicy[[2]string{strings.ToLower(r.Direction.String()), ref.String()}] += r.Packets
+		}
+	}
+	for _, d := range policy.Directions {
+		out = append(out, famDenied.Value(float64(byDirection[d]), strings.ToLower(d.String())))
+	}
+	for labels, n := range byPolicy {
+		if n > 0 {
+			out = append(out, famDeniedBy.Value(float64(n), labels[0], labels[1]))
+		}
 	}
 	connected := 0.0
 	if g.connected {

@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"time"
+
+	"github.com/berthnet/berth/internal/clock"
 )
 
 const (
 	// settle is how long a burst of changes by other software is waited for.
-	settle = 200 * time.Millisecond
+	settle = 50 * time.Millisecond
 	// lookAgain is when the kernel is watched again after that failed.
 	lookAgain = 10 * time.Second
 	// repairLog is how often repairs are logged, in case other software removes the table again and again.
@@ -16,17 +18,17 @@ const (
 )
 
 // watch has the kernel looked at when other software changes policies, and at an interval, until ctx ends.
-func (e *Enforcer) watch(ctx context.Context) {
+func watch(ctx context.Context, o Options, suspect func(what string)) {
 	var changes <-chan string
 	failed := false
 	for ctx.Err() == nil {
-		wait := e.Interval
+		wait := o.Interval
 		if changes == nil {
 			var err error
-			if changes, err = e.Kernel.Watch(ctx); err != nil && ctx.Err() == nil {
+			if changes, err = o.Kernel.Watch(ctx); err != nil && ctx.Err() == nil {
 				wait = lookAgain
 				if !failed {
-					e.Log.Warn("watching the kernel's network policies, will try again; repairs happen at an interval", "err", err)
+					o.Log.Warn("watching the kernel's network policies, will try again; repairs happen at an interval", "err", err)
 				}
 			}
 			failed = err != nil
@@ -39,25 +41,25 @@ func (e *Enforcer) watch(ctx context.Context) {
 			}
 			select {
 			case <-ctx.Done():
-			case <-e.Clock.After(settle):
+			case <-o.Clock.After(settle):
 			}
 			select {
 			case <-changes: // of the same burst
 			default:
 			}
-			e.suspect(cmp.Or(what, interval))
-		case <-e.after(wait):
-			e.suspect(interval)
+			suspect(cmp.Or(what, interval))
+		case <-after(o.Clock, wait):
+			suspect(interval)
 		}
 	}
 }
 
 // after is a moment; nil: never.
-func (e *Enforcer) after(wait time.Duration) <-chan time.Time {
+func after(c clock.Clock, wait time.Duration) <-chan time.Time {
 	if wait <= 0 {
 		return nil
 	}
-	return e.Clock.After(wait)
+	return c.After(wait)
 }
 
 // interval is the reason to look at the kernel without an observed change.
@@ -68,7 +70,7 @@ func (e *Enforcer) suspect(what string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.foreign = what
-	e.wake()
+	e.dirty.Set()
 }
 
 // repair has everything applied again if other software changed it.
@@ -80,12 +82,17 @@ func (e *Enforcer) repair() {
 	if what == "" || !e.own.applied { // otherwise everything is applied anyway
 		return
 	}
-	if what == interval {
-		if present, err := e.Kernel.Present(); present || err != nil {
-			return // what cannot be read now may be read at the next interval
-		}
+	ofNode := what != interval
+	if !ofNode {
+		present, err := e.Kernel.Present()
+		ofNode = !present && err == nil // what cannot be read now may be read at the next interval
 	}
-	e.Kernel.Forget()
+	if ofNode {
+		e.Kernel.Forget()
+	}
+	if ofPods := e.insides.changed(); !ofNode && !ofPods {
+		return
+	}
 	e.Metrics.repaired()
 	now := e.Clock.Now()
 	e.mu.Lock()

@@ -51,11 +51,7 @@ func (f inForce) same(o inForce) bool {
 
 // following notes that the operator sends updates, or why it does not, and reports whether that is worth a log line. The end
 // of a call that worked is not, as operators end calls from time to time.
-func (e *Enforcer) following(err error) (news bool) {
-	now := e.Clock.Now()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	r := &e.record
+func (r *record) following(err error, now time.Time) (news bool) {
 	switch connected := err == nil; {
 	case connected:
 		news = !r.connected && (r.told || r.changed.IsZero())
@@ -72,31 +68,24 @@ func (e *Enforcer) following(err error) (news bool) {
 	return news
 }
 
-// applied notes which policies the kernel has now; nil: the same ones as before.
-func (e *Enforcer) applied(lists map[string]inForce) {
-	now := e.Clock.Now()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.record.applied = now
+// succeeded notes which policies the kernel has now; nil: the same ones as before.
+func (r *record) succeeded(lists map[string]inForce, now time.Time) {
+	r.applied = now
 	if lists == nil {
 		return
 	}
 	for attachment, f := range lists {
 		f.since = now
-		if before := e.record.force[attachment]; before.same(f) {
+		if before := r.force[attachment]; before.same(f) {
 			f.since = before.since
 		}
 		lists[attachment] = f
 	}
-	e.record.force = lists
+	r.force = lists
 }
 
 // failed notes how the last change of the kernel went, and reports whether it failed for another reason than the one before.
-func (e *Enforcer) failed(err error) (news bool) {
-	now := e.Clock.Now()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	r := &e.record
+func (r *record) failed(err error, now time.Time) (news bool) {
 	switch {
 	case err == nil:
 		r.failure, r.failing = "", time.Time{}
@@ -115,7 +104,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 		Time: now.UTC(), Enabled: true,
 		Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{},
 	}
-	s.Refused = e.refused()
+	s.Refused = refusedPackets(e.insides.refused(e.Kernel))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &e.record
@@ -123,7 +112,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	s.Failure, s.FailureSince, s.Applied, s.Version = r.failure, utc(r.failing), utc(r.applied), e.state.Version()
 	policies := map[policy.Ref]*introspect.NodePolicy{}
 	for attachment, f := range e.lists() {
-		a := e.attachment(attachment, f)
+		a := e.record.attachment(attachment, f, e.pods[attachment].allAddrs(), e.state)
 		s.Attachments = append(s.Attachments, a)
 		for _, p := range f.list {
 			if !a.Known {
@@ -152,20 +141,9 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	return s
 }
 
-// refused counts refused packets, as far as the kernel tells.
-func (e *Enforcer) refused() []introspect.RefusedPackets {
+// refusedPackets counts refused packets, as far as the kernel tells.
+func refusedPackets(counts []policytable.Refused) []introspect.RefusedPackets {
 	list := []introspect.RefusedPackets{}
-	k, ok := e.Kernel.(interface {
-		Refused() ([]policytable.Refused, error)
-	})
-	if !ok {
-		return list
-	}
-	counts, err := k.Refused()
-	if err != nil {
-		e.Log.Warn("packets that network policies refused cannot be counted", "err", err)
-		return list
-	}
 	for _, c := range counts {
 		r := introspect.RefusedPackets{Direction: c.Direction.String(), Policies: []introspect.PolicyRef{}, Packets: c.Packets}
 		for _, ref := range c.Policies {
@@ -180,13 +158,13 @@ func (e *Enforcer) refused() []introspect.RefusedPackets {
 }
 
 // attachment describes one attachment with the policies that it should have.
-func (e *Enforcer) attachment(key string, f inForce) introspect.PolicyAttachment {
-	_, known := e.state.Of(f.pod, f.uid)
+func (r *record) attachment(key string, f inForce, addrs []netip.Addr, state *policy.State) introspect.PolicyAttachment {
+	_, known := state.Of(f.pod, f.uid)
 	a := introspect.PolicyAttachment{
-		Namespace: f.pod.Namespace, Pod: f.pod.Name, UID: f.uid, Addresses: append([]netip.Addr{}, e.pods[key].allAddrs()...), Known: known,
+		Namespace: f.pod.Namespace, Pod: f.pod.Name, UID: f.uid, Addresses: append([]netip.Addr{}, addrs...), Known: known,
 		Ingress: []introspect.AppliedPolicy{}, Egress: []introspect.AppliedPolicy{},
 	}
-	if has, ok := e.record.force[key]; ok && has.same(f) {
+	if has, ok := r.force[key]; ok && has.same(f) {
 		a.InForce, a.Since = true, utc(has.since)
 	}
 	if !known {
@@ -203,21 +181,51 @@ func (e *Enforcer) attachment(key string, f inForce) introspect.PolicyAttachment
 	return a
 }
 
-// Judge is what the policies that the node knows say about a connection.
+// Judge is what the policies that the node knows say about a connection, and whether the kernel has them.
 func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
+	kernel, compares := e.Kernel.(interface {
+		Compare(pods []netip.Addr, elements []policytable.Expected) error
+	})
+	for again := false; ; again = true {
+		j, pods, elements := e.judge(f)
+		if !compares || j.Failure != "" {
+			return j
+		}
+		err := kernel.Compare(pods, elements)
+		if err != nil && !again { // a change may have come in between
+			continue
+		}
+		if err != nil {
+			j.Failure = fmt.Sprintf("the kernel differs from what berthd applied: %v", err)
+		}
+		return j
+	}
+}
+
+// judge judges by what is known. It returns the node's pods at both ends, and the elements of sets that decide.
+func (e *Enforcer) judge(f policy.Flow) (j introspect.PolicyJudgement, pods []netip.Addr, elements []policytable.Expected) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	lists := e.lists()
 	v := e.view(lists)
-	j := introspect.PolicyJudgement{Time: e.Clock.Now().UTC(), Enabled: true, Failure: e.record.failure}
+	j = introspect.PolicyJudgement{Time: e.Clock.Now().UTC(), Enabled: true, Failure: e.record.failure}
 	j.Egress = introspect.DecisionOf(policy.Egress, policy.Decide(v.byAddr[f.Source], policy.Egress, f, v.sets))
 	j.Ingress = introspect.DecisionOf(policy.Ingress, policy.Decide(v.byAddr[f.Destination], policy.Ingress, f, v.sets))
 	for attachment, list := range lists {
-		ends := map[netip.Addr]*introspect.PolicyDecision{f.Source: &j.Egress, f.Destination: &j.Ingress}
-		for _, a := range e.pods[attachment].allAddrs() {
-			d := ends[a]
-			if d == nil {
+		pod := e.pods[attachment]
+		for _, a := range pod.allAddrs() {
+			var d *introspect.PolicyDecision
+			direction := policy.Egress
+			switch a {
+			case f.Source:
+				d = &j.Egress
+			case f.Destination:
+				d, direction = &j.Ingress, policy.Ingress
+			default:
 				continue
+			}
+			if pod.Inside == nil { // otherwise the table in the pod's own namespace decides, which is not compared
+				pods, elements = append(pods, a), append(elements, expected(list.list, direction, f, v.sets)...)
 			}
 			d.Namespace, d.Pod = list.pod.Namespace, list.pod.Name
 			if has, ok := e.record.force[attachment]; j.Failure == "" && (!ok || !has.same(list)) {
@@ -225,7 +233,27 @@ func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
 			}
 		}
 	}
-	return j
+	return j, pods, elements
+}
+
+// expected are the elements of sets that decide about a connection by the policies of one end.
+func expected(list []*policy.Policy, d policy.Direction, f policy.Flow, sets policy.Sets) (elements []policytable.Expected) {
+	peer := policy.Element{Addr: f.Source}
+	if d == policy.Egress {
+		peer.Addr = f.Destination
+	}
+	add := func(ids []policy.SetID, e policy.Element) {
+		for _, id := range ids {
+			elements = append(elements, policytable.Expected{Set: id, Element: e, Has: sets.Has(id, e)})
+		}
+	}
+	for _, p := range list {
+		for _, r := range p.Rules[d] {
+			add(r.Peers, peer)
+			add(r.Named, policy.Element{Addr: f.Destination, Protocol: f.Protocol, Port: f.Port})
+		}
+	}
+	return elements
 }
 
 func refOf(p *policy.Policy) introspect.PolicyRef {

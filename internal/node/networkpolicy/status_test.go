@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -157,4 +158,45 @@ func TestRefusedPacketsAreCounted(t *testing.T) {
 	if err != nil || string(text) != want {
 		t.Errorf("%s, %v", text, err)
 	}
+}
+
+// comparison is how a kernel compares, and with what.
+type comparison struct {
+	differs  int // so many times
+	pods     []netip.Addr
+	elements []policytable.Expected
+}
+
+func (k *kernel) Compare(pods []netip.Addr, elements []policytable.Expected) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.compared.pods, k.compared.elements = pods, elements; k.compared.differs > 0 {
+		k.compared.differs--
+		return errors.New("set x lacks 10.0.0.2")
+	}
+	return nil
+}
+
+// A judgement says whether the kernel has what decides. A change that comes in between is no difference.
+func TestJudgeComparesTheKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		f := policy.Flow{Source: foreign, Destination: server.Addrs[0], Protocol: 6, Port: 80}
+		for differs, want := range []string{"", "", "the kernel differs from what berthd applied: set x lacks 10.0.0.2"} {
+			k.mu.Lock()
+			k.compared.differs = differs
+			k.mu.Unlock()
+			if j := one.Judge(f); j.Failure != want || j.Ingress.Allowed {
+				t.Errorf("differs %d times: %+v, want %q", differs, j, want)
+			}
+		}
+		set := clientsOnly().Policy.Rules[policy.Ingress][0].Peers[0]
+		if !slices.Equal(k.compared.pods, server.Addrs) || !slices.Equal(k.compared.elements, []policytable.Expected{{Set: set, Element: policy.Element{Addr: foreign}}}) {
+			t.Errorf("compared %v and %+v", k.compared.pods, k.compared.elements)
+		}
+	})
 }

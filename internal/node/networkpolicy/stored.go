@@ -4,12 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/wire"
 	"github.com/berthnet/berth/internal/statefile"
 )
@@ -17,60 +20,69 @@ import (
 // fileName is that of the stored file, an Update in one part.
 const fileName = "networkpolicies.pb"
 
-// load takes in what was stored.
-func (e *Enforcer) load() {
-	data, err := statefile.Read(filepath.Join(e.Dir, fileName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	var stored wire.Update
-	if err == nil {
-		err = proto.Unmarshal(data, &stored)
-	}
-	if err == nil {
-		var d wire.Decoder
-		u, decodeErr := d.Add(&stored)
-		if err = decodeErr; err == nil && u != nil {
-			e.updates = append(e.updates, u)
-			e.wake()
-		}
-	}
-	if err != nil {
-		e.Log.Warn("stored network policies cannot be read: pods wait for the operator", "file", fileName, "err", err)
-	}
-}
-
 // storeDelay is how long changes of sets alone wait to be stored, as a set may have 160,000 elements.
 const storeDelay = 10 * time.Second
 
-// store has what is known stored, now or after storeDelay.
-func (e *Enforcer) store(now bool) {
+// stored is the file. One goroutine may use it at a time.
+type stored struct {
+	dir    string
+	clock  clock.Clock
+	log    *slog.Logger
+	state  *policy.State    // what has to be stored
+	due    <-chan time.Time // when the file has to be written; nil: it has everything
+	failed bool             // the last write
+}
+
+// load returns what was stored, or nil.
+func (f *stored) load() *policy.Update {
+	data, err := statefile.Read(filepath.Join(f.dir, fileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var all wire.Update
+	if err == nil {
+		err = proto.Unmarshal(data, &all)
+	}
+	var u *policy.Update
+	if err == nil {
+		var d wire.Decoder
+		u, err = d.Add(&all)
+	}
+	if err != nil {
+		f.log.Warn("stored network policies cannot be read: pods wait for the operator", "file", filepath.Join(f.dir, fileName), "err", err)
+		return nil
+	}
+	return u
+}
+
+// changed has what is known stored, now or after storeDelay.
+func (f *stored) changed(now bool) {
 	switch {
 	case now:
-		e.write()
-	case e.own.due == nil:
-		e.own.due = e.Clock.After(storeDelay)
+		f.write()
+	case f.due == nil:
+		f.due = f.clock.After(storeDelay)
 	}
 }
 
 // flush writes what was not stored yet.
-func (e *Enforcer) flush() {
-	if e.own.due != nil {
-		e.write()
+func (f *stored) flush() {
+	if f.due != nil {
+		f.write()
 	}
 }
 
 // write writes the file. An error is logged once: it matters after a restart only.
-func (e *Enforcer) write() {
-	e.own.due = nil
-	err := e.tryWrite()
+func (f *stored) write() {
+	f.due = nil
+	err := f.tryWrite()
 	if err != nil {
-		e.own.due = e.Clock.After(storeDelay)
-		if !e.own.storeFailed {
-			e.Log.Warn("network policies cannot be stored, will try again", "file", filepath.Join(e.Dir, fileName), "err", err)
+		f.due = f.clock.After(storeDelay)
+		if !f.failed {
+			f.log.Warn("network policies cannot be stored, will try again", "file", filepath.Join(f.dir, fileName), "err", err)
 		}
 	}
-	e.own.storeFailed = err != nil
+	f.failed = err != nil
 }
 
 // Discard removes the stored file, and tells whether there was one.
@@ -82,20 +94,20 @@ func Discard(dir string) (bool, error) {
 	return err == nil, err
 }
 
-func (e *Enforcer) tryWrite() error {
-	parts := wire.Encode(e.state.Whole())
+func (f *stored) tryWrite() error {
+	parts := wire.Encode(f.state.Whole())
 	for _, p := range parts[1:] {
-		parts[0].Sets = append(parts[0].Sets, p.Sets...)
+		parts[0].Pods, parts[0].Policies, parts[0].Sets = append(parts[0].Pods, p.Pods...), append(parts[0].Policies, p.Policies...), append(parts[0].Sets, p.Sets...)
 	}
 	parts[0].More = false
 	data, err := proto.Marshal(parts[0])
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	if err := os.MkdirAll(e.Dir, 0o700); err != nil {
+	if err := os.MkdirAll(f.dir, 0o700); err != nil {
 		return err
 	}
-	path, tmp := filepath.Join(e.Dir, fileName), filepath.Join(e.Dir, "."+fileName+".new")
+	path, tmp := filepath.Join(f.dir, fileName), filepath.Join(f.dir, "."+fileName+".new")
 	if err := statefile.Create(tmp, data, 0o600); err != nil {
 		return err
 	}

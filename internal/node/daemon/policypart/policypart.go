@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/daemon/part"
@@ -32,6 +35,7 @@ type Enforcer interface {
 	Remove(attachment string)
 	Restore(pods map[string]networkpolicy.Pod)
 	Announce(p networkpolicy.Pod) <-chan struct{}
+	Condition() source.Condition
 	Describe(snap *source.Snapshot, waiting int)
 	Run(ctx context.Context) error
 }
@@ -42,6 +46,7 @@ type Options struct {
 	Store        *attachment.Store
 	Wait         time.Duration // how long an ADD waits until the pod's policies are known
 	StartUnknown bool          // it goes on then, with a pod that is open, and does not fail
+	TunnelPort   uint16        // UDP, of Egresses
 	Metrics      networkpolicy.Metrics
 	Log          *slog.Logger
 }
@@ -92,24 +97,55 @@ func nameOf(pod attachment.Pod) policy.PodName {
 	return policy.PodName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
+// ofASwitch are kinds of plugs whose packets do not pass the node's IP stack.
+var ofASwitch = []plug.Kind{plug.OVS, plug.OVSHybrid, plug.Netns, plug.VLAN}
+
+// InsideOf returns the network namespace whose own table has to judge an attachment; nil: the node's does.
+func InsideOf(rec attachment.Record) *networkpolicy.Inside {
+	first := rec.First()
+	if first == nil || !slices.Contains(ofASwitch, plug.Kind(first.Plug.Type)) {
+		return nil
+	}
+	return &networkpolicy.Inside{Netns: rec.Netns.Path, ID: rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}, Links: []string{first.IfName}, Only: true}
+}
+
+// tunnelsOf are the tunnels of an attachment's Egresses.
+func tunnelsOf(rec attachment.Record, port uint16) (list []netip.AddrPort) {
+	if rec.Egress == nil {
+		return nil
+	}
+	for _, u := range rec.Egress.Egresses {
+		addrs := slices.Clone(u.Service)
+		for _, g := range u.Gateways {
+			addrs = append(addrs, g.Addresses...)
+		}
+		for _, a := range addrs {
+			if to := netip.AddrPortFrom(a, port); !slices.Contains(list, to) {
+				list = append(list, to)
+			}
+		}
+	}
+	return list
+}
+
 // podOf is what policies need to know of an attachment. They concern the addresses of its own interface: those of other NICs are
 // in networks of their own, which may have the same addresses. others are the node's attachments.
-func podOf(rec attachment.Record, others []attachment.Record) networkpolicy.Pod {
-	p := networkpolicy.Pod{PodName: nameOf(rec.Pod), UID: rec.Pod.UID, Addrs: rec.OwnAddrs()}
+func (p Part) podOf(rec attachment.Record, others []attachment.Record) networkpolicy.Pod {
+	pod := networkpolicy.Pod{PodName: nameOf(rec.Pod), UID: rec.Pod.UID, Addrs: rec.OwnAddrs(), Tunnels: tunnelsOf(rec, p.TunnelPort), Inside: InsideOf(rec)}
 	if local := rec.Lease.NodeLocal; local.IsValid() {
-		p.Local = append(p.Local, local)
+		pod.Local = append(pod.Local, local)
 	}
 	// The Pod's status has the addresses of the sandbox's first interface, by which policies select it.
 	further := slices.ContainsFunc(others, func(o attachment.Record) bool {
 		return o.Key.ContainerID == rec.Key.ContainerID && o.Key != rec.Key && cmp.Or(o.Since.Compare(rec.Since), cmp.Compare(o.Key.IfName, rec.Key.IfName)) < 0
 	})
 	if further {
-		p.Addrs, p.Local = nil, append(p.Addrs, p.Local...)
+		pod.Addrs, pod.Local = nil, append(pod.Addrs, pod.Local...)
 	}
-	return p
+	return pod
 }
 
-func (p Part) podOf(rec attachment.Record) networkpolicy.Pod { return podOf(rec, p.Store.Records()) }
+func (p Part) podNow(rec attachment.Record) networkpolicy.Pod { return p.podOf(rec, p.Store.Records()) }
 
 // Acquire implements part.Part. It holds no address while it waits.
 func (p Part) Acquire(ctx context.Context, req attachment.Request, _ *attachment.Record) (bool, error) {
@@ -145,7 +181,7 @@ func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
 	if !has(rec.Pod) {
 		return nil
 	}
-	pod := p.podOf(rec)
+	pod := p.podNow(rec)
 	if err := p.Enforcer.Set(ctx, rec.Key.String(), pod); err != nil {
 		return &source.Exhausted{Reason: "policies-not-in-force", Message: err.Error(), Err: err}
 	}
@@ -162,7 +198,7 @@ func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Reco
 	if !has(rec.Pod) {
 		return rec, nil
 	}
-	pod := p.podOf(rec)
+	pod := p.podNow(rec)
 	if p.Enforcer.Holds(rec.Key.String(), pod) {
 		return rec, nil
 	}
@@ -200,10 +236,15 @@ func (Part) Checks(rec attachment.Record) (checks bool, service string) { return
 
 // Check implements part.Part.
 func (p Part) Check(_ context.Context, rec attachment.Record) error {
-	if !has(rec.Pod) || p.Enforcer.Holds(rec.Key.String(), p.podOf(rec)) {
+	if !has(rec.Pod) || p.Enforcer.Holds(rec.Key.String(), p.podNow(rec)) {
 		return nil
 	}
-	return errors.New("network policies are enforced for other addresses than the pod's")
+	return errors.New("network policies are enforced for other addresses or tunnels than the pod's")
+}
+
+// Inspect implements part.Part.
+func (p Part) Inspect(context.Context) []source.Condition {
+	return []source.Condition{p.Enforcer.Condition()}
 }
 
 // Gone implements part.Part.
@@ -220,7 +261,7 @@ func (p Part) TakeUp(ready []attachment.Record) {
 	for _, rec := range ready {
 		switch {
 		case has(rec.Pod):
-			pods[rec.Key.String()] = podOf(rec, ready)
+			pods[rec.Key.String()] = p.podOf(rec, ready)
 		case rec.Pod.Name != "":
 			p.Log.Warn("a running pod without a UID has no network policies until it is replaced", rec.ForLog()...)
 		}
