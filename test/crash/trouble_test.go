@@ -35,6 +35,8 @@ type troublemaker struct {
 
 	armed  map[*proc.Process]bool // for its present life
 	missed map[event]int          // kills of programs that had ended by themselves
+
+	policies *policyUsers // who have to know of troubles; nil where there are none
 }
 
 // restartDelay is how soon a program that died at a failpoint starts again. Operations may need it,
@@ -44,14 +46,20 @@ const restartDelay = 100 * time.Millisecond
 // run makes each trouble after a number of operations, so that the speed of the machine does not
 // matter.
 func (m *troublemaker) run(ctx context.Context) {
+	end := m.policies.make()
 	m.makeHasty()
+	end()
 	for at, t := m.plan.next(); m.reach(ctx, at); at, t = m.plan.next() {
 		m.roster.Lock()
+		end := m.policies.make()
 		t.make(ctx, m)
 		m.restart(true)
+		end()
 		m.roster.Unlock()
 	}
+	end = m.policies.make()
 	m.restart(false)
+	end()
 }
 
 // reach waits for a number of operations of the round, and returns false if there are fewer.

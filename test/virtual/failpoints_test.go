@@ -28,7 +28,7 @@ func named(prefixes ...string) []string {
 }
 
 var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool {
-	return strings.HasPrefix(name, "daemon.egress.") || strings.HasPrefix(name, "daemon.nics.")
+	return strings.HasPrefix(name, "daemon.egress.") || strings.HasPrefix(name, "daemon.nics.") || strings.HasPrefix(name, "daemon.policies.")
 })
 
 // Failpoints that programs are halted at, by mode and program.
@@ -47,8 +47,13 @@ var (
 
 // elsewhere are prefixes of failpoints at which nothing is halted here, with the reason.
 var elsewhere = map[string]string{
-	"plug.": "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
+	"plug.":              "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
+	"networkpolicy.":     policiesElsewhere,
+	"daemon.policies.":   policiesElsewhere,
+	"operator.policies.": policiesElsewhere,
 }
+
+const policiesElsewhere = "network policies are sent by TLS, in real time, and enforced by the kernel: test/crash"
 
 // once are failpoints that a run passes once, so that nothing is halted at the second hit; sometimes
 // are those that a run may pass twice.

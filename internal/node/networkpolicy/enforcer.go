@@ -12,9 +12,15 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/retry"
+)
+
+var _ = failpoint.Register(
+	"networkpolicy.taken", "networkpolicy.applied", "networkpolicy.enforced", "networkpolicy.ended",
+	"networkpolicy.store.written", "networkpolicy.store.after",
 )
 
 // Kernel enforces policies. *policytable.Table implements it.
@@ -302,6 +308,9 @@ func (e *Enforcer) apply() error {
 		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
 		lists = nil
 	}
+	if r.err == nil {
+		r.err = failpoint.Hit("networkpolicy.applied")
+	}
 	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
 	if r.err == nil {
 		for attachment := range r.failed {
@@ -322,10 +331,11 @@ func (e *Enforcer) apply() error {
 		return err
 	}
 	e.calls.enforced(session, e.state.Version())
+	err = failpoint.Hit("networkpolicy.enforced")
 	if news {
 		e.own.file.changed(urgent)
 	}
-	return e.end(view)
+	return errors.Join(err, e.end(view))
 }
 
 // endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
@@ -350,7 +360,7 @@ func (e *Enforcer) end(v view) error {
 	if n > 0 {
 		e.Log.Info("policies forbid connections that were open", "ended", n)
 	}
-	return nil
+	return failpoint.Hit("networkpolicy.ended")
 }
 
 // view is which policies the pods have.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/wire"
 	"github.com/berthnet/berth/internal/retry"
@@ -224,6 +225,9 @@ func (f follower) followOne(ctx context.Context) error {
 			}
 			if u != nil {
 				f.take(session, u)
+				if err := failpoint.Hit("networkpolicy.taken"); err != nil {
+					return err
+				}
 			}
 		case *wire.FromOperator_Assigned:
 			if about := f.calls.answer(what.Assigned.Id); about != nil && what.Assigned.Refused != "" {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/wire"
 	"github.com/berthnet/berth/internal/statefile"
@@ -111,5 +112,11 @@ func (f *stored) tryWrite() error {
 	if err := statefile.Create(tmp, data, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(tmp, path)
+	if err := failpoint.Hit("networkpolicy.store.written"); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	return failpoint.Hit("networkpolicy.store.after")
 }
