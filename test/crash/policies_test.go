@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -23,6 +24,8 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
 	"github.com/berthnet/berth/internal/policy/policytest"
@@ -33,6 +36,7 @@ import (
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // policyMode is node mode with network policies: random ones, that users change all the time together with labels of pods
@@ -626,6 +630,43 @@ func TestJudgeOfPolicies(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		if got := len(r.violations()); got != tt.want {
 			t.Errorf("%s: %d violations, want %d", what, got, tt.want)
+		}
+	}
+}
+
+// TestPolicyInvariantsFindFaults changes a node's table behind a killed daemon, and the API and the stored file with it, all
+// of which oracle.NetworkPolicies must report.
+func TestPolicyInvariantsFindFaults(t *testing.T) {
+	t.Parallel()
+	harness.Rotate(t, policyMode.slices...)
+	l := harness.Raise(t, policyMode.lab(1, 1))
+	n := l.Nodes()[0]
+	closed := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "closed"}}
+	harness.OK(t, l.Kube.Client.Create(t.Context(), closed.DeepCopy()))
+	_, err := n.AddPod(t.Context(), "p", node.PodOptions{})
+	harness.OK(t, err)
+	harness.Settle(t, l)
+	for _, p := range policyMode.programs(l) {
+		harness.OK(t, p.Kill())
+	}
+	closed.Name = "late"
+	harness.OK(t, l.Kube.Client.Create(t.Context(), closed))
+	harness.OK(t, ns.Do(n.Netns, func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		table := &nftables.Table{Family: nftables.TableFamilyINet, Name: policytable.Name}
+		c.FlushChain(&nftables.Chain{Table: table, Name: "refuse-ingress"})
+		err = c.AddSet(&nftables.Set{Table: table, Name: "foreign", KeyType: nftables.TypeIPAddr}, nil)
+		return errors.Join(err, c.Flush())
+	}))
+	errs := errors.Join(oracle.NetworkPolicies(t.Context(), l, true)...)
+	for _, want := range []string{
+		"introspection: ", "the stored file lacks NetworkPolicy default/late", "the kernel lacks chain refuse-ingress", "the kernel has set foreign, and should not",
+	} {
+		if errs == nil || !strings.Contains(errs.Error(), want) {
+			t.Errorf("%q is not in: %v", want, errs)
 		}
 	}
 }
