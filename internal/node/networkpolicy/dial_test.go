@@ -72,3 +72,36 @@ func TestDial(t *testing.T) {
 	o.Fail(errors.New("no route to host"))
 	wants("ConfigMap kube-system/berth-network-policies: no route to host")
 }
+
+// An ADD waits for the answer about its pod, also when the node calls another operator meanwhile, which it tells everything again.
+func TestAnAssignedAddressWaitsForItsAnswer(t *testing.T) {
+	c, p := newCalls(), running("server", "10.0.0.1")
+	done := c.assign(p)
+	c.next()
+	c.restart()
+	again := c.assign(p)
+	for _, m := range c.next() {
+		if closedNow(done) || closedNow(again) {
+			t.Error("the ADD does not wait for the answer")
+		}
+		c.answer(m.GetAssign().GetId())
+	}
+	if !closedNow(done) || !closedNow(again) {
+		t.Error("the answer reaches nobody")
+	}
+	p.Addrs = running("server", "10.0.0.2").Addrs
+	done = c.assign(p)
+	p.Addrs = running("server", "10.0.0.3").Addrs
+	if c.assign(p); !closedNow(done) {
+		t.Error("an address that counts no more is waited for")
+	}
+}
+
+func closedNow(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -14,9 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/retry"
+)
+
+var _ = failpoint.Register(
+	"networkpolicy.taken", "networkpolicy.applied", "networkpolicy.enforced", "networkpolicy.ended",
+	"networkpolicy.store.written", "networkpolicy.store.after",
 )
 
 // Kernel enforces policies. *policytable.Table implements it.
@@ -326,6 +332,9 @@ func (e *Enforcer) apply() error {
 		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
 		lists = nil
 	}
+	if r.err == nil {
+		r.err = failpoint.Hit("networkpolicy.applied")
+	}
 	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
 	if r.err == nil {
 		for attachment := range r.failed {
@@ -348,6 +357,7 @@ func (e *Enforcer) apply() error {
 		return errors.Join(r.err, failed)
 	}
 	e.calls.enforced(session, e.state.Version())
+	err = failpoint.Hit("networkpolicy.enforced")
 	if e.own.unstored {
 		e.own.file.changed(e.own.urgent)
 		e.own.unstored, e.own.urgent = false, false
@@ -355,7 +365,7 @@ func (e *Enforcer) apply() error {
 	if err := errors.Join(failed, e.end(view)); err != nil {
 		return partialError{err}
 	}
-	return nil
+	return errors.Join(err, e.end(view))
 }
 
 // endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
@@ -381,7 +391,7 @@ func (e *Enforcer) end(v view) error {
 	if err != nil {
 		return fmt.Errorf("end connections: %w", err)
 	}
-	return nil
+	return failpoint.Hit("networkpolicy.ended")
 }
 
 // view is which policies the pods have.

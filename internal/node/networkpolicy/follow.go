@@ -1,13 +1,14 @@
 package networkpolicy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/wire"
 	"github.com/berthnet/berth/internal/retry"
@@ -55,16 +56,21 @@ func (c *calls) enforced(session, version uint64) {
 func (c *calls) assign(p Pod) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	a := &wire.Assign{Namespace: p.Namespace, Name: p.Name, Uid: p.UID}
+	for _, addr := range p.Addrs {
+		a.Addresses = append(a.Addresses, addr.AsSlice())
+	}
 	for id, before := range c.assigns {
-		if before.Namespace == p.Namespace && before.Name == p.Name { // this one counts
+		switch {
+		case before.Namespace != p.Namespace || before.Name != p.Name:
+		case before.Uid == a.Uid && slices.EqualFunc(before.Addresses, a.Addresses, bytes.Equal):
+			return c.answered[id] // an ADD may wait for this answer
+		default: // this one counts
 			c.forget(id)
 		}
 	}
 	c.last++
-	a := &wire.Assign{Id: c.last, Namespace: p.Namespace, Name: p.Name, Uid: p.UID}
-	for _, addr := range p.Addrs {
-		a.Addresses = append(a.Addresses, addr.AsSlice())
-	}
+	a.Id = c.last
 	done := make(chan struct{})
 	c.assigns[a.Id], c.unsaid[a.Id], c.answered[a.Id] = a, true, done
 	c.wake()
@@ -239,6 +245,9 @@ func (f follower) followOne(ctx context.Context) error {
 			}
 			if u != nil {
 				f.take(session, u)
+				if err := failpoint.Hit("networkpolicy.taken"); err != nil {
+					return err
+				}
 			}
 		case *wire.FromOperator_Assigned:
 			if about := f.calls.answer(what.Assigned.Id); about != nil && what.Assigned.Refused != "" {

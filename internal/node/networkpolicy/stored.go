@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/wire"
 	"github.com/berthnet/berth/internal/statefile"
@@ -20,8 +21,13 @@ import (
 // fileName is that of the stored file, an Update in one part.
 const fileName = "networkpolicies.pb"
 
-// storeDelay is how long changes of sets alone wait to be stored, as a set may have 160,000 elements.
-const storeDelay = 10 * time.Second
+const (
+	// storeDelay is how long changes of sets alone wait to be stored at most, as a set may have 160,000 elements, and how long
+	// a write waits that failed. Until then a restart goes back to the sets before, if the operator is away.
+	storeDelay = 10 * time.Second
+	// storeRate is how many bytes a second these changes may have written.
+	storeRate = 1 << 20
+)
 
 // stored is the file. One goroutine may use it at a time.
 type stored struct {
@@ -31,6 +37,7 @@ type stored struct {
 	state  *policy.State    // what has to be stored
 	due    <-chan time.Time // when the file has to be written; nil: it has everything
 	failed bool             // the last write
+	size   int              // of the file, in bytes
 }
 
 // load returns what was stored, or nil.
@@ -55,13 +62,18 @@ func (f *stored) load() *policy.Update {
 	return u
 }
 
-// changed has what is known stored, now or after storeDelay.
+// delay is how long changes of sets alone wait, by the size of the file.
+func (f *stored) delay() time.Duration {
+	return min(storeDelay, time.Duration(f.size)*time.Second/storeRate)
+}
+
+// changed has what is known stored, now or after a delay.
 func (f *stored) changed(now bool) {
 	switch {
 	case now:
 		f.write()
 	case f.due == nil:
-		f.due = f.clock.After(storeDelay)
+		f.due = f.clock.After(f.delay())
 	}
 }
 
@@ -109,9 +121,16 @@ func (f *stored) tryWrite() error {
 	if err := os.MkdirAll(f.dir, 0o700); err != nil {
 		return err
 	}
+	f.size = len(data)
 	path, tmp := filepath.Join(f.dir, fileName), filepath.Join(f.dir, "."+fileName+".new")
 	if err := statefile.Create(tmp, data, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(tmp, path)
+	if err := failpoint.Hit("networkpolicy.store.written"); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	return failpoint.Hit("networkpolicy.store.after")
 }

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/policy/wire"
 )
@@ -117,7 +118,7 @@ func (p *publisher) publish(ctx context.Context) error {
 	}
 	before := cm.DeepCopy()
 	cm.Data = map[string]string{wire.KeyAddress: p.address, wire.KeyCA: string(text)}
-	if err := p.writer.Patch(ctx, cm, objects.IfUnchanged(before)); err != nil {
+	if err := failpoint.Around("operator.policies.publish", func() error { return p.writer.Patch(ctx, cm, objects.IfUnchanged(before)) }); err != nil {
 		return fmt.Errorf("write ConfigMap %s: %w", key, err)
 	}
 	p.log.Info("nodes find the policies of their pods here", "address", p.address)

@@ -18,8 +18,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
 	"github.com/berthnet/berth/internal/policy/wire"
+)
+
+var _ = failpoint.Register(
+	"operator.policies.publish.before", "operator.policies.publish.after",
+	"operator.policies.send.before", "operator.policies.send.after", "operator.policies.assigned",
 )
 
 // Server tells nodes about policies. It serves while it leads.
@@ -140,11 +146,16 @@ func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) erro
 			if u.Version == 0 {
 				continue
 			}
-			last = f.Clock.Now()
-			for _, part := range wire.Encode(u) {
-				if err := stream.Send(&wire.FromOperator{What: &wire.FromOperator_Update{Update: part}}); err != nil {
-					return err
+			err := failpoint.Around("operator.policies.send", func() error {
+				for _, part := range wire.Encode(u) {
+					if err := stream.Send(&wire.FromOperator{What: &wire.FromOperator_Update{Update: part}}); err != nil {
+						return err
+					}
 				}
+				return nil
+			})
+			if err != nil {
+				return err
 			}
 		}
 	}
@@ -209,7 +220,12 @@ func (f *call) assign(ctx context.Context, a *wire.Assign) (<-chan struct{}, err
 	}
 	name := types.NamespacedName{Namespace: a.Namespace, Name: a.Name}
 	if err := f.MayAssign(ctx, f.node, name, addrs); err != nil {
-		return nil, err
+		return nil, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
+	if err == nil {
+		err = failpoint.Hit("operator.policies.assigned")
+	}
+	if err != nil {
+		return err
 	}
 	return f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
 }

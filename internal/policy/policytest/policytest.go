@@ -21,11 +21,11 @@ var (
 	Outside    = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("fd01::7")}
 	Protocols  = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
 	Ports      = []uint16{79, 80, 81}
+	LabelKeys  = []string{"app", "tier"}
 )
 
 // The rest of the alphabet.
 var (
-	labelKeys   = []string{"app", "tier"}
 	labelValues = []string{"x", "y"}
 	portNames   = []string{"http", "dns"}
 	blocks      = []string{"10.0.0.0/8", "10.0.0.0/21", "10.0.4.0/24", "0.0.0.0/0", "192.0.2.0/24", "fd00::/8", "fd00:4::/32"}
@@ -34,7 +34,7 @@ var (
 // Labels draws the labels of a pod, a namespace or a node.
 func Labels(t *rapid.T) map[string]string {
 	of := map[string]string{}
-	for _, key := range labelKeys {
+	for _, key := range LabelKeys {
 		if v := rapid.SampledFrom(append(labelValues, "")).Draw(t, key); v != "" {
 			of[key] = v
 		}
@@ -66,7 +66,7 @@ func Pod(t *rapid.T, namespace, name string) *corev1.Pod {
 // Selector draws a label selector.
 func Selector(t *rapid.T) *metav1.LabelSelector {
 	s := &metav1.LabelSelector{}
-	key, value := rapid.SampledFrom(labelKeys).Draw(t, "key"), rapid.SampledFrom(labelValues).Draw(t, "value")
+	key, value := rapid.SampledFrom(LabelKeys).Draw(t, "key"), rapid.SampledFrom(labelValues).Draw(t, "value")
 	switch rapid.IntRange(0, 4).Draw(t, "selector") {
 	case 0: // everything
 	case 1, 2:

@@ -15,6 +15,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/node/attachment"
@@ -25,6 +26,8 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/source"
 )
+
+var _ = failpoint.Register("daemon.policies.acquired", "daemon.policies.set", "daemon.policies.announced")
 
 // Enforcer enforces policies. *networkpolicy.Enforcer implements and documents it.
 type Enforcer interface {
@@ -162,7 +165,7 @@ func (p Part) Acquire(ctx context.Context, req attachment.Request, _ *attachment
 	p.Metrics.Waited(time.Since(began), err)
 	switch {
 	case err == nil:
-		return true, nil
+		return true, failpoint.Hit("daemon.policies.acquired")
 	case p.StartUnknown && ctx.Err() == nil:
 		p.Log.Warn("a pod starts before its network policies are known, open to everyone", "namespace", req.Pod.Namespace, "pod", req.Pod.Name, "err", err)
 		return true, nil
@@ -184,6 +187,9 @@ func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
 	pod := p.podNow(rec)
 	if err := p.Enforcer.Set(ctx, rec.Key.String(), pod); err != nil {
 		return &source.Exhausted{Reason: "policies-not-in-force", Message: err.Error(), Err: err}
+	}
+	if err := failpoint.Hit("daemon.policies.set"); err != nil {
+		return err
 	}
 	if done := p.Enforcer.Announce(pod); done != nil {
 		p.mu.Lock()
@@ -221,7 +227,7 @@ func (p Part) Await(ctx context.Context, rec attachment.Record) error {
 	}
 	select {
 	case <-done:
-		return nil
+		return failpoint.Hit("daemon.policies.announced")
 	case <-ctx.Done():
 	}
 	if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) && !errors.Is(cause, part.ErrDraining) {
