@@ -34,7 +34,7 @@ type troublemaker struct {
 	stop <-chan struct{}
 
 	armed  map[*proc.Process]bool // armed for the current run
-	missed map[event]int          // intended kills of programs that had already ended by themselves
+	missed map[event]int          // intended kills of programs that had already ended
 
 	policies *policyUsers // who have to know of troubles; nil where there are none
 }

@@ -357,7 +357,9 @@ func (e *Enforcer) apply() error {
 		return errors.Join(r.err, failed)
 	}
 	e.calls.enforced(session, e.state.Version())
-	err = failpoint.Hit("networkpolicy.enforced")
+	if err := failpoint.Hit("networkpolicy.enforced"); err != nil {
+		return err
+	}
 	if e.own.unstored {
 		e.own.file.changed(e.own.urgent)
 		e.own.unstored, e.own.urgent = false, false
@@ -365,7 +367,7 @@ func (e *Enforcer) apply() error {
 	if err := errors.Join(failed, e.end(view)); err != nil {
 		return partialError{err}
 	}
-	return errors.Join(err, e.end(view))
+	return nil
 }
 
 // endShare is which part of the time may be spent on looking at connections, of which a node may have a million.

@@ -146,6 +146,7 @@ func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) erro
 			if u.Version == 0 {
 				continue
 			}
+			last = f.Clock.Now()
 			err := failpoint.Around("operator.policies.send", func() error {
 				for _, part := range wire.Encode(u) {
 					if err := stream.Send(&wire.FromOperator{What: &wire.FromOperator_Update{Update: part}}); err != nil {
@@ -220,12 +221,11 @@ func (f *call) assign(ctx context.Context, a *wire.Assign) (<-chan struct{}, err
 	}
 	name := types.NamespacedName{Namespace: a.Namespace, Name: a.Name}
 	if err := f.MayAssign(ctx, f.node, name, addrs); err != nil {
-		return nil, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
+		return nil, err
+	}
+	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
 	if err == nil {
 		err = failpoint.Hit("operator.policies.assigned")
 	}
-	if err != nil {
-		return err
-	}
-	return f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
+	return done, err
 }
