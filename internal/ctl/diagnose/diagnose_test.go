@@ -312,7 +312,7 @@ func TestPod(t *testing.T) {
 		{"no VPC", inVPC(), func(f *Facts) { f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{}), nil }, VPCNotReady, "which does not exist"},
 		{"NICs without a VPC", inVPC(), func(f *Facts) {
 			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), map[string]string{v1alpha1.AnnotationNICs: "[]"}
-		}, NoPodNIC, "names their VPC"},
+		}, NoPodNIC, "names a VPC in the annotation"},
 		{"VPC of the namespace", inVPC(), func(f *Facts) {
 			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), nil
 			f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationVPC: "blue"}

@@ -61,7 +61,7 @@ deleted. Exits with 2 on a problem.`,
 	return cmd
 }
 
-// policyAnswer is what a node knows of policies, or why it could not be asked.
+// policyAnswer is what a node knows of policies, or why it could not be queried.
 type policyAnswer struct {
 	doc introspect.NetworkPolicies
 	err error
@@ -157,7 +157,7 @@ func notInForce(ref introspect.PolicyRef, digest string, pods int, d daemon, ans
 	case !asked || a.err == nil && !a.doc.Enabled:
 		return "berthd does not enforce network policies"
 	case a.err != nil:
-		return fmt.Sprintf("berthd could not be asked: %v", a.err)
+		return fmt.Sprintf("berthd could not be queried: %v", a.err)
 	case i < 0:
 		return behind + " that the policy selects pods there"
 	}
@@ -345,7 +345,7 @@ func (p *program) askPolicies(ctx context.Context, a *api, uid string, d *PodPol
 	}
 	doc, err := nodes.policies(ctx, its)
 	if err != nil {
-		bad("berthd of node %s could not be asked: %v", d.Node, err)
+		bad("berthd of node %s could not be queried: %v", d.Node, err)
 		return nil
 	}
 	d.compare(doc, uid)

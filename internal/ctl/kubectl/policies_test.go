@@ -223,7 +223,7 @@ func TestPolicies(t *testing.T) {
 	out, code = run(a, enforcerOf("node-b", pods), "policy", "db-0")
 	wants(out, code, ExitUnwell, "node node-b has other policies for the pod than the API server")
 	out, code = run(a, nil, "policies")
-	wants(out, code, ExitUnwell, "not in force on node-b: berthd could not be asked: nobody listens")
+	wants(out, code, ExitUnwell, "not in force on node-b: berthd could not be queried: connection refused")
 	off := enforcerOf("node-b", pods, dbClients(5432))
 	off.doc.Enabled = false
 	out, code = run(a, off, "policies")

@@ -71,7 +71,7 @@ server's objects, and by what the nodes of both pods have in force. FROM and TO 
 Services, so name a pod behind a Service, and the port of the pod.
 
 Without --port, the connection is to a port that no rule names. Exits with 2 if a node
-differs or could not be asked.`,
+differs or could not be queried.`,
 		Example: `  kubectl berth trace shop/web-0 shop/db-0 --port 5432
   kubectl berth trace shop/web-0 192.0.2.7 --port 443`,
 		Args:              cobra.ExactArgs(2),
@@ -291,7 +291,7 @@ func (p *program) askBoth(ctx context.Context, a *api, t *Trace) error {
 			j, err := nodes.judge(ctx, d, f.flow)
 			switch {
 			case err != nil:
-				bad("berthd of node %s could not be asked: %v", name, err)
+				bad("berthd of node %s could not be queried: %v", name, err)
 			case !j.Enabled:
 				bad("berthd of node %s does not enforce network policies", name)
 			default:
