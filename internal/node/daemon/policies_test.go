@@ -14,6 +14,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/policypart"
@@ -367,5 +368,37 @@ func TestPoliciesNeedAUID(t *testing.T) {
 	mustDel(t, r, "a")
 	if got := n.policies.changed(); got != "restore 0" {
 		t.Errorf("a sandbox outside Kubernetes had %s", got)
+	}
+}
+
+// policyFailpoints is the prefix of the failpoints of network policies, which concern pods with a name only.
+const policyFailpoints = "daemon.policies."
+
+func TestEveryPolicyFailpointIsHit(t *testing.T) {
+	for _, name := range failpoint.Names() {
+		if !strings.HasPrefix(name, policyFailpoints) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "10.0.0.5")
+			n.policies = newEnforcer(knownPod("a"))
+			answer := make(chan struct{})
+			close(answer)
+			n.policies.answer = answer
+			r := n.restart(nil)
+			defer n.tick()()
+			restore, err := failpoint.Set(name + "=error@1")
+			must(t, err)
+			defer restore()
+			rec := attachment.Record{
+				Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "default", Name: "pod-a", UID: "uid-a"},
+			}
+			if _, err := r.attachments.add(within(t), rec, attachment.PodOptions{}); !errors.Is(err, failpoint.ErrHit) {
+				t.Errorf("ADD = %v, want failpoint.ErrHit", err)
+			}
+			if left := r.Store.Records(); len(left) != 0 {
+				t.Errorf("records after the failed ADD = %+v, want none", left)
+			}
+		})
 	}
 }
