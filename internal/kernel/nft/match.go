@@ -134,8 +134,11 @@ func SourceIsLocal() Exprs {
 
 // PortsTo is th dport FIRST-LAST of a protocol.
 func PortsTo(protocol byte, first, last uint16) Exprs {
-	return Join(Protocol(protocol), Transport(2, 2), portBetween(first, last))
+	return Join(PortOf(protocol), portBetween(first, last))
 }
+
+// PortOf matches a protocol and loads th dport.
+func PortOf(protocol byte) Exprs { return Join(Protocol(protocol), Transport(2, 2)) }
 
 func portBetween(first, last uint16) Exprs {
 	from, to := binaryutil.BigEndian.PutUint16(first), binaryutil.BigEndian.PutUint16(last)
@@ -147,7 +150,12 @@ func portBetween(first, last uint16) Exprs {
 
 // InnerPortsTo is PortsTo of a packet that is carried in UDP (InnerPort).
 func InnerPortsTo(family int, protocol byte, first, last uint16) Exprs {
-	return Join(InnerProtocol(family), Is(protocol), InnerPort(family), portBetween(first, last))
+	return Join(InnerPortOf(family, protocol), portBetween(first, last))
+}
+
+// InnerPortOf is PortOf of a packet that is carried in UDP (InnerPort).
+func InnerPortOf(family int, protocol byte) Exprs {
+	return Join(InnerProtocol(family), Is(protocol), InnerPort(family))
 }
 
 // OneOf is numgen random mod n 0. It matches one packet in n at random.

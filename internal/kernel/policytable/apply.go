@@ -20,6 +20,10 @@ import (
 // connection tries again without an answer (tcp_retries2 of Linux, about 15 minutes).
 const endedFor = 30 * time.Minute
 
+// endedUDPFor is the same for UDP: longer than connection tracking waits for an answer (nf_conntrack_udp_timeout_stream, two
+// minutes). A later flow of the other direction may have the same ports.
+const endedUDPFor = 3 * time.Minute
+
 // Table is the table in the kernel of one network namespace.
 type Table struct {
 	ns netns.NsHandle

@@ -154,7 +154,10 @@ func (b base) refusals(w way) []nft.Chain {
 	if b.log {
 		refuse = append(refuse, nft.NewRule("log", nft.Within(logRate, logRate), nft.LogTo(LogGroup, prefixOf(w), logLength)))
 	}
-	refuse = append(refuse, // a connection that goes on is told; a first packet may come too early, and comes again
+	refuse = append(refuse,
+		// A reset would end the allowed connection that a packet out of its window belongs to.
+		nft.NewRule("invalid", nft.CtState(expr.CtStateBitINVALID), nft.Drop()),
+		// A connection that goes on is told; a first packet may come too early, and comes again.
 		nft.NewRule("refused", notSYN, nft.Reset()),
 		nft.NewRule("refused", nft.Drop()))
 	chains := []nft.Chain{nft.Regular(w.refuse(), refuse...)}

@@ -141,6 +141,14 @@ func (w way) portsTo(family int, p policy.Ports) nft.Exprs {
 	return nft.PortsTo(p.Protocol, p.First, p.Last)
 }
 
+// portOf matches a protocol and loads the destination port.
+func (w way) portOf(family int, protocol byte) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerPortOf(family, protocol)
+	}
+	return nft.PortOf(protocol)
+}
+
 func (w way) destinationAndPort(family int) nft.Exprs {
 	if w.tunnelled {
 		return nft.InnerDestinationAndPort(family)
@@ -196,7 +204,11 @@ func (c *content) addChain(ch nft.Chain) error {
 	if _, there := c.chains[ch.Name]; there {
 		return nil
 	}
-	text, err := nft.Table{Family: nftables.TableFamilyINet, Chains: []nft.Chain{ch}}.Fingerprint()
+	var comments []string // Present compares them too
+	for _, r := range ch.Rules {
+		comments = append(comments, r.Comment)
+	}
+	text, err := nft.Table{Family: nftables.TableFamilyINet, Chains: []nft.Chain{ch}}.Fingerprint(comments)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ type connection struct {
 
 // End ends connections that allowed rejects, and returns how many. It is called after policies have changed in the
 // kernel: connections that began before are not judged there again. Then their next packet is judged as a first one, and
-// answers are recognized for half an hour, so that none begins a connection in the other direction. TCP is reset. Connections of
+// answers are recognized for half an hour, those of UDP for three minutes, so that none begins a connection in the other direction. TCP is reset. Connections of
 // programs of the node itself go on.
 func (t *Table) End(allowed func(policy.Flow) bool) (int, error) {
 	t.mu.Lock()
@@ -131,7 +131,11 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 			continue // without ports: its next packet is judged as a new one
 		}
 		if key := c.reverse().encode(); !had[string(key)] {
-			come = append(come, nftables.SetElement{Key: key})
+			e := nftables.SetElement{Key: key}
+			if c.Protocol == unix.IPPROTO_UDP {
+				e.Timeout = endedUDPFor
+			}
+			come = append(come, e)
 		}
 	}
 	if err := errors.Join(inChunks(gone, func(part []nftables.SetElement) error { return conn.SetDeleteElements(handle, part) }),

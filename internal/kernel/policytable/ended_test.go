@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
@@ -90,6 +91,17 @@ func TestForbiddenConnectionsEnd(t *testing.T) {
 			ends(t, near)     // the client sends next
 			ends(t, quietFar) // the server does
 			pass(t, kept, keptFar)
+			conn, err := table.open()
+			must(t, err)
+			set := familyName(endedSet, []int{unix.AF_INET, unix.AF_INET6}[family])
+			known, err := conn.GetSetElements(&nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}, Name: set})
+			must(t, err)
+			for _, e := range known {
+				answer, _ := decode([]int{unix.AF_INET, unix.AF_INET6}[family], e.Key)
+				if want := map[uint8]time.Duration{unix.IPPROTO_TCP: endedFor, unix.IPPROTO_UDP: endedUDPFor}[answer.Protocol]; e.Timeout != want && e.Timeout != 0 {
+					t.Errorf("answers of protocol %d are recognized for %s, want %s", answer.Protocol, e.Timeout, want)
+				}
+			}
 			before := refused(t, table)
 			if _, err := datagrams.WriteToUDPAddrPort([]byte("late"), from); err != nil && !errors.Is(err, unix.EPERM) {
 				t.Fatal(err)
@@ -151,4 +163,37 @@ func ask(t *testing.T, c net.Conn, server *net.UDPConn) netip.AddrPort {
 	_, err = c.Read(make([]byte, 64))
 	must(t, err)
 	return from
+}
+
+// A refused packet that belongs to no state of its connection is not answered by a reset, which would end the connection if the pod
+// began it. Others are.
+func TestInvalidPacketsAreNotReset(t *testing.T) {
+	pod, server := pair("10.0.1.2", "fd00:1::2"), pair("10.0.2.2", "fd00:2::2")
+	w := newWorld(t, [][2]netip.Addr{pod, server})
+	table := New(w.node)
+	must(t, table.Apply([]Pod{{Addrs: pod[:], Policies: []*policy.Policy{isolated()}}}, noElements, nil))
+	for i := range pod {
+		invalid, valid := tcp(server[i], pod[i], 2000+uint16(i), syn|ack), tcp(server[i], pod[i], 3000+uint16(i), ack)
+		before := refused(t, table)
+		for _, p := range [][]byte{invalid, valid} {
+			seal(p)
+			must(t, ns.Do(w.hosts[server[i]].path, func() error { return sendRaw(server[i], p) }))
+		}
+		deadline := time.Now().Add(patience)
+		for reset := false; !reset; {
+			w.mu.Lock()
+			reset = w.came[3000+uint16(i)]
+			if w.came[2000+uint16(i)] {
+				t.Errorf("%s: an invalid packet is reset", server[i])
+			}
+			w.mu.Unlock()
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: a packet of a connection is not reset", server[i])
+			}
+		}
+		if n := refused(t, table) - before; n != 2 {
+			t.Errorf("%s: %d packets were refused, want 2", server[i], n)
+		}
+	}
+	must(t, table.Remove())
 }

@@ -217,3 +217,79 @@ func TestPassLeavesTheTier(t *testing.T) {
 	}
 	must(t, table.Remove())
 }
+
+// elementsOf are sets to judge by.
+type elementsOf Elements
+
+func (of elementsOf) Has(id policy.SetID, e policy.Element) (found bool) {
+	of(id, func(other policy.Element) { found = found || e == other })
+	return found
+}
+
+// A rule with many peers and ports takes about as many rules of nftables as it has of both, and matches each peer with each port.
+func TestPeersAndPortsDoNotMultiply(t *testing.T) {
+	pod, friend, stranger := pair("10.0.1.2", "fd00:1::2"), pair("10.0.2.2", "fd00:2::2"), pair("10.0.3.2", "fd00:3::2")
+	w := newWorld(t, [][2]netip.Addr{pod, friend, stranger})
+	table := New(w.node)
+	elements := func(id policy.SetID, yield func(policy.Element)) {
+		for i := range pod {
+			switch id {
+			case "peer-1":
+				yield(policy.Element{Addr: friend[i]})
+			case "name-1":
+				yield(policy.Element{Addr: pod[i], Protocol: 132, Port: 700})
+				yield(policy.Element{Addr: friend[i], Protocol: 132, Port: 700})
+			}
+		}
+	}
+	var flows []policy.Flow
+	for i := range pod {
+		for _, ends := range [][2]netip.Addr{{friend[i], pod[i]}, {stranger[i], pod[i]}, {pod[i], friend[i]}, {pod[i], stranger[i]}} {
+			for _, port := range []uint16{77, 78, 79, 80, 81, 82, 700, 701} {
+				for _, protocol := range []uint8{6, 17, 132} {
+					flows = append(flows, policy.Flow{Source: ends[0], Destination: ends[1], Protocol: protocol, Port: port})
+				}
+			}
+		}
+	}
+	for _, n := range []int{2, 400} {
+		for _, action := range []policy.Action{policy.Accept, policy.Deny, policy.Pass} {
+			rule := policy.Rule{Action: action}
+			for i := range n {
+				rule.Peers = append(rule.Peers, policy.SetID(fmt.Sprint("peer-", i)))
+				rule.Named = append(rule.Named, policy.SetID(fmt.Sprint("name-", i)))
+				rule.Ports = append(rule.Ports, policy.Ports{Protocol: 6, First: uint16(78 + 2*i), Last: uint16(78 + 2*i)}, policy.Ports{Protocol: 17, First: uint16(78 + 3*i), Last: uint16(79 + 3*i)})
+			}
+			p, rest := &policy.Policy{Ref: policy.Ref{Name: "a"}, Tier: policy.Admin}, &policy.Policy{Ref: policy.Ref{Name: "b"}, Tier: policy.Admin}
+			for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
+				p.Rules[d] = []policy.Rule{rule, {Action: policy.Accept, AnyPeer: true, Ports: []policy.Ports{{Protocol: 6, First: 82, Last: 82}}}}
+				if action != policy.Deny {
+					rest.Rules[d] = []policy.Rule{{Action: policy.Deny, AnyPeer: true, AnyPort: true}}
+				}
+			}
+			both := []*policy.Policy{p, rest}
+			must(t, table.Apply([]Pod{{Addrs: pod[:], Policies: both}}, elements, nil))
+			rules := 0
+			for _, c := range table.have.chains {
+				rules += len(c.Rules)
+			}
+			if most := 8*n + 100; rules > most { // peers and named ports, of both directions and families
+				t.Errorf("%d peers and ports take %d rules, want %d at most", n, rules, most)
+			}
+			must(t, rtnl.InNetns(w.node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+			for i, arrived := range w.arrivals(t, func(t fataler) uint64 { return refused(t, table) }, flows) {
+				d := policy.Ingress
+				if flows[i].Source == pod[0] || flows[i].Source == pod[1] {
+					d = policy.Egress
+				}
+				if want := policy.Decide(both, d, flows[i], elementsOf(elements)).Allowed; arrived != want {
+					t.Errorf("%s with %d peers and ports: %+v arrived: %t, want %t", action, n, flows[i], arrived, want)
+				}
+			}
+		}
+	}
+	if present, err := table.Present(); err != nil || !present {
+		t.Errorf("the table is not as it was applied: %v", err)
+	}
+	must(t, table.Remove())
+}

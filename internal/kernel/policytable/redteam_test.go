@@ -43,11 +43,13 @@ func TestNothingGetsRoundPolicies(t *testing.T) {
 	must(t, rtnl.InNetns(w.node, func() error { return r.listen(t) }))
 	must(t, r.hostPort(netip.AddrPortFrom(node[0], 8080), netip.AddrPortFrom(victim[0], 80)))
 
-	toPort80 := []policy.Ports{{Protocol: unix.IPPROTO_UDP, First: 80, Last: 80}, {Protocol: unix.IPPROTO_TCP, First: 80, Last: 80}}
+	toPort80 := []policy.Ports{ // with another peer and port, so that it takes chains and sets
+		{Protocol: unix.IPPROTO_UDP, First: 80, Last: 80}, {Protocol: unix.IPPROTO_UDP, First: 90, Last: 91}, {Protocol: unix.IPPROTO_TCP, First: 80, Last: 80},
+	}
 	only := func(d policy.Direction) *policy.Policy {
 		p := &policy.Policy{Ref: policy.Ref{Namespace: "red", Name: d.String()}, Tier: policy.Namespaced}
 		p.Isolates[d] = true
-		p.Rules[d] = []policy.Rule{{Blocks: []netip.Prefix{netip.PrefixFrom(friend[0], 32), netip.PrefixFrom(friend[1], 128)}, Ports: toPort80}}
+		p.Rules[d] = []policy.Rule{{Blocks: []netip.Prefix{netip.PrefixFrom(friend[0], 32), netip.PrefixFrom(friend[1], 128)}, Peers: []policy.SetID{"nobody"}, Ports: toPort80}}
 		return p
 	}
 	gateway := []netip.AddrPort{netip.AddrPortFrom(stranger[0], 5555), netip.AddrPortFrom(stranger[1], 5555)}

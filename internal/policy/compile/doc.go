@@ -19,6 +19,7 @@ type Compiled struct {
 	Problems []string
 
 	blocks int  // of all rules
+	parts  int  // rules, and ports of all of them
 	refs   int  // to sets, of all rules
 	full   bool // a problem says that the rules need more than MaxSets or MaxReferences
 }
@@ -26,6 +27,10 @@ type Compiled struct {
 // MaxBlocks is the most networks in the rules of a policy. An exception splits its block into as many networks as it
 // has bits more, so that a small object may describe millions.
 const MaxBlocks = 20000
+
+// MaxParts is the most rules and numbers of ports of a policy, counted together. Each costs every node of the policy's pods a rule
+// or an element of a set in the kernel.
+const MaxParts = 10000
 
 const (
 	// MaxSets is the most sets in the rules of a policy. A set costs the operator memory for each pod that it selects, and

@@ -229,6 +229,13 @@ func (c *Compiled) finish(d policy.Direction, r policy.Rule, p peers, fits bool)
 			r.Action, r.AnyPeer, r.AnyPort = policy.Deny, true, true
 		}
 	}
+	within := c.parts <= MaxParts
+	if c.parts += 1 + len(r.Ports); c.parts > MaxParts {
+		if within {
+			c.problem(fmt.Errorf("the rules of the policy and their ports are more than %d: rules that exceed that match nothing", MaxParts))
+		}
+		fits = false
+	}
 	if p.tooBig {
 		c.overflow()
 		fits = false
