@@ -51,7 +51,7 @@ type mode struct {
 	daemon, operator []string // failpoints on the paths of these programs
 	kills            []string // failpoints to kill at, in turn
 
-	slices   []int     // gate slices with a short round
+	slices   []int     // gate slices with a short round; without any, only make sampled has one
 	ops      int       // operations in a short round
 	every    int       // average operations between two troubles
 	troubles []trouble // each as likely as its number of entries

@@ -49,7 +49,6 @@ var policyMode = mode{
 	daemon:   named("networkpolicy.", "daemon.policies.", "daemon.add."),
 	operator: named("operator.policies."),
 	kills:    named("networkpolicy.", "daemon.policies.", "operator.policies."),
-	slices:   []int{2, 7},
 	ops:      36,
 	every:    4,
 	troubles: []trouble{killAPIServer, haltOperator, killDaemon, killDaemon, killDaemon, killOperator, killOperator},
@@ -641,7 +640,7 @@ func TestJudgeOfPolicies(t *testing.T) {
 // of which oracle.NetworkPolicies must report.
 func TestPolicyInvariantsFindFaults(t *testing.T) {
 	t.Parallel()
-	harness.Rotate(t, policyMode.slices...)
+	harness.Rotate(t, 2, 7)
 	l := harness.Raise(t, policyMode.lab(1, 1))
 	n := l.Nodes()[0]
 	closed := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "closed"}}
