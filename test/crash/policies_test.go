@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/nftables"
@@ -594,7 +595,9 @@ func (u *policyUsers) begin(ctx context.Context) (calm func(owners *addressOwner
 	}
 }
 
-func TestJudgeOfPolicies(t *testing.T) {
+func TestJudgeOfPolicies(t *testing.T) { synctest.Test(t, testJudgeOfPolicies) }
+
+func testJudgeOfPolicies(t *testing.T) {
 	at := time.Now()
 	second := func(n float64) time.Time { return at.Add(time.Duration(n * float64(time.Second))) }
 	pod := func(name, addr string) *judgedPod {
@@ -629,7 +632,7 @@ func TestJudgeOfPolicies(t *testing.T) {
 			u.trouble, u.troubles = time.Time{}, []interval{tt.trouble}
 		}
 		u.judge(what, a, b, f, second(tt.sent), second(tt.sent+0.01), tt.passed)
-		time.Sleep(20 * time.Millisecond)
+		synctest.Wait() // for the violation
 		if got := len(r.violations()); got != tt.want {
 			t.Errorf("%s: %d violations, want %d", what, got, tt.want)
 		}

@@ -135,7 +135,7 @@ func TestSoakFlags(t *testing.T) {
 		{args: "-soak.time=8", err: "invalid value"},
 		{args: "-soak.time=-1h", err: "soak.time is -1h0m0s"},
 		{args: "-soak.ops=-1", err: "soak.ops is -1"},
-		{args: "-soak.mode=eni", err: `soak.mode is "eni", expected one of [node operator pool port pool+ports egress node+dual operator+dual node+ipv6 operator+ipv6 operator+branches]`},
+		{args: "-soak.mode=eni", err: `soak.mode is "eni", expected one of [node operator pool port node+policies pool+ports egress node+dual operator+dual node+ipv6 operator+ipv6 operator+branches]`},
 	} {
 		var o options
 		fs := flag.NewFlagSet("", flag.ContinueOnError)
