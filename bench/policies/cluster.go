@@ -251,6 +251,15 @@ func (k *kernels) note(changed policy.SetChanges) {
 	}
 }
 
+// reset returns the number of updates since it was called last.
+func (k *kernels) reset() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := k.updates
+	k.updates = 0
+	return n
+}
+
 // enforced returns when each node began to enforce an address.
 func (k *kernels) enforced(a netip.Addr) []time.Time {
 	k.mu.Lock()

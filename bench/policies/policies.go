@@ -136,7 +136,7 @@ func (c *cluster) deletePolicy(out *Outcome) error {
 // replace replaces pods by others that get their addresses as in an ADD.
 func (c *cluster) replace(out *Outcome) error {
 	before := bubble.CPU()
-	c.kernels.updates = 0
+	c.kernels.reset()
 	for i := range c.Changes {
 		p := c.pod(i * 97)
 		c.feed.DeletePod(p.NamespacedName)
@@ -151,7 +151,7 @@ func (c *cluster) replace(out *Outcome) error {
 		<-time.After(between)
 	}
 	out.CPU = (bubble.CPU() - before) / time.Duration(c.Changes)
-	out.Told = float64(c.kernels.updates) / float64(c.Changes)
+	out.Told = float64(c.kernels.reset()) / float64(c.Changes)
 	return nil
 }
 
