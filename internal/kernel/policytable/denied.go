@@ -2,11 +2,11 @@ package policytable
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
@@ -74,7 +74,10 @@ const logPrefix = Name + " "
 func prefixOf(w way) string { return logPrefix + w.name() }
 
 // Log receives refused packets from the kernel.
-type Log struct{ conn *netlink.Conn }
+type Log struct {
+	conn   *netlink.Conn
+	closed atomic.Bool // an error of conn says so in several ways
+}
 
 // OpenLog begins to log refused packets, from the next Apply on. One process can do so at a time. It fails if the kernel lacks
 // nfnetlink_log.
@@ -103,7 +106,7 @@ func (t *Table) OpenLog() (*Log, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.base.log = true
-	return &Log{conn}, nil
+	return &Log{conn: conn}, nil
 }
 
 // Messages and attributes of nfnetlink_log (linux/netfilter/nfnetlink_log.h).
@@ -119,12 +122,15 @@ const (
 )
 
 // Close ends Receive.
-func (l *Log) Close() error { return l.conn.Close() }
+func (l *Log) Close() error {
+	l.closed.Store(true)
+	return l.conn.Close()
+}
 
 // Receive waits for refused packets. It returns os.ErrClosed once the log is closed.
 func (l *Log) Receive() ([]Denied, error) {
 	messages, err := l.conn.Receive()
-	if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EBADF) {
+	if err != nil && l.closed.Load() {
 		return nil, os.ErrClosed
 	}
 	if err != nil {
