@@ -55,7 +55,7 @@ func policyPackets(ctx context.Context, b *bench) []Result {
 		} else {
 			must.OK(table.Remove())
 		}
-		packets, opened := forwarded(from, to, time.Second), connections(from, to, time.Second)
+		packets, opened := forwarded(from, to, time.Second), connections(ctx, from, to, time.Second)
 		if i >= 2 {
 			s.add(whose+"packets", packets)
 			s.add(whose+"connections", opened)
@@ -101,7 +101,7 @@ func nodePolicies(pods []pod) (applied []policytable.Pod, elements policytable.E
 }
 
 // connections opens TCP connections from one pod to another, one after the other, and returns how many per second.
-func connections(from, to pod, d time.Duration) float64 {
+func connections(ctx context.Context, from, to pod, d time.Duration) float64 {
 	in := must.Get(ns.Listen(to.netns, netip.AddrPortFrom(to.addr, policyPort)))
 	defer in.Close()
 	go func() {
@@ -114,10 +114,10 @@ func connections(from, to pod, d time.Duration) float64 {
 			_ = conn.Close()
 		}
 	}()
-	n, end := 0, time.Now().Add(d)
+	n, end, dialer := 0, time.Now().Add(d), net.Dialer{Timeout: d}
 	must.OK(ns.Do(from.netns, func() error {
 		for ; time.Now().Before(end); n++ {
-			conn, err := net.DialTimeout("tcp", in.Addr().String(), d)
+			conn, err := dialer.DialContext(ctx, "tcp", in.Addr().String())
 			if err != nil {
 				return err
 			}

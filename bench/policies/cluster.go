@@ -153,7 +153,7 @@ func (c *cluster) start(ctx context.Context, parts *bubble.Parts) error {
 	}
 	context.AfterFunc(ctx, func() { _ = os.RemoveAll(dir) })
 	listener := bufconn.Listen(32 << 10)
-	server := grpc.NewServer(grpc.SharedWriteBuffer(true))
+	server := grpc.NewServer()
 	wire.RegisterPoliciesServer(server, &operator.Server{
 		Feed:      c.feed,
 		Node:      func(_ context.Context, token string) (string, error) { return token, nil },
@@ -186,7 +186,7 @@ func (c *cluster) start(ctx context.Context, parts *bubble.Parts) error {
 // dialer connects a node to the operator. Its token is its name.
 func dialer(to *bufconn.Listener, node string) networkpolicy.Dialer {
 	return func(context.Context) (wire.PoliciesClient, func(), error) {
-		conn, err := grpc.NewClient("passthrough:operator", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithSharedWriteBuffer(true),
+		conn, err := grpc.NewClient("passthrough:operator", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return to.DialContext(ctx) }),
 			grpc.WithStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
 				return next(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+node), d, c, method, o...)

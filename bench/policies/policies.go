@@ -202,7 +202,7 @@ func (c *cluster) memory() (out Outcome, err error) {
 	if err := table.Apply(pods, state.Elements, nil); err != nil {
 		return out, err
 	}
-	pods = nil
+	clear(pods) // the enforcer keeps no list of them
 	out.Heap = bubble.LiveHeap() - empty
 	runtime.KeepAlive(state)
 	runtime.KeepAlive(table)

@@ -324,7 +324,7 @@ func (u *policyUsers) since(sent time.Time) time.Time {
 // judge compares what became of a connection between two moments with all states that may count: what was is wrong if each
 // of them says otherwise.
 func (u *policyUsers) judge(what string, from, to *judgedPod, f policy.Flow, sent, end time.Time, passed bool) {
-	time.Sleep(3 * tick) // until a program that died meanwhile is missed
+	time.Sleep(3 * tick) //nolint:forbidigo // until a program that died meanwhile is missed: no event says that none did
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	first := u.since(sent)
@@ -521,7 +521,7 @@ func (u *policyUsers) calmly(ctx context.Context, owners *addressOwners) {
 		}
 	}
 	for n := 0; n < calmEdits && time.Since(calmed) < caughtUp && ctx.Err() == nil; {
-		time.Sleep(calmPace) // the pace of users, not a wait for anything
+		time.Sleep(calmPace) //nolint:forbidigo // the pace of users, not a wait for anything
 		u.mu.Lock()
 		trouble := !u.trouble.IsZero()
 		u.mu.Unlock()
