@@ -35,8 +35,8 @@ type Inside struct {
 	Log *Log // nil: it cannot be opened
 }
 
-// OpenInside opens the table of a pod beside that of its node, t. id is that of the pod's network namespace; zero: of whatever
-// is at the path. Errors: rtnl.ErrNoNetns.
+// OpenInside opens the table of a pod beside that of its node, t. id is that of the pod's network namespace; zero: not
+// checked. Errors: rtnl.ErrNoNetns.
 func (t *Table) OpenInside(path string, id rtnl.NetnsID, links []string) (*Inside, error) {
 	node, err := rtnl.Identify(t.ns)
 	if err != nil {

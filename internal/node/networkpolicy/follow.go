@@ -195,7 +195,7 @@ func (f follower) run(ctx context.Context) {
 			failures = retry.Backoff{}
 		}
 		if f.following(err) {
-			f.Log.Warn("berth-operator does not tell about network policies, will try again; those in force stay", "err", err)
+			f.Log.Warn("not connected to berth-operator for network policies, will try again; those in force stay", "err", err)
 		}
 		failures.Fail(f.Clock.Now(), retry.First, retry.Most)
 		select {
@@ -230,7 +230,7 @@ func (f follower) followOne(ctx context.Context) error {
 	for {
 		m, err := stream.Recv()
 		if err == nil && f.following(nil) {
-			f.Log.Info("berth-operator tells about network policies")
+			f.Log.Info("connected to berth-operator for network policies")
 		}
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {

@@ -17,7 +17,7 @@ import (
 // network namespace.
 type Inside struct {
 	Netns string       // path of the pod's network namespace
-	ID    rtnl.NetnsID // zero: of whatever is there
+	ID    rtnl.NetnsID // of that namespace; zero: not checked
 	Links []string     // the interfaces
 	// Only: nothing of the pod passes the node's IP stack. Otherwise its first interface is none of Links.
 	Only bool
