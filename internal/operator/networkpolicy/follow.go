@@ -241,15 +241,24 @@ func (f *follower) clusterHandler() toolscache.ResourceEventHandler {
 	return handler(func(o *unstructured.Unstructured) {
 		typed := &networkpolicy.ClusterNetworkPolicy{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, typed); err != nil {
-			f.setPolicy(o, compile.Compiled{ // its subject is not known either
-				Policy:   &policy.Policy{Ref: policy.Ref{Name: o.GetName()}, Tier: policy.Admin},
-				Subject:  compile.Nothing,
-				Problems: []string{fmt.Sprintf("expected %s of %s: %v", kindClusterPolicy, clusterPolicies.GroupVersion(), err)},
-			})
+			c := f.lastReadable(policy.Ref{Name: o.GetName()})
+			c.Problems = []string{fmt.Sprintf("expected %s of %s; what it said before remains in force: %v", kindClusterPolicy, clusterPolicies.GroupVersion(), err)}
+			f.setPolicy(o, c)
 			return
 		}
 		f.setPolicy(o, compile.ClusterNetworkPolicy(typed))
 	}, func(o *unstructured.Unstructured) { f.deletePolicy(policy.Ref{Name: o.GetName()}) })
+}
+
+// lastReadable returns a policy as it was when it could be read last, or one that selects nothing, as what it should select is
+// not known.
+func (f *follower) lastReadable(ref policy.Ref) compile.Compiled {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before := f.policies[ref]; before != nil {
+		return before.compiled
+	}
+	return compile.Compiled{Policy: &policy.Policy{Ref: ref, Tier: policy.Admin}, Subject: compile.Nothing}
 }
 
 // clusterChanged deletes all ClusterNetworkPolicies when their kind was removed.

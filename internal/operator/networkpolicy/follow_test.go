@@ -153,6 +153,13 @@ func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
 		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "expected ClusterNetworkPolicy of policy.networking.k8s.io/v1beta1") {
 			t.Errorf("Events = %q, want one of the policy that cannot be read", all)
 		}
+		f.clusterHandler().OnUpdate(nil, of(`{metadata: {name: good}, spec: {priority: high}}`))
+		if got := policiesOf(f, "node-a"); !slices.Equal(got, []string{"ClusterNetworkPolicy good"}) {
+			t.Errorf("policies of the node = %q, want good as it was before it could not be read", got)
+		}
+		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "what it said before remains in force") {
+			t.Errorf("Events = %q, want one of the change that cannot be read", all)
+		}
 		f.optional.Settle(nil) // the kind was removed
 		if got := policiesOf(f, "node-a"); len(got) != 0 {
 			t.Errorf("policies of the node = %q, want none without the kind", got)
