@@ -20,7 +20,8 @@ endif
 
 # make demo: MODE is the mode of the cluster. "node": each node's daemon calls EC2.
 # "operator": one operator calls EC2 for all nodes. "pool": addresses come from address
-# pools. "egress": like pool, with egress gateways. "port": ports of a real Neutron. All
+# pools. "egress": like pool, with egress gateways. "port": ports of a real Neutron.
+# "policy": like node, with network policies. All
 # modes except node build a Kubernetes control plane on first use, unless a usable one
 # is installed. "cluster" is a complete cluster with containerd, kubelet and kube-proxy
 # on its nodes; CLUSTER_MODE is its mode, and CONTAINERD=2 uses containerd 2 instead of
@@ -111,13 +112,13 @@ check-images: ## Check that the images depend on the sources only
 	@hack/check-images.sh
 
 .PHONY: demo
-demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=cluster, KEEP=1)
+demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
 	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
-	@$(if $(filter operator branches pool port egress,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port,$(MODE)),--api));) \
+	@$(if $(filter operator branches pool port egress policy,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy,$(MODE)),--api));) \
 	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 endif
 

@@ -125,7 +125,7 @@ func TestEarlierResultsAreKept(t *testing.T) {
 	}
 	harness.OK(t, os.WriteFile(path, []byte("no list"), 0o644))
 	if _, err := merge(path, now); err == nil {
-		t.Error("merge() replaced a file that it cannot parse")
+		t.Error("merge() of a file that is not JSON: error = nil, want an error")
 	}
 }
 

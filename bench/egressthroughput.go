@@ -34,8 +34,8 @@ const (
 	throughputPatience = time.Minute // for a transfer, including data in flight
 )
 
-// Network namespaces of egressThroughput. The last four are connected to the first, their node and router,
-// by one link with one address per family; the host outside has two.
+// Network namespaces of egressThroughput. The node routes between the other four. Each of these has one link
+// to the node, with one address per family; the host outside has two per family.
 const (
 	throughputNode, throughputClient, throughputGateway, throughputRouter, throughputOutside = "bench-node", "bench-client", "bench-gateway", "bench-router", "bench-outside"
 )
@@ -43,7 +43,7 @@ const (
 // way is the path of packets of one family from the client to the host outside and back.
 type way struct {
 	name             string
-	tunnel, ordinary netip.Addr // of the host outside: the Egress's destination, and the one behind the routing pod
+	tunnel, ordinary netip.Addr // the host outside through the Egress, and through the routing pod
 }
 
 var ways = []way{
@@ -232,8 +232,8 @@ func setUpEgress(ctx context.Context) (err error) {
 	})
 }
 
-// transfer saturates several connections from the client to the host outside, or down in the other
-// direction, and returns the total rate in Mbit/s, from the first byte sent to the last byte received.
+// transfer saturates several connections from the client to the host outside or, if down is set, in the
+// other direction. It returns the total rate in Mbit/s, from the first byte sent to the last byte received.
 func transfer(ctx context.Context, to netip.AddrPort, down bool) (float64, error) {
 	l, err := ns.Listen(ns.Path(throughputOutside), to)
 	if err != nil {

@@ -30,6 +30,7 @@ import (
 	"github.com/berthnet/berth/bench/bubble"
 	"github.com/berthnet/berth/bench/egressclients"
 	"github.com/berthnet/berth/bench/must"
+	"github.com/berthnet/berth/bench/policies"
 	"github.com/berthnet/berth/bench/ports"
 	"github.com/berthnet/berth/bench/scale"
 )
@@ -37,6 +38,7 @@ import (
 func main() {
 	bubble.Child(map[string]bubble.Work{
 		scale.Job.Name: scale.Job.Work(), ports.Job.Name: ports.Job.Work(), egressclients.Job.Name: egressclients.Job.Work(), branches.Job.Name: branches.Job.Work(),
+		policies.Job.Name: policies.Job.Work(),
 	}) // does not return in a child process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
@@ -156,7 +158,7 @@ type group struct {
 }
 
 // prefixes stand for all groups whose names begin with them and a hyphen.
-var prefixes = []string{"scale", "limiter", "pools", "ports", "egress"}
+var prefixes = []string{"scale", "limiter", "pools", "ports", "egress", "policy"}
 
 // These groups take long, or need large builds that no other group needs.
 const (
@@ -188,6 +190,10 @@ var groups = []group{
 	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", poolModeLab, poolAdds},
 	{"ports-burst", "2,000 pods request ports at once of a VPC whose API takes 400 ms per call and serves eight calls concurrently; in virtual time", nothing, portBursts},
 	{"ports-add", "ADD and DEL with one port of a VPC and with four, in turn with ovs-vsctl", portModeLab, portAdds},
+	{"policy-packets", "packets and connections with 1,000 policies on a node, in turn with none", nodeModeLab, policyPackets},
+	{"policy-add", "ADD in the daemon of a pod that 50 policies select, in turn with a node without network policies", policyLab, policyAdds},
+	{"policy-first-packet", "100 pods that connect to a server as soon as they have an address", policyLab, policyFirstPackets},
+	{"policy-clusters", "network policies in clusters of 2,000 nodes and 160,000 pods; in virtual time", nothing, policyClusters},
 	{"egress-clients", "clients of Egresses are replaced by others among 10,000 pods, in turn with 1,000; in virtual time", nothing, egressClientFigures},
 	{"egress-throughput", "TCP through a tunnel and a gateway, in turn with the same hops without a tunnel", machineKernel, egressThroughput},
 	{"egress-add", "ADD and DEL with an Egress, in turn with none", machineEgress, egressAdds},

@@ -249,7 +249,7 @@ func (b *testbed) fill(ctx context.Context, c *client, n int) []pod {
 }
 
 // forwarded sends small UDP packets from one pod to another as fast as possible, and returns how many arrived per
-// second.
+// second. The first one is answered, so that connection tracking takes them for a connection.
 func forwarded(from, to pod, d time.Duration) float64 {
 	const port = 9
 	in := must.Get(ns.ListenPacket(to.netns, netip.AddrPortFrom(to.addr, port)))
@@ -260,6 +260,10 @@ func forwarded(from, to pod, d time.Duration) float64 {
 
 	end := time.Now().Add(d)
 	must.OK(in.SetReadDeadline(end))
+	must.Get(out.Write([]byte{0}))
+	_, back, err := in.ReadFromUDPAddrPort(make([]byte, 1))
+	must.OK(err)
+	must.Get(in.WriteToUDPAddrPort([]byte{0}, back))
 	go blast(out.(*net.UDPConn), end)
 	return float64(count(in)) / d.Seconds()
 }

@@ -41,6 +41,7 @@ var (
 	nodeModeLab          = &world{[]string{"./cmd/berth", "./cmd/berthd", "./bench/null", referencePlugins}, onTestbed((*testbed).raiseNodeMode)}
 	poolModeLab          = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane}, onTestbed((*testbed).raisePoolMode)}
 	portModeLab          = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", "./bench/null", openVSwitch, controlPlane}, onTestbed((*testbed).raisePortMode)}
+	policyLab            = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", controlPlane}, onTestbed((*testbed).raisePolicies)}
 	controlPlanePrograms = &world{[]string{"./cmd/berth-operator", controlPlane}, nil}
 	wholeCluster         = &world{[]string{clusterImages, controlPlane}, raiseCluster}
 	comparison           = &world{[]string{"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane}, nil}

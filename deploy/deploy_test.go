@@ -116,6 +116,7 @@ func loadBy[C any](t *testing.T, newLoader func(*pflag.FlagSet) *config.Loader[C
 		if e.ValueFrom != nil {
 			e.Value = "node-1"
 		}
+		e.Value = strings.ReplaceAll(e.Value, "$(HOST_IP)", "192.0.2.1") // as the kubelet does
 		environ = append(environ, e.Name+"="+e.Value)
 	}
 	cfg, err := loader.Load(environ)

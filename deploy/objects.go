@@ -37,7 +37,7 @@ func (o Objects) sort() {
 	slices.SortStableFunc(o, func(a, b *unstructured.Unstructured) int { return place(a) - place(b) })
 }
 
-// Of returns the objects of some kinds.
+// Of returns the objects of the given kinds.
 func (o Objects) Of(kinds ...string) Objects {
 	return slices.DeleteFunc(slices.Clone(o), func(u *unstructured.Unstructured) bool { return !slices.Contains(kinds, u.GetKind()) })
 }

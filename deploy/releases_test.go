@@ -55,6 +55,11 @@ var releases = []struct{ name, than, mode, values, kubernetes string }{
 	{name: "egress beside pool mode", than: "pool", mode: deploy.PoolMode, values: "egress: {enabled: true, port: 5556, image: {repository: registry.example.com/berth-egress, tag: v1}}"},
 	{name: "egress beside port mode", than: "port", mode: deploy.PortMode, values: "egress: {enabled: true}"},
 
+	{name: "network policies beside node mode", than: "node", mode: deploy.NodeMode, values: "networkPolicies: {enabled: true}"},
+	{name: "network policies beside operator mode", than: "operator", mode: deploy.OperatorMode, values: "networkPolicies: {enabled: true}"},
+	{name: "network policies beside pool mode", than: "pool", mode: deploy.PoolMode, values: "networkPolicies: {enabled: true}"},
+	{name: "network policies beside port mode", than: "port", mode: deploy.PortMode, values: "networkPolicies: {enabled: true}"},
+
 	{name: "templates in node mode", than: "node", mode: deploy.NodeMode, values: "nodeNetworkTemplates: {enabled: true}"},
 	{name: "templates without events in node mode", than: "node", mode: deploy.NodeMode, values: "{nodeNetworkTemplates: {enabled: true}, daemon: {settings: {pod-events: never}}}"},
 	{name: "templates in operator mode", than: "operator", mode: deploy.OperatorMode, values: "nodeNetworkTemplates: {enabled: true}"},
@@ -339,7 +344,12 @@ func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container, cfg config.Config) {
 	t.Helper()
 	hostPaths := map[string]string{}
+	tokens := map[string]string{} // the path in the volume, by volume
 	for _, v := range pod.Volumes {
+		if v.Projected != nil {
+			tokens[v.Name] = v.Projected.Sources[0].ServiceAccountToken.Path
+			continue
+		}
 		hostPaths[v.Name] = v.HostPath.Path
 	}
 	propagation := map[string]*corev1.MountPropagationMode{}
@@ -348,12 +358,21 @@ func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container, 
 			t.Errorf("two volumes are mounted at %s", m.MountPath)
 		}
 		propagation[m.MountPath] = m.MountPropagation
+		if token, is := tokens[m.Name]; is {
+			if at := path.Join(m.MountPath, token); at != cfg.NetworkPolicyToken {
+				t.Errorf("a token is mounted at %s, and berthd reads %s", at, cfg.NetworkPolicyToken)
+			}
+			continue
+		}
 		sysctls := hostPaths[m.Name] == "/proc/sys/net" && m.MountPath == cfg.SysctlDir+"/net" // where runtimes allow this mount
 		if host := hostPaths[m.Name]; host != m.MountPath && "/var"+host != m.MountPath && !sysctls {
 			t.Errorf("%s of the node is mounted at %s", host, m.MountPath)
 		}
 	}
 	used := []string{cfg.StateDir, path.Dir(cfg.Socket), cfg.CNIBinDir, cfg.CNIConfDir}
+	if cfg.NetworkPolicies {
+		used = append(used, cfg.NetworkPolicyDir, path.Dir(cfg.NetworkPolicyToken))
+	}
 	if cfg.CRISocket != "" {
 		used = append(used, path.Dir(strings.TrimPrefix(cfg.CRISocket, "unix://")))
 	}
@@ -387,6 +406,9 @@ func fitsTheOperator(t *testing.T, c corev1.Container, daemon config.Config) {
 	if cfg.Egress != daemon.Egress || cfg.EgressPort != daemon.EgressPort {
 		t.Errorf("egress of the operator = %v with port %d, of the daemons = %v with port %d", cfg.Egress, cfg.EgressPort, daemon.Egress, daemon.EgressPort)
 	}
+	if cfg.NetworkPolicies != daemon.NetworkPolicies || cfg.NetworkPolicies && cfg.LeaseNamespace != daemon.NetworkPolicyNamespace {
+		t.Errorf("the operator has network policies %v in namespace %s, the daemons %v in %s", cfg.NetworkPolicies, cfg.LeaseNamespace, daemon.NetworkPolicies, daemon.NetworkPolicyNamespace)
+	}
 	if !slices.Contains([]string{config.IPAMENI, config.IPAMNone}, daemon.IPAM) && !slices.Contains(cfg.IPAM, daemon.IPAM) || daemon.HasPorts() != slices.Contains(cfg.IPAM, config.IPAMPort) {
 		t.Errorf("ipam of the operator = %v, of the daemons = %s with ports = %v", cfg.IPAM, daemon.IPAM, daemon.HasPorts())
 	}
@@ -394,8 +416,9 @@ func fitsTheOperator(t *testing.T, c corev1.Container, daemon config.Config) {
 		t.Errorf("first interface is a port for the operator = %v, ipam of the daemons = %s", cfg.FirstIsPort, daemon.IPAM)
 	}
 	for _, p := range c.Ports {
-		if p.ContainerPort != p.HostPort || p.Name == "metrics" && !strings.HasSuffix(cfg.MetricsAddr, fmt.Sprint(":", p.HostPort)) || p.Name == "webhook" && cfg.WebhookAddr != fmt.Sprint(":", p.HostPort) {
-			t.Errorf("port = %+v, metrics address = %s, webhook address = %s", p, cfg.MetricsAddr, cfg.WebhookAddr)
+		if p.ContainerPort != p.HostPort || p.Name == "metrics" && !strings.HasSuffix(cfg.MetricsAddr, fmt.Sprint(":", p.HostPort)) || p.Name == "webhook" && cfg.WebhookAddr != fmt.Sprint(":", p.HostPort) ||
+			p.Name == "policies" && !strings.HasSuffix(cfg.NetworkPolicyAddr, fmt.Sprint("]:", p.HostPort)) {
+			t.Errorf("port = %+v, metrics address = %s, webhook address = %s, network policies at %s", p, cfg.MetricsAddr, cfg.WebhookAddr, cfg.NetworkPolicyAddr)
 		}
 	}
 }

@@ -175,13 +175,14 @@ func TestEverySettingIsAChartValue(t *testing.T) {
 	}{
 		"daemon": {
 			settings: config.Settings(), container: onlyContainer(t, podOf(t, render(t, deploy.OperatorMode), "daemon")),
-			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "vpc-ports": true, "egress": true, "egress-port": true, "node-network-templates": true, "kubeconfig": true, "sysctl-dir": true},
+			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "vpc-ports": true, "egress": true, "egress-port": true, "node-network-templates": true, "network-policies": true, "network-policy-namespace": true, "kubeconfig": true, "sysctl-dir": true},
 		},
 		"operator": {
 			settings: config.OperatorSettings(), container: onlyContainer(t, podOf(t, render(t, deploy.OperatorMode), "operator")),
 			except: map[string]bool{
 				"cluster-name": true, "ipam": true, "egress": true, "egress-image": true, "egress-port": true,
 				"first-interface-is-port": true, "kubeconfig": true, "leader-election-namespace": true,
+				"network-policies": true, "network-policy-daemons": true,
 			},
 		},
 	} {

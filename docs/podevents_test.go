@@ -17,7 +17,7 @@ var noEvent = []string{"cancelled", "deleted", "draining", "mismatch", "no-addre
 
 // Conditions of a NodeNetwork that are no problem, and reasons of Nodes' and pools' events, for which no ADD waits.
 var noTrouble = []string{
-	"AsExpected", "TargetMet", "RoomToGrow", "AddressesAvailable", "NetworkHealed", "NetworkOverwritten", "Ready", "BlocksFree", "NoneWithheld", "BlockGiven", "SubnetsAccepted", "Bound", "Unplugged", "NotAllowed",
+	"AsExpected", "TargetMet", "RoomToGrow", "AddressesAvailable", "NetworkHealed", "NetworkOverwritten", "Ready", "BlocksFree", "NoneWithheld", "BlockGiven", "SubnetsAccepted", "Bound", "Unplugged", "NotAllowed", "PolicyUnresolved",
 }
 
 // For every cause for which an ADD may wait or fail, the Event says what to do about it, and where to read more.

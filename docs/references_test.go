@@ -25,7 +25,7 @@ func pages(t *testing.T) map[string]string {
 	return out
 }
 
-// named calls check with each match of a pattern in the pages. There must be at least least matches.
+// named calls check with each match of a pattern in the pages. It fails if there are fewer matches than least.
 func named(t *testing.T, pattern string, least int, check func(page string, found []string)) {
 	t.Helper()
 	re, count := regexp.MustCompile(pattern), 0

@@ -20,6 +20,13 @@ groups=(cluster lab-images)
 hack/deps.sh "${groups[@]}"
 e2e=$(hack/tool.sh kubee2e e2e.test)
 ginkgo=$(hack/tool.sh kubee2e ginkgo)
+cluster=()
+if [[ " $* " != *" -groups "* || " $* " = *clusterpolicy* ]]; then
+	program=$(hack/tool.sh networkpolicyapi conformance.test) # which also downloads the module
+	api=$(go -C tools/networkpolicyapi list -m -f '{{.Dir}}' sigs.k8s.io/network-policy-api)
+	cluster=(-cluster-policies "$program"
+		-cluster-policy-crd "$api/config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml")
+fi
 others=$(hack/lab-images.sh)
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
 export KUBEBUILDER_ASSETS
@@ -32,6 +39,7 @@ status=0
 for mode in $modes; do
 	families=
 	[[ "$mode" != */* ]] || families=${mode#*/}
-	bin/upstream -mode "${mode%%/*}" -ip-families "$families" -e2e "$e2e" -ginkgo "$ginkgo" -images "dist/lab-images:$others" "$@" || status=1
+	bin/upstream -mode "${mode%%/*}" -ip-families "$families" -e2e "$e2e" -ginkgo "$ginkgo" -images "dist/lab-images:$others" \
+		"${cluster[@]}" "$@" || status=1
 done
 exit "$status"

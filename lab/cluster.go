@@ -87,6 +87,9 @@ func (b builder) raiseKube(ctx context.Context) error {
 	if l.Egress {
 		release.Values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": gatewayImageTag}}
 	}
+	if l.NetworkPolicies {
+		release.Values["networkPolicies"] = map[string]any{"enabled": true}
+	}
 	if l.NodeNetworkTemplates {
 		release.Values["nodeNetworkTemplates"] = map[string]any{"enabled": true}
 	}

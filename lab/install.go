@@ -127,6 +127,9 @@ func (s *Chart) values() map[string]any {
 		"mode": string(l.Mode), "clusterName": l.clusterName(), "daemon": daemon, "operator": operator,
 		"apiServer": map[string]any{"host": host, "port": json.Number(port)},
 	}
+	if l.NetworkPolicies {
+		values["networkPolicies"] = map[string]any{"enabled": true}
+	}
 	if l.Egress {
 		values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": DefaultTag}}
 	}

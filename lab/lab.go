@@ -60,10 +60,12 @@ type Options struct {
 	// Egress lets pods reach the outside through gateways of Egresses, which the lab runs unless it has kubelets. It
 	// requires a kernel with Foo-over-UDP (package vm).
 	Egress bool
+	// NetworkPolicies has berthd enforce network policies.
+	NetworkPolicies bool
 	// NodeNetworkTemplates enables NodeNetworkTemplates in node mode, which then has a Kubernetes API. In operator mode
 	// they are always enabled.
 	NodeNetworkTemplates bool
-	// OperatorCount is the number of berth-operator processes if the mode, VPCPorts or Egress requires operators; default
+	// OperatorCount is the number of berth-operator processes if the mode, VPCPorts, Egress or NetworkPolicies requires operators; default
 	// 1. One of them leads.
 	OperatorCount int
 	OperatorArgs  []string          // of every berth-operator

@@ -18,7 +18,7 @@ import (
 // Mode is the source of pods' addresses.
 type Mode string
 
-// Modes. In all but NodeMode, and there with Options.VPCPorts, Egress or NodeNetworkTemplates, the lab has a Kubernetes
+// Modes. In all but NodeMode, and there with Options.VPCPorts, Egress, NetworkPolicies or NodeNetworkTemplates, the lab has a Kubernetes
 // API with Nodes and Pods. In OperatorMode the nodes' own credentials permit no EC2 call. In PoolMode and PortMode there
 // is no EC2: a data centre (package site) replaces the VPC. In PortMode only machines use its network, because pods are
 // in networks of an OpenStack or an Alcor (package portcloud).
@@ -36,7 +36,9 @@ var Modes = []Mode{NodeMode, OperatorMode, PoolMode, PortMode}
 func (o Options) hasPorts() bool { return o.Mode == PortMode || o.VPCPorts }
 
 // hasOperators reports whether a lab without kubelets has operators.
-func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts || o.Egress }
+func (o Options) hasOperators() bool {
+	return o.Mode != NodeMode || o.VPCPorts || o.Egress || o.NetworkPolicies
+}
 
 // hasKube reports whether a lab without kubelets has a Kubernetes API.
 func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }

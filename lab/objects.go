@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/internal/policy/wire"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/node"
@@ -60,6 +62,9 @@ func (c *nodeObjects) equip(o *node.Options) {
 	if c.options.Egress {
 		args = append(args, "--egress")
 	}
+	if c.options.NetworkPolicies {
+		args = append(args, "--network-policies", "--network-policy-token="+policyToken(o.Dir), "--network-policy-dir="+filepath.Join(o.Dir, "var", "lib", "berth"))
+	}
 	if c.options.NodeNetworkTemplates {
 		args = append(args, "--node-network-templates")
 	}
@@ -71,6 +76,11 @@ func daemonKubeconfig(nodeDir string) string {
 	return filepath.Join(nodeDir, "etc", "kubernetes", "berthd.kubeconfig")
 }
 
+// policyToken is the file of the token with which a node's daemon calls the operator.
+func policyToken(nodeDir string) string {
+	return filepath.Join(nodeDir, "etc", "kubernetes", "network-policies.token")
+}
+
 // join registers a machine and writes its daemon's kubeconfig.
 func (c *nodeObjects) join(m *machine, n *corev1.Node) {
 	m.joined = make(chan struct{})
@@ -80,6 +90,15 @@ func (c *nodeObjects) join(m *machine, n *corev1.Node) {
 		}
 		if err := c.kube.kubeconfig(ctx, daemonKubeconfig(m.Dir), daemonAccount, m.Name); err != nil {
 			return err
+		}
+		if c.options.NetworkPolicies {
+			token, err := c.kube.NodeToken(ctx, daemonAccount, m.Name, wire.Audience)
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(policyToken(m.Dir), []byte(token), 0o600); err != nil {
+				return fmt.Errorf("write the token for network policies: %w", err)
+			}
 		}
 		close(m.joined)
 		return nil
@@ -179,7 +198,7 @@ func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 
 // Bind implements node.PodObjects. It waits while an object with the name is being deleted, and while the API server is
 // down.
-func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error) {
+func (o *podObjects) Bind(ctx context.Context, namespace, name string, labels, annotations map[string]string) (uid, objectName string, err error) {
 	k := podKey{namespace, name}
 	o.mu.Lock()
 	uid = o.uids[k]
@@ -194,7 +213,7 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 			Containers: []corev1.Container{{Name: "echo", Image: "echo"}},
 		},
 	}
-	pod.Annotations = maps.Clone(annotations)
+	pod.Labels, pod.Annotations = labels, maps.Clone(annotations)
 	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, bindingAnnotation, rand.Text())
 	err = poll.Retry(ctx, func() error { return o.cluster.create(ctx, pod.DeepCopy(), &uid) }, func(err error) bool {
 		return apierrors.IsAlreadyExists(err) || kube.Unavailable(err) // an object is gone once its deletion has been sent
@@ -295,7 +314,7 @@ func BindPods(ctx context.Context, n *node.Node, names ...string) error {
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup
 	for i, name := range names {
-		wg.Go(func() { _, _, errs[i] = n.Objects.Bind(ctx, "default", name, nil) })
+		wg.Go(func() { _, _, errs[i] = n.Objects.Bind(ctx, "default", name, nil, nil) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,10 @@ const maxOperators = 9
 
 // firstOperatorPort is the metrics port of the first operator; each further operator has the next one.
 const firstOperatorPort = 61680
+
+// firstPolicyPort is where the first operator serves network policies, on the address of the Kubernetes API, which nodes
+// reach; each has the next.
+const firstPolicyPort = 61780
 
 // Operator is a process of berth-operator. It runs in the router's namespace.
 type Operator struct {
@@ -70,7 +75,7 @@ func (s *operators) start(ctx context.Context) error {
 		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {
 			return proc.Command{
 				Path: filepath.Join(l.BinDir, "berth-operator"), Netns: o.netns,
-				Args: slices.Concat(o.args(kubeconfig, l.clusterName()), s.args(), l.OperatorArgs), Env: s.env(name),
+				Args: slices.Concat(o.args(kubeconfig, l.clusterName()), s.args(i), l.OperatorArgs), Env: s.env(name),
 			}
 		})
 		s.list = append(s.list, o)
@@ -120,8 +125,8 @@ func (o *Operator) args(kubeconfig, cluster string) []string {
 	}
 }
 
-// args returns the flags that depend on the source of pods' interfaces.
-func (s *operators) args() (args []string) {
+// args returns the flags of operator i that depend on the lab's options.
+func (s *operators) args(i int) (args []string) {
 	l := s.lab
 	var from []string
 	switch l.Mode {
@@ -136,6 +141,10 @@ func (s *operators) args() (args []string) {
 	}
 	if l.Egress {
 		args = append(args, "--egress", "--egress-image="+gatewayImage)
+	}
+	if l.NetworkPolicies {
+		at := netip.AddrPortFrom(l.Kube.Endpoint().Addr(), uint16(firstPolicyPort+i))
+		args = append(args, "--network-policies", "--network-policy-address="+at.String())
 	}
 	return append(args, "--ipam="+strings.Join(from, ","))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// TestPoolModeLab starts a lab in pool mode without Berth: nodes, their Nodes and the pools exist, and the Node of a removed
-// node is not ready.
+// TestPoolModeLab starts a lab in pool mode without Berth. Machines, Node objects and pools exist, and the Node object of a
+// removed machine gets Ready=Unknown.
 func TestPoolModeLab(t *testing.T) {
 	l := start(t, Options{Nodes: 2, Mode: PoolMode, NoDaemons: true})
 	ctx := t.Context()
@@ -33,7 +33,7 @@ func TestPoolModeLab(t *testing.T) {
 		return len(s.Nodes) == 2 && s.Nodes[0].Address.String() == "172.20.1.2" && len(s.Pools) == 1 && s.Pools[0].Name == "default"
 	})
 	if _, err := l.Nodes()[0].Ask(ctx, "udp", l.Site.Addrs("node-2").IPv6, "hello"); err != nil {
-		t.Errorf("node to node: %v", err)
+		t.Errorf("ask node-2 from node-1: %v", err)
 	}
 	ok(t, l.RemoveNode("node-2"))
 	ready(corev1.ConditionUnknown)

@@ -30,10 +30,10 @@ var badBlocks = []refusal{
 	{"an empty pool", "poolName: '', nodeName: node-1, index: 7, ipv4: 10.0.0.0/27", "poolName", "should be at least 1 chars long"},
 	{"an empty node", "poolName: default, nodeName: '', index: 7, ipv4: 10.0.0.0/27", "nodeName", "should be at least 1 chars long"},
 	{"no addresses", "poolName: default, nodeName: node-1, index: 7", "ipv4", "ipv4, ipv6 or both must be set"},
-	{"another pool", "poolName: other, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27", "metadata", blockName},
-	{"another index", "poolName: default, nodeName: node-1, index: 8, ipv4: 10.0.0.0/27", "metadata", blockName},
+	{"a name that has another pool", "poolName: other, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27", "metadata", blockName},
+	{"a name that has another index", "poolName: default, nodeName: node-1, index: 8, ipv4: 10.0.0.0/27", "metadata", blockName},
 	{"a negative index", "poolName: default, nodeName: node-1, index: -7, ipv4: 10.0.0.0/27", "index", "index must be between 0 and 2147483647"},
-	{"an index out of reach", "poolName: default, nodeName: node-1, index: 2147483648, ipv4: 10.0.0.0/27", "index", "index must be between 0 and 2147483647"},
+	{"an index above the maximum", "poolName: default, nodeName: node-1, index: 2147483648, ipv4: 10.0.0.0/27", "index", "index must be between 0 and 2147483647"},
 	{"host bits", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.1/27", "ipv4", blockIPv4},
 	{"IPv6 host bits", "poolName: default, nodeName: node-1, index: 7, ipv6: 'fd00::1/123'", "ipv6", blockIPv6},
 	{"withheld host bits", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.2.0.0/27, withheld: [{cidr: 10.2.0.7/31, owner: Node a}]", "withheld[0].cidr", "cidr must be a CIDR without host bits, such as 10.2.0.7/32"},
@@ -79,11 +79,11 @@ var badBlockChanges = []refusal{
 	{"another node", "{nodeName: node-2}", "nodeName", "nodeName cannot be changed"},
 	{"another index", "{index: 8}", "index", "index cannot be changed"},
 	{"another ipv4", "{ipv4: 10.0.1.0/27}", "ipv4", "ipv4 cannot be changed"},
-	{"no ipv4", "{ipv4: null}", "ipv4", "ipv4 cannot be changed"},
+	{"ipv4 removed", "{ipv4: null}", "ipv4", "ipv4 cannot be changed"},
 	{"another ipv6", "{ipv6: 'fd01::/123'}", "ipv6", "ipv6 cannot be changed"},
-	{"no ipv6", "{ipv6: null}", "ipv6", "ipv6 cannot be changed"},
+	{"ipv6 removed", "{ipv6: null}", "ipv6", "ipv6 cannot be changed"},
 	{"another requestUID", "{requestUID: another}", "requestUID", "requestUID cannot be changed"},
-	{"no requestUID", "{requestUID: null}", "requestUID", "requestUID cannot be changed"},
+	{"requestUID removed", "{requestUID: null}", "requestUID", "requestUID cannot be changed"},
 }
 
 // Only the status, withheld and metadata of a block can change.
@@ -102,7 +102,7 @@ func TestBlockChanges(t *testing.T) {
 	b := &v1alpha1.AddressBlock{}
 	harness.OK(t, c.Get(t.Context(), client.ObjectKeyFromObject(dual), b))
 	if b.Status.RenewTime == nil || b.Status.RenewTime.Nanosecond() != 678901000 {
-		t.Errorf("renewTime is %v", b.Status.RenewTime)
+		t.Errorf("renewTime = %v, want it with its microseconds", b.Status.RenewTime)
 	}
 }
 
@@ -112,7 +112,7 @@ var badRequests = []refusal{
 	{"no node", "{poolName: default}", "spec.nodeName", "Required value"},
 	{"an empty pool", "{poolName: '', nodeName: node-1}", "spec.poolName", "should be at least 1 chars long"},
 	{"an empty node", "{poolName: default, nodeName: ''}", "spec.nodeName", "should be at least 1 chars long"},
-	{"a long node", "{poolName: default, nodeName: " + strings.Repeat("n", 254) + "}", "spec.nodeName", "may not be more than 253"},
+	{"a long node name", "{poolName: default, nodeName: " + strings.Repeat("n", 254) + "}", "spec.nodeName", "may not be more than 253"},
 }
 
 var badRequestChanges = []refusal{

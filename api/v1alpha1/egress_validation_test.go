@@ -40,43 +40,43 @@ var badEgresses = []refusal{
 	{"no destinations", "{}", "spec.destinations", "Required value"},
 	{"empty destinations", "{destinations: []}", "spec.destinations", "should have at least 1 items"},
 	{"a destination twice", "{destinations: [10.0.0.0/8, 10.0.0.0/8]}", "spec.destinations[1]", "Duplicate value"},
-	{"an address", "{destinations: [203.0.113.1]}", "spec.destinations", destinationText},
+	{"an address without a prefix length", "{destinations: [203.0.113.1]}", "spec.destinations", destinationText},
 	{"host bits", "{destinations: [203.0.113.1/24]}", "spec.destinations", destinationText},
-	{"another spelling", "{destinations: ['2001:DB8::/32']}", "spec.destinations", destinationText},
-	{"a name", "{destinations: [example.com]}", "spec.destinations", destinationText},
-	{"a long text", "{destinations: ['" + strings.Repeat("1", 44) + "']}", "spec.destinations[0]", "Too long"},
+	{"an IPv6 CIDR in upper case", "{destinations: ['2001:DB8::/32']}", "spec.destinations", destinationText},
+	{"a host name", "{destinations: [example.com]}", "spec.destinations", destinationText},
+	{"a destination of 44 characters", "{destinations: ['" + strings.Repeat("1", 44) + "']}", "spec.destinations[0]", "Too long"},
 	{"replicas below 0", outside(", replicas: -1"), "spec.replicas", "should be greater than or equal to 0"},
 	{"too many replicas", outside(", replicas: 1001"), "spec.replicas", "should be less than or equal to 1000"},
 	{"an unknown strategy", outside(", strategy: {type: OnDelete}"), "spec.strategy.type", typeText},
 	{"parameters of another strategy", outside(", strategy: {type: Recreate, rollingUpdate: {}}"), "spec.strategy.rollingUpdate", "rollingUpdate requires type RollingUpdate"},
 	{"a surge below 0", outside(", strategy: {rollingUpdate: {maxSurge: -1}}"), "spec.strategy.rollingUpdate.maxSurge", surgeText},
-	{"no percentage", outside(", strategy: {rollingUpdate: {maxSurge: many}}"), "spec.strategy.rollingUpdate.maxSurge", surgeText},
-	{"more than all", outside(", strategy: {rollingUpdate: {maxUnavailable: 101%}}"), "spec.strategy.rollingUpdate.maxUnavailable", unavailableText},
-	{"less than none", outside(", strategy: {rollingUpdate: {maxUnavailable: -1}}"), "spec.strategy.rollingUpdate.maxUnavailable", unavailableText},
-	{"nothing that could be replaced", outside(", strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0%}}"), "spec.strategy.rollingUpdate", "maxSurge and maxUnavailable cannot both be 0"},
-	{"no key of a label", outside(", template: {metadata: {labels: {'a b': c}}}"), "spec.template.metadata.labels", "labels must have valid keys, such as example.com/name"},
-	{"no value of a label", outside(", template: {metadata: {labels: {a: 'b c'}}}"), "spec.template.metadata.labels.a", "should match"},
+	{"a surge that is neither a number nor a percentage", outside(", strategy: {rollingUpdate: {maxSurge: many}}"), "spec.strategy.rollingUpdate.maxSurge", surgeText},
+	{"more than 100 % unavailable", outside(", strategy: {rollingUpdate: {maxUnavailable: 101%}}"), "spec.strategy.rollingUpdate.maxUnavailable", unavailableText},
+	{"negative unavailable", outside(", strategy: {rollingUpdate: {maxUnavailable: -1}}"), "spec.strategy.rollingUpdate.maxUnavailable", unavailableText},
+	{"neither surge nor unavailable", outside(", strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0%}}"), "spec.strategy.rollingUpdate", "maxSurge and maxUnavailable cannot both be 0"},
+	{"an invalid label key", outside(", template: {metadata: {labels: {'a b': c}}}"), "spec.template.metadata.labels", "labels must have valid keys, such as example.com/name"},
+	{"an invalid label value", outside(", template: {metadata: {labels: {a: 'b c'}}}"), "spec.template.metadata.labels.a", "should match"},
 	{"a long label", outside(", template: {metadata: {labels: {a: " + strings.Repeat("b", 64) + "}}}"), "spec.template.metadata.labels.a", "Too long"},
-	{"Berth's label", outside(", template: {metadata: {labels: {egress.berth.dev/name: other}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
-	{"Berth's own domain", outside(", template: {metadata: {labels: {berth.dev/a: b}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
-	{"no key of an annotation", outside(", template: {metadata: {annotations: {'/a': b}}}"), "spec.template.metadata.annotations", "annotations must have valid keys, such as example.com/name"},
-	{"a list for a pod", outside(", template: {spec: [a]}"), "spec.template.spec", "must be of type object"},
-	{"an unknown affinity", outside(", sessionAffinity: Cookie"), "spec.sessionAffinity", "Unsupported value"},
-	{"an affinity's parameters without it", outside(", sessionAffinity: None, sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}}"), "spec.sessionAffinityConfig", "sessionAffinityConfig requires sessionAffinity ClientIP"},
-	{"no affinity at all", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
-	{"an affinity of more than a day", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
-	{"empty parameters of an affinity", outside(", sessionAffinityConfig: {}"), "spec.sessionAffinityConfig.clientIP", affinityText},
+	{"a label in egress.berth.dev", outside(", template: {metadata: {labels: {egress.berth.dev/name: other}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
+	{"a label in berth.dev", outside(", template: {metadata: {labels: {berth.dev/a: b}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
+	{"an invalid annotation key", outside(", template: {metadata: {annotations: {'/a': b}}}"), "spec.template.metadata.annotations", "annotations must have valid keys, such as example.com/name"},
+	{"a list as the pod spec", outside(", template: {spec: [a]}"), "spec.template.spec", "must be of type object"},
+	{"an unknown session affinity", outside(", sessionAffinity: Cookie"), "spec.sessionAffinity", "Unsupported value"},
+	{"affinity parameters without ClientIP affinity", outside(", sessionAffinity: None, sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}}"), "spec.sessionAffinityConfig", "sessionAffinityConfig requires sessionAffinity ClientIP"},
+	{"an affinity timeout of 0", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
+	{"an affinity timeout of more than a day", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
+	{"empty affinity parameters", outside(", sessionAffinityConfig: {}"), "spec.sessionAffinityConfig.clientIP", affinityText},
 	{"an empty budget", outside(", podDisruptionBudget: {}"), "spec.podDisruptionBudget", budgetText},
-	{"min and max", outside(", podDisruptionBudget: {minAvailable: 1, maxUnavailable: 1}"), "spec.podDisruptionBudget", budgetText},
-	{"a minimum below 0", outside(", podDisruptionBudget: {minAvailable: -1}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
-	{"a minimum above all", outside(", podDisruptionBudget: {minAvailable: 101%}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
-	{"a maximum of words", outside(", podDisruptionBudget: {maxUnavailable: some}"), "spec.podDisruptionBudget.maxUnavailable", unavailableText},
-	{"another end of tunnels", outside(", tunnelTo: Nodes"), "spec.tunnelTo", "Unsupported value"},
+	{"both minAvailable and maxUnavailable", outside(", podDisruptionBudget: {minAvailable: 1, maxUnavailable: 1}"), "spec.podDisruptionBudget", budgetText},
+	{"minAvailable below 0", outside(", podDisruptionBudget: {minAvailable: -1}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
+	{"minAvailable above 100 %", outside(", podDisruptionBudget: {minAvailable: 101%}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
+	{"maxUnavailable that is not a number", outside(", podDisruptionBudget: {maxUnavailable: some}"), "spec.podDisruptionBudget.maxUnavailable", unavailableText},
+	{"an unknown tunnelTo", outside(", tunnelTo: Nodes"), "spec.tunnelTo", "Unsupported value"},
 	{"a selector with many labels", outside(", clients: {podSelector: {matchLabels: {" + strings.ReplaceAll(counted(17), ",", ": a,") + ": a}}}"), "spec.clients.podSelector.matchLabels", "must have at most 16 items"},
 	{"a selector with many values", outside(", clients: {namespaceSelector: {matchExpressions: [{key: a, operator: In, values: [" + counted(65) + "]}]}}"), "spec.clients.namespaceSelector.matchExpressions[0].values", "must have at most 64 items"},
 	{"a selector with a long value", outside(", clients: {podSelector: {matchLabels: {a: " + strings.Repeat("v", 64) + "}}}"), "spec.clients.podSelector.matchLabels.a", "Too long"},
 	{"clients that nothing selects", outside(", clients: {}"), "spec.clients", "clients must have a namespaceSelector, a podSelector or both"},
-	{"a namespace that is none", outside(", allowedNamespaces: {names: [A]}"), "spec.allowedNamespaces.names", "names must be namespace names, or *"},
+	{"an invalid namespace name", outside(", allowedNamespaces: {names: [A]}"), "spec.allowedNamespaces.names", "names must be namespace names, or *"},
 }
 
 func TestBadEgressIsRefused(t *testing.T) {
@@ -97,14 +97,14 @@ func TestNamesOfEgresses(t *testing.T) {
 	}
 }
 
-// Fields that are not set get the defaults of the source document, and tunnels lead to gateways.
+// Fields that are not set get the documented defaults, and tunnels lead to gateways.
 func TestEgressDefaults(t *testing.T) {
 	c := clean(t)
 	harness.OK(t, c.Create(t.Context(), newEgress(t, "nat", outside(""))))
 	e := &v1alpha1.Egress{}
 	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "nat"}, e))
 	if *e.Spec.Replicas != 1 || e.Spec.SessionAffinity != "ClientIP" || e.Spec.TunnelTo != v1alpha1.TunnelToGateways || e.Spec.FouSourcePortAuto || e.Spec.OriginatingOnly {
-		t.Errorf("spec %+v", e.Spec)
+		t.Errorf("spec = %+v, want the defaults", e.Spec)
 	}
 }
 
@@ -116,8 +116,8 @@ func TestBadEgressStatusIsRefused(t *testing.T) {
 		{"a gateway without its pod", "{gateways: [{name: a, addresses: [10.0.0.1]}]}", "status.gateways[0].uid", "Required value"},
 		{"a gateway without addresses", "{gateways: [{name: a, uid: u}]}", "status.gateways[0].addresses", "Required value"},
 		{"a gateway twice", "{gateways: [{name: a, uid: u, addresses: [10.0.0.1]}, {name: b, uid: u, addresses: [10.0.0.2]}]}", "status.gateways[1]", "Duplicate value"},
-		{"three addresses", "{gateways: [{name: a, uid: u, addresses: [10.0.0.1, 10.0.0.2, 10.0.0.3]}]}", "status.gateways[0].addresses", "must have at most 2 items"},
-		{"three of a Service", "{serviceIPs: [10.0.0.1, 10.0.0.2, 10.0.0.3]}", "status.serviceIPs", "must have at most 2 items"},
+		{"three addresses of a gateway", "{gateways: [{name: a, uid: u, addresses: [10.0.0.1, 10.0.0.2, 10.0.0.3]}]}", "status.gateways[0].addresses", "must have at most 2 items"},
+		{"three Service IPs", "{serviceIPs: [10.0.0.1, 10.0.0.2, 10.0.0.3]}", "status.serviceIPs", "must have at most 2 items"},
 	}, func(t *testing.T, status string) error { return changeStatus(t, c, o, status) })
 	harness.OK(t, changeStatus(t, c, o, "{gateways: [{name: a, uid: u, addresses: [10.0.0.1, '2001:db8::1'], ending: true}], serviceIPs: [10.96.0.1]}"))
 }
@@ -146,13 +146,13 @@ func TestBadEgressClientIsRefused(t *testing.T) {
 		{"no state", "{node: {addresses: [10.0.0.1]}}", "status.node.state", "Required value"},
 		{"an unknown state", "{node: {state: Ready}}", "status.node.state", "Unsupported value"},
 		{"three addresses", "{node: {state: SetUp, addresses: [10.0.0.1, 10.0.0.2, 10.0.0.3]}}", "status.node.addresses", "must have at most 2 items"},
-		{"no address", "{node: {state: SetUp, addresses: [a]}}", "status.node.addresses", addressesText},
+		{"not an address", "{node: {state: SetUp, addresses: [a]}}", "status.node.addresses", addressesText},
 		{"a CIDR", "{node: {state: SetUp, addresses: [10.0.0.0/8]}}", "status.node.addresses", addressesText},
 		{"loopback", "{node: {state: SetUp, addresses: [127.0.0.1]}}", "status.node.addresses", addressesText},
 		{"multicast", "{node: {state: SetUp, addresses: ['ff02::1']}}", "status.node.addresses", addressesText},
-		{"a line in a message", "{node: {state: Failed, message: \"a\\nb\"}}", "status.node.message", "should match"},
+		{"a line break in a message", "{node: {state: Failed, message: \"a\\nb\"}}", "status.node.message", "should match"},
 		{"a long message", "{node: {state: Failed, message: " + strings.Repeat("a", 513) + "}}", "status.node.message", "Too long"},
-		{"a sentence for a reason", "{node: {state: Failed, reason: no way}}", "status.node.reason", "should match"},
+		{"spaces in a reason", "{node: {state: Failed, reason: no way}}", "status.node.reason", "should match"},
 	}, func(t *testing.T, status string) error { return changeStatus(t, c, o, status) })
 	harness.OK(t, changeStatus(t, c, o, "{node: {state: SetUp, containerID: abc, addresses: [10.0.0.1, 'fd00::1'], egresses: [{namespace: a, name: b, uid: c}]}}"))
 }
@@ -164,7 +164,7 @@ func TestBadEgressClientSliceIsRefused(t *testing.T) {
 		{"a client without addresses", "[{uid: u, addresses: []}]", "clients[0].addresses", "should have at least 1 items"},
 		{"three addresses", "[{uid: u, addresses: [10.0.0.1, 10.0.0.2, 10.0.0.3]}]", "clients[0].addresses", "must have at most 2 items"},
 		{"a client twice", "[{uid: u, addresses: [10.0.0.1]}, {uid: u, addresses: [10.0.0.2]}]", "clients[1]", "Duplicate value"},
-		{"too many", "[" + strings.TrimSuffix(strings.Repeat("{uid: u, addresses: [10.0.0.1]},", 101), ",") + "]", "clients", "must have at most 100 items"},
+		{"too many clients", "[" + strings.TrimSuffix(strings.Repeat("{uid: u, addresses: [10.0.0.1]},", 101), ",") + "]", "clients", "must have at most 100 items"},
 	}, func(t *testing.T, clients string) error {
 		return c.Create(t.Context(), ofKind(t, "EgressClientSlice", "nat-1", "clients: "+clients))
 	})

@@ -52,12 +52,12 @@ var badSpecs = []refusal{
 	{"maxENIs", with(", eni: {maxENIs: -1}"), "spec.eni.maxENIs", "eni.maxENIs must be between 0 and 64"},
 	{"maxPods", with(", eni: {maxPods: -1}"), "spec.eni.maxPods", "eni.maxPods must be between 0 and 65536"},
 	{"firstInterfaceIndex", with(", eni: {firstInterfaceIndex: 16}"), "spec.eni.firstInterfaceIndex", "eni.firstInterfaceIndex must be between 0 and 15"},
-	{"a word for a number", with(", eni: {preAllocate: many}"), "spec.eni.preAllocate", "must be of type integer"},
+	{"a string as a number", with(", eni: {preAllocate: many}"), "spec.eni.preAllocate", "must be of type integer"},
 	{"a long tag", with(", eni: {subnetTags: {a: " + strings.Repeat("b", 257) + "}}"), "spec.eni.subnetTags",
 		"eni.subnetTags must have keys of at most 128 characters and values of at most 256"},
 	{"a long key", with(", eni: {securityGroupTags: {" + strings.Repeat("a", 129) + ": b}}"), "spec.eni.securityGroupTags",
 		"eni.securityGroupTags must have keys of at most 128 characters and values of at most 256"},
-	{"no address", with(", ipam: {available: {eth0: {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"not an address", with(", ipam: {available: {eth0: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a prefix of another size", with(", ipam: {available: {10.0.0.0/24: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address with a length", with(", ipam: {available: {10.0.0.1/28: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an IPv6 prefix of another size", with(", ipam: {available: {'2001:db8::/64': {resource: eni-1}}}"), "spec.ipam.available", available},
@@ -67,7 +67,7 @@ var badSpecs = []refusal{
 	{"a longer form of an address", with(", ipam: {available: {'2001:db8:0::7': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address in capitals", with(", ipam: {available: {'2001:DB8::7': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a longer form of a prefix", with(", ipam: {available: {'2001:db8:0:1:0::/80': {resource: eni-1}}}"), "spec.ipam.available", available},
-	{"an IPv4 address as IPv6 writes it", with(", ipam: {available: {'::ffff:10.0.0.1': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an IPv4-mapped IPv6 address", with(", ipam: {available: {'::ffff:10.0.0.1': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address without an ENI", with(", ipam: {available: {10.0.0.1: {}}}"), "spec.ipam.available.10.0.0.1.resource", "Required value"},
 	{"releasing", with(", ipam: {releasing: [all]}"), "spec.ipam.releasing", "ipam.releasing must be addresses or prefixes of ipam.available"},
 	{"unassigning", with(", ipam: {unassigning: [all]}"), "spec.ipam.unassigning", "ipam.unassigning must be addresses or prefixes of ipam.available, or IDs of ENIs"},
@@ -82,18 +82,18 @@ var badStatuses = []refusal{
 	{"used", "{ipam: {usedCount: 1, used: {10.0.0.16/28: {}}}}", "status.ipam.used", used},
 	{"a longer form of a used address", "{ipam: {usedCount: 1, used: {'2001:db8:0::7': {}}}}", "status.ipam.used", used},
 	{"released", "{ipam: {usedCount: 1, released: [all]}}", "status.ipam.released", "ipam.released must be addresses or prefixes of ipam.releasing"},
-	{"more than a node has", "{ipam: {usedCount: 4097}}", "status.ipam.usedCount", "ipam.usedCount must be between 0 and 4096"},
-	{"more pods than there are", "{ipam: {usedCount: 0, waiting: 4097}}", "status.ipam.waiting", "ipam.waiting must be between 0 and 4096"},
+	{"more used addresses than a node can have", "{ipam: {usedCount: 4097}}", "status.ipam.usedCount", "ipam.usedCount must be between 0 and 4096"},
+	{"more waiting pods than a node can have", "{ipam: {usedCount: 0, waiting: 4097}}", "status.ipam.waiting", "ipam.waiting must be between 0 and 4096"},
 	{"an owner of 1.2 MB", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: " + strings.Repeat("a", 1_200_000) + "}}}}", "status.ipam.used.10.0.0.1.owner", "Too long"},
 	{"owners of 1.2 MB", "{ipam: {usedCount: 1, used: " + owners(3900, 308) + "}}", "status.ipam.used", "ipam.used must have owners of at most 400000 characters together"},
-	{"more addresses than there are", "{ipam: {usedCount: 1, used: " + owners(4097, 0) + "}}", "status.ipam.used", "Too many"},
+	{"more entries than a node can have", "{ipam: {usedCount: 1, used: " + owners(4097, 0) + "}}", "status.ipam.used", "Too many"},
 	{"a long UID", "{ipam: {usedCount: 1, used: {10.0.0.1: {uid: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.uid", "Too long"},
 	{"a long ENI", "{ipam: {usedCount: 1, used: {10.0.0.1: {resource: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.resource", "Too long"},
 	{"owners of 1.2 MB in 400000 characters", "{ipam: {usedCount: 1, used: " + ownersOf(1200, 250, "\U0001F980") + "}}", "status.ipam.used.10.0.0.0.owner", "should match '^[!-~]*$'"},
 	{"a UID of 256 bytes", "{ipam: {usedCount: 1, used: {10.0.0.1: {uid: " + strings.Repeat("\U0001F980", 64) + "}}}}", "status.ipam.used.10.0.0.1.uid", "should match '^[!-~]*$'"},
 	{"an ENI of 256 bytes", "{ipam: {usedCount: 1, used: {10.0.0.1: {resource: " + strings.Repeat("\U0001F980", 64) + "}}}}", "status.ipam.used.10.0.0.1.resource", "should match '^[!-~]*$'"},
 	{"an instance of 256 bytes", "{ipam: {usedCount: 1, instanceID: " + strings.Repeat("\U0001F980", 64) + "}}", "status.ipam.instanceID", "should match '^[!-~]*$'"},
-	{"a line in an owner", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: \"a/b\\nc\"}}}}", "status.ipam.used.10.0.0.1.owner", "should match '^[!-~]*$'"},
+	{"a line break in an owner", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: \"a/b\\nc\"}}}}", "status.ipam.used.10.0.0.1.owner", "should match '^[!-~]*$'"},
 	{"a long instance", "{ipam: {usedCount: 1, instanceID: " + strings.Repeat("a", 65) + "}}", "status.ipam.instanceID", "Too long"},
 }
 
@@ -138,7 +138,7 @@ func TestGoodSpecs(t *testing.T) {
 	create(t, c, "prefixes", ", ipam: {available: {10.0.0.16/28: {resource: eni-1}, 10.0.1.7: {resource: eni-1}, '2001:db8::7': {resource: eni-1}, '2001:db8:0:1:2::/80': {resource: eni-1}}}")
 }
 
-// The largest nodes of EC2 stay well below the API server's cost limit for validation rules.
+// The largest nodes on EC2 stay well below the API server's cost limit for validation rules.
 func TestALargeNodeIsAccepted(t *testing.T) {
 	c := clean(t)
 	n := create(t, c, "node-1", "")
@@ -160,7 +160,7 @@ func TestALargeNodeIsAccepted(t *testing.T) {
 	harness.OK(t, changeStatus(t, c, n, string(status)))
 }
 
-// Every validation rule of the CRDs has a test case.
+// Every validation rule of these four CRDs has a test case.
 func TestEveryRuleIsTried(t *testing.T) {
 	tried := map[string]bool{poolName: true} // tested separately
 	for _, tc := range slices.Concat(badSpecs, badStatuses, badPools, badPoolChanges, badBlocks, badBlockChanges, badRequestChanges) {
@@ -186,11 +186,11 @@ func TestEveryRuleIsTried(t *testing.T) {
 		before := rules
 		walk(kind, *readCRD(t, kind).Spec.Versions[0].Schema.OpenAPIV3Schema)
 		if rules == before {
-			t.Errorf("%s: found no rule", kind)
+			t.Errorf("%s: no validation rule found", kind)
 		}
 	}
 	if rules < 45 {
-		t.Errorf("found %d rules only", rules)
+		t.Errorf("found %d validation rules, want at least 45", rules)
 	}
 }
 
@@ -207,12 +207,12 @@ func readCRD(t *testing.T, kind string) (crd apiextensionsv1.CustomResourceDefin
 func TestNodeNetworkHasNoDefaults(t *testing.T) {
 	c := clean(t)
 	if d := cmp.Diff(v1alpha1.ENISpec{}, create(t, c, "node-1", "").Spec.ENI); d != "" {
-		t.Errorf("without eni (-want +got):\n%s", d)
+		t.Errorf("spec.eni when not set (-want +got):\n%s", d)
 	}
 	index, remove := int32(0), false
 	got := create(t, c, "node-2", ", eni: {firstInterfaceIndex: 0, deleteOnTermination: false}")
 	if d := cmp.Diff(v1alpha1.ENISpec{FirstInterfaceIndex: &index, DeleteOnTermination: &remove}, got.Spec.ENI); d != "" {
-		t.Errorf("said otherwise (-want +got):\n%s", d)
+		t.Errorf("spec.eni with zero values set (-want +got):\n%s", d)
 	}
 }
 
@@ -224,13 +224,13 @@ func TestStatusIsASubresource(t *testing.T) {
 	harness.OK(t, c.Create(t.Context(), o))
 	n := read(t, c, "node-1")
 	if n.Status.IPAM.UsedCount != 0 {
-		t.Errorf("created with %d used addresses", n.Status.IPAM.UsedCount)
+		t.Errorf("usedCount after Create() = %d, want 0", n.Status.IPAM.UsedCount)
 	}
 	n.Spec.InstanceType = "m5.xlarge"
 	n.Status.IPAM.UsedCount = 3
 	harness.OK(t, c.Status().Update(t.Context(), n))
 	if n := read(t, c, "node-1"); n.Status.IPAM.UsedCount != 3 || n.Spec.InstanceType != "m5.large" {
-		t.Errorf("after a write of the status: %d used, type %s", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
+		t.Errorf("after Status().Update(): usedCount = %d, instanceType = %s, want 3 and m5.large", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
 	}
 }
 
@@ -255,7 +255,7 @@ func TestColumnsOfNodeNetworks(t *testing.T) {
 	}
 	row := fmt.Sprint(table.Rows[0].Cells[:10])
 	if row != "[node-1 i-0123456789abcdef0 m5.large us-west-2a 2 12 4 0 True Served]" {
-		t.Errorf("row %s", row)
+		t.Errorf("row = %s", row)
 	}
 }
 
@@ -267,7 +267,8 @@ func TestShortNameOfNodeNetworks(t *testing.T) {
 	}
 }
 
-// The address map is atomic: entries that its owner omits are deleted.
+// The daemon and the operator each apply their own fields and leave the other's alone. ipam.available is atomic: entries
+// that the operator omits are deleted.
 func TestEachFieldHasOneWriter(t *testing.T) {
 	c := clean(t)
 	apply := func(owner, spec, status string) error {
@@ -294,24 +295,24 @@ func TestEachFieldHasOneWriter(t *testing.T) {
 		t.Errorf("the operator's writes changed what the daemon wrote: %+v", n)
 	}
 	if len(n.Spec.IPAM.Available) != 1 || n.Status.ENI.Available != 2 {
-		t.Errorf("available %v, status %+v", n.Spec.IPAM.Available, n.Status.ENI)
+		t.Errorf("ipam.available = %v, want 10.0.0.4 only; status.eni = %+v, want 2 available", n.Spec.IPAM.Available, n.Status.ENI)
 	}
 
-	t.Run("a person's edit stands", func(t *testing.T) {
+	t.Run("a user's edit is kept", func(t *testing.T) {
 		harness.OK(t, c.Patch(t.Context(), n, merge(t, "{spec: {eni: {preAllocate: 2}}}"), client.FieldOwner("kubectl-edit")))
 		harness.OK(t, apply(operator, "{ipam: {available: {10.0.0.6: {resource: eni-1}}}}", ""))
 		err := apply(daemon, with(", eni: {preAllocate: 16}"), "")
 		if !apierrors.IsConflict(err) {
-			t.Errorf("the daemon writes spec.eni again: %v, want a conflict", err)
+			t.Errorf("daemon applying spec.eni after the edit: %v, want a conflict", err)
 		}
 		if n := read(t, c, "node-1"); *n.Spec.ENI.PreAllocate != 2 {
-			t.Errorf("preAllocate is %d again", *n.Spec.ENI.PreAllocate)
+			t.Errorf("preAllocate = %d, want 2 from the edit", *n.Spec.ENI.PreAllocate)
 		}
 	})
-	t.Run("who takes another's field learns of it", func(t *testing.T) {
+	t.Run("applying another owner's field is a conflict", func(t *testing.T) {
 		err := apply("somebody", "{ipam: {available: {10.0.0.9: {resource: eni-9}}}}", "")
 		if !apierrors.IsConflict(err) {
-			t.Errorf("writing spec.ipam beside the operator: %v, want a conflict", err)
+			t.Errorf("applying spec.ipam as somebody else: %v, want a conflict", err)
 		}
 	})
 }
@@ -332,13 +333,13 @@ var badTemplates = []refusal{
 	{"two dialects", "{nodeSelector: {}, eni: {warmIPTarget: 1, preAllocate: 1}}", "spec.eni", "cannot be mixed with"},
 	{"outdated", "{nodeSelector: {}, eni: {}, outdatedENIs: Delete}", "spec.outdatedENIs", `supported values: "Retain", "Drain"`},
 	{"priority", "{nodeSelector: {}, eni: {}, priority: 1000001}", "spec.priority", "priority must be between -1000000 and 1000000"},
-	{"an operator", requirement("{key: a, operator: Near}"), "spec.nodeSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
-	{"In of nothing", requirement("{key: a, operator: In}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
+	{"an unknown operator", requirement("{key: a, operator: Near}"), "spec.nodeSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
+	{"In without values", requirement("{key: a, operator: In}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"Exists with a value", requirement("{key: a, operator: Exists, values: [b]}"), "spec.nodeSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
-	{"a key", requirement("{key: 'a b', operator: Exists}"), "spec.nodeSelector.matchExpressions[0].key", "should match"},
-	{"a value", requirement("{key: a, operator: In, values: ['b c']}"), "spec.nodeSelector.matchExpressions[0].values[0]", "should match"},
-	{"a label's value", "{nodeSelector: {matchLabels: {a: " + strings.Repeat("b", 64) + "}}, eni: {}}", "spec.nodeSelector.matchLabels.a", "Too long"},
-	{"a label's key", "{nodeSelector: {matchLabels: {'a b': c}}, eni: {}}", "spec.nodeSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
+	{"an invalid key", requirement("{key: 'a b', operator: Exists}"), "spec.nodeSelector.matchExpressions[0].key", "should match"},
+	{"an invalid value", requirement("{key: a, operator: In, values: ['b c']}"), "spec.nodeSelector.matchExpressions[0].values[0]", "should match"},
+	{"a long label value", "{nodeSelector: {matchLabels: {a: " + strings.Repeat("b", 64) + "}}, eni: {}}", "spec.nodeSelector.matchLabels.a", "Too long"},
+	{"an invalid label key", "{nodeSelector: {matchLabels: {'a b': c}}, eni: {}}", "spec.nodeSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
 }
 
 func TestTemplates(t *testing.T) {

@@ -37,7 +37,7 @@ func ofKind(t *testing.T, kind, name, fields string) *unstructured.Unstructured 
 	o := &unstructured.Unstructured{}
 	text := fmt.Sprintf("{apiVersion: berth.dev/v1alpha1, kind: %s, metadata: {name: %q}, %s}", kind, name, fields)
 	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
-		t.Fatalf("%s: %v", text, err)
+		t.Fatalf("parse %s: %v", text, err)
 	}
 	if slices.Contains([]string{"Egress", "EgressClient", "EgressClientSlice", "NICPolicy", "PodNIC"}, kind) {
 		o.SetNamespace("default")
@@ -65,7 +65,7 @@ func accepts(t *testing.T, c client.Client, kind string, specs map[string]string
 	t.Helper()
 	for name, spec := range specs {
 		if err := c.Create(t.Context(), ofKind(t, kind, name, "spec: "+spec)); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Create() of valid %s %s: error = %v, want none", kind, name, err)
 		}
 	}
 }
@@ -128,10 +128,10 @@ func refuses(t *testing.T, cases []refusal, write func(t *testing.T, text string
 func refused(t *testing.T, err error, at, why string) {
 	t.Helper()
 	if !apierrors.IsInvalid(err) {
-		t.Fatalf("got %v, want it to be refused as invalid", err)
+		t.Fatalf("error = %v, want one with reason Invalid", err)
 	}
 	if text := strings.Replace(err.Error(), ": [", ": ", 1); !strings.Contains(text, " "+at+": ") || !strings.Contains(text, why) {
-		t.Errorf("got %v\nwant one that names %s and says %q", err, at, why)
+		t.Errorf("error = %v\nwant one for field %s that contains %q", err, at, why)
 	}
 }
 

@@ -143,7 +143,7 @@ func run(ctx context.Context, work string, order, outcome any, profile string) e
 // tail returns the end of a run's output.
 func tail(b []byte) []byte { return b[max(0, len(b)-4000):] }
 
-// CPU returns the CPU time of this process by the kernel's clock, which is also real in a bubble.
+// CPU returns the CPU time that this process has used. It is real time, even in a bubble.
 func CPU() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts) // never fails on Linux
@@ -181,7 +181,7 @@ func (p *Parts) Start(name string, do func(context.Context) error) {
 	})
 }
 
-// Wait waits for all tasks, whose context has ended, and until remaining timers have fired.
+// Wait waits until all tasks have returned and remaining timers have fired. The context must have ended.
 func (p *Parts) Wait() error {
 	err := p.group.Wait()
 	<-time.After(time.Hour)

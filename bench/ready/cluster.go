@@ -21,13 +21,13 @@ const (
 	labDir = "/run/vpclab/bench"
 	// nodes is the number of nodes.
 	nodes = 3
-	// instanceType has 8 ENIs with 29 addresses each, so that Berth's default targets
-	// keep more than 29 addresses warm, and more ENIs than a burst needs.
+	// instanceType has 8 ENIs with 29 addresses each: more ENIs than a burst of pods needs, and with
+	// them Berth's default targets keep more than 29 addresses warm.
 	instanceType = "m5.4xlarge"
 	// MaxPods of a node is the kubelet's default, and the EKS value for machines with fewer than 30
 	// processors.
 	MaxPods = 110
-	// patience limits the start of the cluster and of pods.
+	// patience is the time limit for the start of the cluster, and for that of pods.
 	patience = 5 * time.Minute
 )
 

@@ -100,7 +100,7 @@ func hasNetwork(ctx context.Context, h *host.Host, want Network) error {
 	if err != nil {
 		return err
 	}
-	// Of containerd 1 and 2: github.com/containerd/go-cni, ConfigResult.
+	// The format of containerd 1 and 2 (github.com/containerd/go-cni, ConfigResult).
 	var config struct {
 		Networks []struct{ Config struct{ Name string } }
 	}

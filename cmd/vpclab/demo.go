@@ -22,6 +22,9 @@ const egressMode = "egress"
 // VLANs, as that of vpclab vm does.
 const branchesMode = "branches"
 
+// policyMode is the demonstration of network policies, in node mode.
+const policyMode = "policy"
+
 func newDemo() *cobra.Command {
 	var f labFlags
 	var keep, background bool
@@ -41,21 +44,23 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			mode, egress, branches := lab.Mode(f.mode), f.mode == egressMode, f.mode == branchesMode
+			mode, egress, branches, policies := lab.Mode(f.mode), f.mode == egressMode, f.mode == branchesMode, f.mode == policyMode
 			switch {
 			case egress:
 				mode = lab.PoolMode
 			case branches:
 				mode = lab.OperatorMode
+			case policies:
+				mode = lab.NodeMode
 			}
 			if !slices.Contains(lab.Modes, mode) {
-				return fmt.Errorf("--mode %q: want %s, %s or one of %v", f.mode, egressMode, branchesMode, lab.Modes)
+				return fmt.Errorf("--mode %q: want %s, %s, %s or one of %v", f.mode, egressMode, branchesMode, policyMode, lab.Modes)
 			}
 			if (egress || branches) && keep {
 				return fmt.Errorf("--keep with --mode %s: the lab ends with its virtual machine, leave it out", f.mode)
 			}
-			if branches && f.kubelets {
-				return fmt.Errorf("--kubelets with --mode %s: it has no kubelets, leave it out", branchesMode)
+			if (branches || policies) && f.kubelets {
+				return fmt.Errorf("--kubelets with --mode %s: it has no kubelets, leave it out", f.mode)
 			}
 			if egress && f.kubelets {
 				return fmt.Errorf("--kubelets with --mode %s: the demo's gateways are not pods of kubelets, leave it out", egressMode)
@@ -68,7 +73,7 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
 				return err
 			}
 			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, VPCPorts: branches, Kubelets: f.kubeletOptions(), PortCloud: cloud},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, VPCPorts: branches, NetworkPolicies: policies, Kubelets: f.kubeletOptions(), PortCloud: cloud},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {

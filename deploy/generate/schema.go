@@ -11,8 +11,8 @@ import (
 
 // Settings that the chart sets from other values or from the mode are not allowed below settings.
 var (
-	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "vpc-ports", "egress", "egress-port", "node-network-templates", "kubeconfig", "sysctl-dir"}
-	ofOperator = []string{"cluster-name", "ipam", "egress", "egress-image", "egress-port", "first-interface-is-port", "kubeconfig", "leader-election-namespace"}
+	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "vpc-ports", "egress", "egress-port", "node-network-templates", "network-policies", "network-policy-namespace", "kubeconfig", "sysctl-dir"}
+	ofOperator = []string{"cluster-name", "ipam", "egress", "egress-image", "egress-port", "first-interface-is-port", "kubeconfig", "leader-election-namespace", "network-policies", "network-policy-daemons"}
 )
 
 // needed are settings that the probes depend on.

@@ -97,6 +97,32 @@ func TestPortRules(t *testing.T) {
 	}
 }
 
+// TestRulesOfNetworkPolicies checks that the rules for network policies follow the others if these are enabled.
+func TestRulesOfNetworkPolicies(t *testing.T) {
+	groups := func(enabled bool) (names []string) {
+		r := deploy.InMode(deploy.NodeMode, "test")
+		r.Values["networkPolicies"] = map[string]any{"enabled": enabled}
+		r.Values["monitoring"] = map[string]any{"rules": map[string]any{"enabled": true}}
+		objects, err := deploy.Render(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range objects {
+			if o.GetKind() == "PrometheusRule" {
+				list, _, _ := unstructured.NestedSlice(o.Object, "spec", "groups")
+				for _, g := range list {
+					names = append(names, fmt.Sprint(g.(map[string]any)["name"]))
+				}
+			}
+		}
+		return names
+	}
+	without, with := groups(false), groups(true)
+	if slices.Contains(without, "berth-policies") || !slices.Equal(with, append(without, "berth-policies")) {
+		t.Errorf("groups without network policies %q, with %q", without, with)
+	}
+}
+
 // The rules for Egresses follow the others if egress is enabled, and gateways in all namespaces are scraped with the
 // labels that the rules use.
 func TestEgressIsMonitored(t *testing.T) {

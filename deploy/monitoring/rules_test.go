@@ -15,12 +15,13 @@ import (
 
 const (
 	rulesFile     = "../chart/files/monitoring/rules.yaml"
-	portsFile     = "../chart/files/monitoring/rules-ports.yaml"  // if ports are enabled
-	egressFile    = "../chart/files/monitoring/rules-egress.yaml" // if egress is enabled
+	portsFile     = "../chart/files/monitoring/rules-ports.yaml"    // if ports are enabled
+	egressFile    = "../chart/files/monitoring/rules-egress.yaml"   // if egress is enabled
+	policiesFile  = "../chart/files/monitoring/rules-policies.yaml" // if network policies are enabled
 	dashboardFile = "../chart/files/monitoring/dashboard.json"
 )
 
-var ruleFiles = []string{rulesFile, portsFile, egressFile}
+var ruleFiles = []string{rulesFile, portsFile, egressFile, policiesFile}
 
 // rule is a recording rule or an alert of a rule file.
 type rule struct {
@@ -99,7 +100,7 @@ type scenario struct {
 
 func scenarios(t *testing.T) (all []scenario) {
 	t.Helper()
-	for _, name := range []string{"scenarios.yaml", "scenarios-ports.yaml", "scenarios-egress.yaml"} {
+	for _, name := range []string{"scenarios.yaml", "scenarios-ports.yaml", "scenarios-egress.yaml", "scenarios-policies.yaml"} {
 		var some []scenario
 		readYAML(t, "testdata/"+name, &some)
 		all = append(all, some...)

@@ -57,7 +57,7 @@ func newSlice(of, name string, clients ...v1alpha1.ServedClient) *v1alpha1.Egres
 	}
 }
 
-// A gateway with its RBAC rights follows its own Egress and clients, also after an outage of the API server.
+// A gateway with its RBAC rights follows its own Egress and clients, even after an outage of the API server.
 func TestGatewayFollowsItsEgress(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)

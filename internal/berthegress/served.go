@@ -44,7 +44,7 @@ const maxWaiting = 4096
 
 var errManyWaiting = fmt.Errorf("%d requests are waiting already", maxWaiting)
 
-// await returns once a pod is served with all of some addresses. If ctx ends first, the error lists the missing ones.
+// await returns once a pod is served with all of the given addresses. If ctx ends first, the error lists the missing ones.
 func (r *servedClients) await(ctx context.Context, pod string, addrs []netip.Addr) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

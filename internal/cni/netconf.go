@@ -258,7 +258,7 @@ func (a *podAnnotations) UnmarshalJSON(b []byte) error {
 		}
 		var value string
 		if err := json.Unmarshal(told, &value); err != nil {
-			return failf(types.ErrInvalidNetworkConfig, "%s: %s: expected a text: %s", field, key, err)
+			return failf(types.ErrInvalidNetworkConfig, "%s: %s: expected a string: %s", field, key, err)
 		}
 		a.known.Set(key, value)
 		size += len(key) + len(value)

@@ -84,10 +84,10 @@ func TestAnnotationsReachDaemon(t *testing.T) {
 func TestInvalidAnnotationsAreRejected(t *testing.T) {
 	socket := rpcfake.Start(t, &rpcfake.Node{})
 	for value, want := range map[string]string{
-		`{"berth.dev/pool": 7}`: "berth.dev/pool: expected a text",
+		`{"berth.dev/pool": 7}`: "berth.dev/pool: expected a string",
 		`["berth.dev/pool"]`:    "io.kubernetes.cri.pod-annotations: expected an object",
 		`{"berth.dev/pool": "` + strings.Repeat("a", 100<<10) + `"}`: "is 102400 bytes long, expected the name of an AddressPool",
-		`{"berth.dev/vpc": ["blue"]}`:                                "berth.dev/vpc: expected a text",
+		`{"berth.dev/vpc": ["blue"]}`:                                "berth.dev/vpc: expected a string",
 		`{"berth.dev/nics": "` + strings.Repeat("a", 32<<10) + `"}`:  "the pod's annotations of berth.dev are 32782 bytes long, expected at most 32768",
 	} {
 		text := `{"io.kubernetes.cri.pod-annotations": ` + value + `}`
@@ -123,7 +123,7 @@ func TestNetnsPathIsNotOpened(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			out, err := invocation{verb: verb, env: map[string]string{"CNI_NETNS": path}, conf: conf(socket, "1.0.0")}.command(ctx).CombinedOutput()
 			if err != nil {
-				t.Errorf("%s with %s as namespace: %v %v: %s", verb, name, err, ctx.Err(), out)
+				t.Errorf("%s with %s as namespace: error = %v, context error = %v, want success:\n%s", verb, name, err, ctx.Err(), out)
 			}
 			cancel()
 		}

@@ -215,7 +215,7 @@ func ends(t *testing.T, socket string, next *rpcfake.Node) {
 	}()
 }
 
-// If the daemon ends during a call that can be repeated, the call is repeated, also without a heartbeat, as the daemon
+// If the daemon ends during a call that can be repeated, the call is repeated, even without a heartbeat, as the daemon
 // was running a moment ago.
 func TestDaemonEndsDuringCall(t *testing.T) {
 	for _, tc := range []struct {

@@ -40,6 +40,7 @@ type Config struct {
 	PoolSettings
 	PortSettings
 	EgressSettings
+	NetworkPolicySettings
 	CloudSettings
 	DatapathSettings
 	ServingSettings
@@ -65,6 +66,7 @@ func (c *Config) finish(given Given) []error {
 	c.Given = given
 	c.CloudSettings.finish()
 	c.Namespace = ownNamespace()
+	c.NetworkPolicySettings.finish(c.Namespace)
 	if c.NodeName == "" {
 		c.NodeName, _ = os.Hostname()
 	}
@@ -79,7 +81,7 @@ func (c *Config) contradictions() []error {
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
 		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
-		{c.Kubeconfig != "" && !c.asksKubernetes(), "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events, --node-network-templates and --egress only"},
+		{c.Kubeconfig != "" && !c.asksKubernetes(), "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events, --node-network-templates, --egress and --network-policies only"},
 		{c.IPAM != IPAMENI && c.NodeNetworkTemplates, "--node-network-templates needs --ipam=eni: with --ipam=eni-operator the operator applies NodeNetworkTemplates, and elsewhere there are no ENIs"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM != IPAMENI && !c.FollowSecurityGroups, "--follow-security-groups=false needs --ipam=eni: elsewhere security groups do not follow those of the primary ENI"},
@@ -101,7 +103,7 @@ func (c *Config) contradictions() []error {
 
 // asksKubernetes reports whether the daemon uses the Kubernetes API.
 func (c *Config) asksKubernetes() bool {
-	return c.IPAM != IPAMENI || c.PodEvents != PodEventsNever || c.Egress || c.NodeNetworkTemplates
+	return c.IPAM != IPAMENI || c.PodEvents != PodEventsNever || c.Egress || c.NetworkPolicies || c.NodeNetworkTemplates
 }
 
 // contradiction is a condition that must not hold, and the error if it does.

@@ -76,6 +76,10 @@ func TestDefaults(t *testing.T) {
 				netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
 			}, EgressWait: 45 * time.Second, EgressGatewayWait: 2 * time.Second, EgressProbeInterval: time.Second,
 		},
+		NetworkPolicySettings: NetworkPolicySettings{
+			NetworkPolicyWait: 10 * time.Second, NetworkPolicyUnknown: UnknownFail, NetworkPolicyDir: "/var/lib/berth",
+			NetworkPolicyToken: "/var/run/secrets/berth/network-policies/token", NetworkPolicyNamespace: "kube-system",
+		},
 		CloudSettings:    CloudSettings{IMDSMode: imdsModeIPv4},
 		DatapathSettings: DatapathSettings{IPv4Egress: true, SysctlDir: "/proc/sys"},
 		ServingSettings:  ServingSettings{WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute, ForeignAddresses: ForeignTell},
@@ -266,6 +270,7 @@ func TestInvalidValuesAreRejected(t *testing.T) {
 		"--cni-version=0.2.0", "--cni-conf-name=../x.conflist", "--cni-conf-name=10-berth.conf", "--security-groups=subnet-1", "--subnet-tags=a", "--pprof=maybe",
 		"--mark-shift=25", "--introspection-address=example:1", "--cni-chain=a/b",
 		"--egress-port=0", "--egress-port=65536", "--egress-cluster-networks=10.0.0.1/8", "--egress-wait=-1s", "--egress-gateway-wait=3m", "--egress-probe-interval=1h",
+		"--network-policy-wait=10m", "--network-policy-unknown=open", "--network-policy-dir=run", "--network-policy-token=token", "--network-policy-namespace=a/b",
 	} {
 		if _, err := load(t, []string{arg}, nil); err == nil {
 			t.Errorf("%s was accepted, want an error", arg)
@@ -286,7 +291,7 @@ func TestContradictions(t *testing.T) {
 		"--ipam=eni --use-primary-address":                                        "--use-primary-address needs --ipam=eni-operator",
 		"--introspection-address=127.0.0.1:7000 --metrics-address=127.0.0.1:7000": "are both 127.0.0.1:7000",
 		"--auto-create-node-network":                                              "needs --ipam=eni-operator",
-		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events, --node-network-templates and --egress only",
+		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events, --node-network-templates, --egress and --network-policies only",
 		"--pod-events=maybe":                                                      "expected one of auto, always, never",
 		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
 		"--ipam=crd":                                                              "expected one of eni, eni-operator",

@@ -25,6 +25,7 @@ type Operator struct {
 	OperatorPools
 	OperatorPorts
 	OperatorEgress
+	OperatorPolicies
 	OperatorWatching
 	LogSettings
 	Given
@@ -35,7 +36,7 @@ type Operator struct {
 type OperatorCluster struct {
 	ClusterName string
 	Kubeconfig  string   // empty: in the cluster
-	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort; empty for egress only
+	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort; empty for egress or network policies only
 }
 
 // LeaderSettings are the settings of leader election.
@@ -80,6 +81,13 @@ type OperatorEgress struct {
 	EgressPort  int // UDP
 }
 
+// OperatorPolicies are the operator's settings of network policies.
+type OperatorPolicies struct {
+	NetworkPolicies      bool
+	NetworkPolicyAddr    string
+	NetworkPolicyDaemons string // user name of the nodes' daemons
+}
+
 // OperatorWatching defines which information the operator serves.
 type OperatorWatching struct {
 	MetricsAddr string
@@ -109,6 +117,9 @@ func (o *Operator) finish(given Given) []error {
 	if o.LeaseNamespace == "" {
 		o.LeaseNamespace = cmp.Or(ownNamespace(), "kube-system")
 	}
+	if o.NetworkPolicyDaemons == "" {
+		o.NetworkPolicyDaemons = "system:serviceaccount:" + o.LeaseNamespace + ":berthd"
+	}
 	return o.contradictions()
 }
 
@@ -118,7 +129,9 @@ const renewJitter = 1.2
 
 func (o *Operator) contradictions() []error {
 	out := wrongTogether([]contradiction{
-		{len(o.IPAM) == 0 && !o.Egress, fmt.Sprintf("--ipam is empty: expected %s, %s, %s or several of them, or --egress", IPAMENIOperator, IPAMPool, IPAMPort)},
+		{len(o.IPAM) == 0 && !o.Egress && !o.NetworkPolicies,
+			fmt.Sprintf("--ipam is empty: expected %s, %s, %s or several of them, or --egress or --network-policies", IPAMENIOperator, IPAMPool, IPAMPort)},
+		{o.NetworkPolicies && o.NetworkPolicyAddr == "", "--network-policies needs --network-policy-address, where nodes reach this operator"},
 		{o.EgressPort == 0, "--egress-port must be at least 1"},
 		{o.Egress && o.EgressImage == "", "--egress needs --egress-image, the image of gateways"},
 		{o.VPCCalls == 0, "--vpc-calls must be at least 1"},
@@ -133,6 +146,7 @@ func (o *Operator) contradictions() []error {
 	listeners := map[string]string{}
 	for _, l := range []struct{ flag, address string }{
 		{"metrics-address", o.MetricsAddr}, {"health-address", o.HealthAddr}, {"pprof-address", o.PprofAddr}, {"webhook-address", o.WebhookAddr},
+		{"network-policy-address", o.NetworkPolicyAddr},
 	} {
 		if l.address == "" || strings.HasSuffix(l.address, ":0") {
 			continue
@@ -157,6 +171,7 @@ func operatorTable(o *Operator) []Setting {
 		{"Address pools", o.OperatorPools.rows()},
 		{"VPC ports", o.OperatorPorts.rows()},
 		{"Egress", o.OperatorEgress.rows()},
+		{"Network policies", o.OperatorPolicies.rows()},
 		{"Watching", append(o.OperatorWatching.rows(), o.LogSettings.rows()...)},
 	})
 }
@@ -166,7 +181,7 @@ func (o *OperatorCluster) rows() []Setting {
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
 			Doc: "Name of the cluster. ENIs are tagged with it, and only ENIs with this tag are ever cleaned up, so clusters that share a VPC need different names."},
 		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool, IPAMPort)),
-			Doc: "Features of the operator, separated by commas: `eni-operator` (ENIs of nodes), `pool` (address pools) or `port` (pods' NICs that are ports of VPCs). Only the first needs EC2. Empty for --egress alone."},
+			Doc: "Features of the operator, separated by commas: `eni-operator` (ENIs of nodes), `pool` (address pools) or `port` (pods' NICs that are ports of VPCs). Only the first needs EC2. Empty for --egress or --network-policies alone."},
 		{Flag: "kubeconfig", parse: absolutePath(&o.Kubeconfig, true),
 			Doc: "Kubeconfig file for the Kubernetes API. Default: the pod's service account."},
 	}
@@ -249,6 +264,17 @@ func (o *OperatorEgress) rows() []Setting {
 			Doc: "Image of gateways, which has the program berth-egress. Required with --egress."},
 		{Flag: "egress-port", Default: "5555", Unit: "port", parse: integer(&o.EgressPort, 1<<16-1, 5555),
 			Doc: "UDP port of the tunnels between clients and gateways. It must equal the daemons' setting of this name."},
+	}
+}
+
+func (o *OperatorPolicies) rows() []Setting {
+	return []Setting{
+		{Flag: "network-policies", Default: "false", bare: true, parse: boolean(&o.NetworkPolicies),
+			Doc: "Resolve NetworkPolicies, and ClusterNetworkPolicies where that kind is installed, for the daemons of nodes, which enforce them, in addition to the features of --ipam, or alone with an empty --ipam."},
+		{Flag: "network-policy-address", parse: checked(&o.NetworkPolicyAddr, orEmpty(ownAddressPort)),
+			Doc: "Address and port on which the leading operator serves daemons with network policies, by gRPC with TLS. Daemons of all nodes connect to this address, so it must be one of the operator's own, such as that of its node. Required with --network-policies."},
+		{Flag: "network-policy-daemons", Unit: "user name", parse: text(&o.NetworkPolicyDaemons),
+			Doc: "User name of the daemons that are served. Default: the service account berthd in the namespace of the Lease."},
 	}
 }
 

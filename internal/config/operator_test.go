@@ -30,6 +30,7 @@ func TestOperatorDefaults(t *testing.T) {
 		OperatorPools:    OperatorPools{BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024},
 		OperatorPorts:    OperatorPorts{VPCCalls: 8, UnplugGrace: time.Minute, BranchCooling: time.Minute, FirstIsPort: true},
 		OperatorEgress:   OperatorEgress{EgressPort: 5555},
+		OperatorPolicies: OperatorPolicies{NetworkPolicyDaemons: "system:serviceaccount:kube-system:berthd"},
 		OperatorWatching: OperatorWatching{MetricsAddr: "127.0.0.1:61680"},
 		LogSettings:      LogSettings{LogLevel: "info", LogFormat: "text"},
 	}

@@ -317,6 +317,18 @@ func loopbackPort(s string) error {
 	return nil
 }
 
+// ownAddressPort is hostPort for one address of this machine.
+func ownAddressPort(s string) error {
+	if err := hostPort(s); err != nil {
+		return err
+	}
+	host, _, _ := net.SplitHostPort(s)
+	if a, err := netip.ParseAddr(host); err != nil || a.IsUnspecified() {
+		return fmt.Errorf("host %q: expected an IP address of this machine, which others connect to", host)
+	}
+	return nil
+}
+
 // mtu accepts 0, or the MTUs of links and IPv4 (RFC 791; RFC 8200 for IPv6: 1280).
 func mtu(dst *int) parser {
 	return parser{func(s string) error {

@@ -32,6 +32,7 @@ func table(c *Config) []Setting {
 		{"Address pools", c.PoolSettings.rows()},
 		{"VPC ports", c.PortSettings.rows()},
 		{"Egress", c.EgressSettings.rows()},
+		{"Network policies", c.NetworkPolicySettings.rows()},
 		{"Cloud", c.CloudSettings.rows()},
 		{"Data path", c.DatapathSettings.rows()},
 		{"Serving", c.ServingSettings.rows()},

@@ -191,7 +191,7 @@ func parse(spec string, halt func(name string)) (map[string]*action, error) {
 		if counted {
 			n, err := strconv.Atoi(count)
 			if err != nil || n < 1 {
-				return nil, fmt.Errorf("%s: hit %q: want a number from 1", name, count)
+				return nil, fmt.Errorf("%s: hit %q: want at least 1", name, count)
 			}
 			a.at = n
 		}

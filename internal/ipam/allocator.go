@@ -15,7 +15,7 @@ type Allocator[K comparable] struct {
 	entries map[netip.Addr]*entry[K]
 	holders map[K]*entry[K]
 	groups  map[string]*group[K]
-	rested  map[netip.Addr]time.Time // release times of addresses that had cooled before New and are not listed yet
+	rested  map[netip.Addr]time.Time // recorded release times of cooled addresses that the cloud does not list yet
 	ready   indexed[*group[K]]       // groups with an assignable address
 	cooling indexed[*entry[K]]       // by end of cooling
 }
@@ -32,7 +32,7 @@ const (
 	states
 )
 
-// entry is one address that is a single address, or was ever used in its prefix.
+// entry is an address: a single one, or one of a prefix that has been used at least once.
 type entry[K comparable] struct {
 	addr  netip.Addr
 	state state
@@ -94,9 +94,9 @@ func (a *Allocator[K]) takeIn(g *group[K], key K, now time.Time) Assignment {
 	return e.assignment()
 }
 
-// Hold records that key has held addr since a time, according to a stored record. It also holds an address that the
-// cloud does not list, and one that cools stops cooling, as the holder's record is newer. It is an error if key holds
-// another address, or another key holds addr.
+// Hold restores an assignment from a stored record: key has held addr since the given time. The cloud need not list
+// addr. If addr is cooling, it stops cooling, because the holder's record is newer. It is an error if key holds another
+// address, or another key holds addr.
 func (a *Allocator[K]) Hold(key K, addr netip.Addr, since time.Time) error {
 	if h, ok := a.holders[key]; ok {
 		if h.addr == addr {
@@ -199,7 +199,7 @@ func (a *Allocator[K]) unplace(e *entry[K]) {
 	a.fix(u)
 }
 
-// place reverts unplace.
+// place adds e to the queue of its state, and to its unit's counts.
 func (a *Allocator[K]) place(e *entry[K]) {
 	if e.state == cooling {
 		a.cooling.set(e, true)

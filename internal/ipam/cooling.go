@@ -40,7 +40,7 @@ func (a *Allocator[K]) cool(e *entry[K], since time.Time) {
 	a.place(e)
 }
 
-// Expire frees the addresses whose cooling has ended, and returns their number.
+// Expire frees the addresses whose cooling has ended, and returns how many it freed.
 func (a *Allocator[K]) Expire(now time.Time) int {
 	n := 0
 	for ; a.cooling.Len() > 0; n++ {

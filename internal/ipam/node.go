@@ -172,7 +172,7 @@ func (n *Node[K]) Cool(addr netip.Addr, since, now time.Time) {
 	n.of[ipfamily.Of(addr)].Cool(addr, since, now)
 }
 
-// Expire frees the addresses whose cooling has ended, and returns their number.
+// Expire frees the addresses whose cooling has ended, and returns how many it freed.
 func (n *Node[K]) Expire(now time.Time) (freed int) {
 	for _, a := range n.of {
 		freed += a.Expire(now)

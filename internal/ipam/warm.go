@@ -172,7 +172,7 @@ func (p Policy) Validate() error {
 		{"max-allocate", p.MaxAllocate}, {"first-interface-index", p.FirstInterfaceIndex}, {"max-pods", p.MaxPods},
 	} {
 		if f.value < 0 {
-			errs = append(errs, fmt.Errorf("%s %d: want a number from 0", f.name, f.value))
+			errs = append(errs, fmt.Errorf("%s %d: want at least 0", f.name, f.value))
 		}
 	}
 	if p.MaxAllocate > 0 && p.MinAllocate > p.MaxAllocate {

@@ -37,7 +37,7 @@ func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) (kept []netip.Add
 	return a.kept(id)
 }
 
-// listed returns those of some addresses that a group lists.
+// listed returns those of addrs that a group lists.
 func (a *Allocator[K]) listed(id string, addrs []netip.Addr) (out []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {

@@ -143,6 +143,21 @@ func (c *Client) Node(ctx context.Context, name string, into any) error {
 	return nil
 }
 
+// ConfigMap reads the data of a ConfigMap. If there is none the error is a NotFound.
+func (c *Client) ConfigMap(ctx context.Context, namespace, name string) (map[string]string, error) {
+	data, err := c.rest.Get().AbsPath("/api/v1/namespaces", namespace, "configmaps", name).SetHeader("Accept", "application/json").Timeout(Timeout).Do(ctx).Raw()
+	var read struct {
+		Data map[string]string `json:"data"`
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &read)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", namespace, name, err)
+	}
+	return read.Data, nil
+}
+
 // Cancelled reports whether a request failed because its context was cancelled, since the daemon is stopping.
 func Cancelled(err error) bool { return errors.Is(err, context.Canceled) }
 

@@ -88,7 +88,7 @@ func TestSelector(t *testing.T) {
 	} {
 		s, err := NewSelector("internet", tt.of)
 		if err != nil {
-			t.Fatalf("%s: %v", what, err)
+			t.Fatalf("%s: NewSelector() error = %v, want none", what, err)
 		}
 		own, web := s.Namespace("internet", nil), s.Namespace("shop", map[string]string{"team": "web"})
 		pods, other := s.Pod(map[string]string{"app": "web"}), s.Pod(nil)

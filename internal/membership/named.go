@@ -43,7 +43,7 @@ type Error struct {
 // Error returns a text such as "metadata.annotations[egress.berth.dev/internet]: names nat twice".
 func (e Error) Error() string { return Field(e.Namespace) + ": " + e.Detail }
 
-// Errors are those of all annotations, ordered by key.
+// Errors are the errors of all annotations, ordered by key.
 type Errors []Error
 
 // Err joins the errors; nil: there are none.

@@ -70,7 +70,7 @@ func WriteTable(b *strings.Builder, families []Family) {
 	}
 }
 
-// Collector exports gauges of some families that are read on each scrape: read calls emit for each value,
+// Collector exports gauges of the given families, which are read on each scrape: read calls emit for each value,
 // and must not block.
 func Collector(read func(emit func(f Family, v float64, labels ...string)), families ...Family) prometheus.Collector {
 	return collector{read, families}

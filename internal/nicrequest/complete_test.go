@@ -165,7 +165,7 @@ func TestCompleteErrors(t *testing.T) {
 	} {
 		entries, errs := nicrequest.Parse(tc.text)
 		if errs != nil {
-			t.Fatalf("%s: %v", tc.name, errs)
+			t.Fatalf("%s: Parse() errors = %v, want none", tc.name, errs)
 		}
 		_, errs = nicrequest.Complete(entries, tc.first, 4)
 		if err := errs.Err(); err == nil || !strings.HasPrefix(err.Error(), nicsField+tc.want) {

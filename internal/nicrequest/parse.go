@@ -83,7 +83,7 @@ func Parse(annotation string) ([]Entry, Errors) {
 	}
 	aliased, err := yamlalias.In([]byte(annotation))
 	if aliased {
-		errs.add(fieldNICs, "has an alias of YAML (*NAME), expected what it stands for")
+		errs.add(fieldNICs, "has a YAML alias (*NAME), expected the value itself")
 		return nil, errs
 	}
 	var data []byte
@@ -130,7 +130,7 @@ func entry(index int, item json.RawMessage, errs *Errors) Entry {
 			continue
 		}
 		if other, twice := said[key]; twice {
-			errs.add(field(index, written), "says what %s says too, expected one of them", other)
+			errs.add(field(index, written), "means the same as %s, expected only one of them", other)
 			continue
 		}
 		said[key] = written
@@ -151,17 +151,17 @@ func entry(index int, item json.RawMessage, errs *Errors) Entry {
 	return e
 }
 
-// text parses a text that must not be empty.
+// text parses a string that must not be empty.
 func text(v json.RawMessage, into *string) error {
 	if err := json.Unmarshal(v, into); err != nil || *into == "" {
-		return fmt.Errorf("is %s, expected a text", shown(v))
+		return fmt.Errorf("is %s, expected a non-empty string", shown(v))
 	}
 	return nil
 }
 
 func texts(v json.RawMessage, into *[]string) error {
 	if err := json.Unmarshal(v, into); err != nil || len(*into) == 0 || slices.Contains(*into, "") {
-		return fmt.Errorf("is %s, expected a list of texts", shown(v))
+		return fmt.Errorf("is %s, expected a list of non-empty strings", shown(v))
 	}
 	return nil
 }
@@ -196,7 +196,7 @@ func tap(v json.RawMessage, into **Tap) error {
 		case "owner", "group":
 			var id int64
 			if json.Unmarshal(value, &id) != nil || null || id < 0 || id > maxID {
-				return fmt.Errorf("has the %s %s, expected the number of a %s, 0 to %d", key, shown(value), map[string]string{"owner": "user", "group": "group"}[key], int64(maxID))
+				return fmt.Errorf("has the %s %s, expected a %s ID from 0 to %d", key, shown(value), map[string]string{"owner": "user", "group": "group"}[key], int64(maxID))
 			}
 			*map[string]**int64{"owner": &t.Owner, "group": &t.Group}[key] = &id
 		case "multiQueue":

@@ -62,27 +62,27 @@ func TestParseErrors(t *testing.T) {
 		{"an unknown key", "[{}, {subnett: a}]", nicsField + "[1].subnett: unknown, expected one of addresses, binding, defaultRoute, ip, name, nic, portID, securityGroups, subnet, tap"},
 		{"key in another case", "[{PortID: a}]", nicsField + "[0].PortID: unknown"},
 		{"a key twice", "[{ip: 10.0.0.1, ip: 10.0.0.2}]", nicsField + `: is neither YAML nor JSON: unmarshal errors: line 1: key "ip" already set in map`},
-		{"a key in two spellings", "[{ip: 10.0.0.1, ipAddress: 10.0.0.2}]", nicsField + "[0].ipAddress: says what ip says too, expected one of them"},
-		{"one group and several", "[{securityGroup: a, securityGroups: [b]}]", nicsField + "[0].securityGroups: says what securityGroup says too"},
-		{"a number", "[{name: 7}]", nicsField + "[0].name: is 7, expected a text"},
-		{"number that looks like an address", "[{ip: 10.12}]", nicsField + "[0].ip: is 10.12, expected a text"},
-		{"nothing", "[{ip: }]", nicsField + "[0].ip: is null, expected a text"},
-		{"an empty text", "[{ip: ''}]", nicsField + `[0].ip: is "", expected a text`},
-		{"securityGroups that is not a list", "[{securityGroups: a}]", nicsField + `[0].securityGroups: is "a", expected a list of texts`},
-		{"empty list of groups", "[{securityGroups: []}]", nicsField + `[0].securityGroups: is [], expected a list of texts`},
-		{"an empty group", "[{securityGroup: ''}]", nicsField + `[0].securityGroup: is "", expected a text`},
+		{"a key in two spellings", "[{ip: 10.0.0.1, ipAddress: 10.0.0.2}]", nicsField + "[0].ipAddress: means the same as ip, expected only one of them"},
+		{"one group and several", "[{securityGroup: a, securityGroups: [b]}]", nicsField + "[0].securityGroups: means the same as securityGroup"},
+		{"number for a string", "[{name: 7}]", nicsField + "[0].name: is 7, expected a non-empty string"},
+		{"number that looks like an address", "[{ip: 10.12}]", nicsField + "[0].ip: is 10.12, expected a non-empty string"},
+		{"null for a string", "[{ip: }]", nicsField + "[0].ip: is null, expected a non-empty string"},
+		{"an empty text", "[{ip: ''}]", nicsField + `[0].ip: is "", expected a non-empty string`},
+		{"securityGroups that is not a list", "[{securityGroups: a}]", nicsField + `[0].securityGroups: is "a", expected a list of non-empty strings`},
+		{"empty list of groups", "[{securityGroups: []}]", nicsField + `[0].securityGroups: is [], expected a list of non-empty strings`},
+		{"an empty group", "[{securityGroup: ''}]", nicsField + `[0].securityGroup: is "", expected a non-empty string`},
 		{"addresses that is not a list", "[{addresses: 10.0.0.1}]", nicsField + `[0].addresses: is "10.0.0.1", expected a list such as`},
 		{"unknown key of an address", "[{addresses: [{subnetName: a}]}]", nicsField + `[0].addresses: [0] has the key "subnetName", expected subnet and ip`},
 		{"string for a boolean", "[{defaultRoute: 'yes'}]", nicsField + `[0].defaultRoute: is "yes", expected true or false`},
 		{"tap that is not a map", "[{tap: true}]", nicsField + "[0].tap: is true, expected keys and values such as {owner: 107, multiQueue: true}"},
 		{"unknown key of a tap", "[{tap: {mac: a}}]", nicsField + `[0].tap: has the key "mac", expected owner, group or multiQueue`},
-		{"user name for a user ID", "[{tap: {owner: qemu}}]", nicsField + `[0].tap: has the owner "qemu", expected the number of a user, 0 to 4294967294`},
-		{"nobody", "[{tap: {group: 4294967295}}]", nicsField + `[0].tap: has the group 4294967295, expected the number of a group`},
+		{"user name for a user ID", "[{tap: {owner: qemu}}]", nicsField + `[0].tap: has the owner "qemu", expected a user ID from 0 to 4294967294`},
+		{"group ID above the maximum", "[{tap: {group: 4294967295}}]", nicsField + `[0].tap: has the group 4294967295, expected a group ID`},
 		{"null for a user", "[{tap: {owner: null}}]", nicsField + `[0].tap: has the owner null, expected`},
 		{"number for multiQueue", "[{tap: {multiQueue: 2}}]", nicsField + `[0].tap: has multiQueue 2, expected true or false`},
 		{"null for a boolean", "[{defaultRoute: null}]", nicsField + `[0].defaultRoute: is null, expected true or false`},
-		{"too long", strings.Repeat("#", 16<<10) + "\n", nicsField + ": is 16385 bytes long, expected 16384 at most"},
-		{"too many", "[" + strings.Repeat("{},", 33) + "]", nicsField + ": has 33 NICs, expected 32 at most"},
+		{"annotation that is too long", strings.Repeat("#", 16<<10) + "\n", nicsField + ": is 16385 bytes long, expected 16384 at most"},
+		{"too many NICs", "[" + strings.Repeat("{},", 33) + "]", nicsField + ": has 33 NICs, expected 32 at most"},
 		{"long value is truncated", "[" + strings.Repeat("a", 1000) + "]", nicsField + `[0]: is "` + strings.Repeat("a", 59) + "..., expected"},
 	} {
 		_, errs := nicrequest.Parse(tc.text)
@@ -108,7 +108,7 @@ func TestParseReportsAllErrors(t *testing.T) {
 // YAML aliases cannot exhaust the memory of the programs that parse the annotation. The YAML library's own limit counts
 // values, and would allow 140,000 copies of one long text.
 func TestParseRejectsYAMLAliases(t *testing.T) {
-	const want = nicsField + ": has an alias of YAML (*NAME), expected what it stands for"
+	const want = nicsField + ": has a YAML alias (*NAME), expected the value itself"
 	text := "- [" + strings.Repeat("0,", 3500) + "0]\n- &a " + strings.Repeat("x", 6000) + "\n"
 	for c := 'b'; c < 'g'; c++ {
 		times := 10

@@ -11,20 +11,21 @@ import (
 
 // Pod has the properties of a pod that determine its NICs.
 type Pod struct {
-	// Annotations are the pod's.
+	// Annotations are the pod's annotations.
 	Annotations map[string]string
 	// NamespaceVPC is the annotation berth.dev/vpc of its namespace; empty: it has none.
 	NamespaceVPC string
 	// HostNetwork is true for pods in the node's network namespace.
 	HostNetwork bool
-	// Mirror is true for the Pod of a static pod, which the runtime knows by another UID.
+	// Mirror is true for the mirror Pod of a static pod. The runtime knows the pod by another UID.
 	Mirror bool
 }
 
 var vpcName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// VPC returns the name of the VPC of a pod's NICs; empty for a pod without NICs. An empty annotation of the pod overrides that of
-// its namespace. Pods of the node's network and static pods ignore the namespace's, and must not request NICs themselves.
+// VPC returns the name of the VPC of a pod's NICs; empty for a pod without NICs. The pod's annotation, even an empty one,
+// overrides that of its namespace. For host-network and static pods the namespace's is ignored, and they must not request NICs
+// themselves.
 func (p Pod) VPC() (string, Errors) {
 	var errs Errors
 	own, said := p.Annotations[v1alpha1.AnnotationVPC]
@@ -35,11 +36,11 @@ func (p Pod) VPC() (string, Errors) {
 	}
 	switch {
 	case p.HostNetwork && (asks || own != ""):
-		errs.add(fieldHostNetwork, "is true, and annotations ask for NICs, which a pod of the node's network cannot have")
+		errs.add(fieldHostNetwork, "is true, but annotations ask for NICs, which a host-network pod cannot have")
 	case p.Mirror && (asks || own != ""):
-		errs.add(fieldVPC, "is that of a static pod, which cannot have NICs")
+		errs.add(fieldVPC, "a static pod cannot have NICs")
 	case asks && vpc == "":
-		errs.add(fieldNICs, "asks for NICs, and neither the pod nor its namespace names their VPC by the annotation %s", v1alpha1.AnnotationVPC)
+		errs.add(fieldNICs, "asks for NICs, but neither the pod nor its namespace names a VPC in the annotation %s", v1alpha1.AnnotationVPC)
 	case vpc != "" && !vpcName.MatchString(vpc):
 		errs.add(fieldVPC, "is %.80q, expected the name of a VPC: at most 63 lower-case letters, digits and hyphens", vpc)
 	}

@@ -35,13 +35,13 @@ func TestVPC(t *testing.T) {
 		{"empty annotation overrides namespace", in(with("vpc", ""), "red"), "", ""},
 		{"host network in a namespace with a VPC", host(in(with(), "red")), "", ""},
 		{"static pod in a namespace with a VPC", mirror(in(with(), "red")), "", ""},
-		{"NICs without a VPC", with("nics", "[]"), "", nicsField + ": asks for NICs, and neither the pod nor its namespace names their VPC by the annotation berth.dev/vpc"},
+		{"NICs without a VPC", with("nics", "[]"), "", nicsField + ": asks for NICs, but neither the pod nor its namespace names a VPC in the annotation berth.dev/vpc"},
 		{"NICs with an empty VPC", in(with("vpc", "", "nics", "[]"), "red"), "", nicsField + ": asks for NICs"},
 		{"invalid VPC name", with("vpc", "Blue"), "Blue", vpcField + `: is "Blue", expected the name of a VPC: at most 63 lower-case letters, digits and hyphens`},
 		{"VPC name too long", with("vpc", strings.Repeat("a", 64)), strings.Repeat("a", 64), vpcField + ": is"},
-		{"VPC of a host network pod", host(with("vpc", "blue")), "blue", "spec.hostNetwork: is true, and annotations ask for NICs"},
+		{"VPC of a host network pod", host(with("vpc", "blue")), "blue", "spec.hostNetwork: is true, but annotations ask for NICs"},
 		{"NICs of a host network pod", host(in(with("nics", "[]"), "red")), "", "spec.hostNetwork: is true"},
-		{"static pod with a VPC", mirror(with("vpc", "blue")), "blue", vpcField + ": is that of a static pod, which cannot have NICs"},
+		{"static pod with a VPC", mirror(with("vpc", "blue")), "blue", vpcField + ": a static pod cannot have NICs"},
 	} {
 		got, errs := tc.pod.VPC()
 		err := errs.Err()
@@ -57,7 +57,7 @@ func TestChange(t *testing.T) {
 	nicsIn := func(text string, first nicrequest.First) []nicrequest.NIC {
 		out, errs := nicrequest.Pod{Annotations: map[string]string{"berth.dev/nics": text}}.NICs(first, 0)
 		if err := errs.Err(); err != nil {
-			t.Fatalf("%s: %v", text, err)
+			t.Fatalf("NICs() of annotation %s: error = %v, want none", text, err)
 		}
 		return out
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/egress"
 	"github.com/berthnet/berth/internal/operator/egress/clients"
 	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
+	"github.com/berthnet/berth/internal/operator/networkpolicy"
 	"github.com/berthnet/berth/internal/operator/nodeaddress"
 	"github.com/berthnet/berth/internal/operator/nodeenis"
 	"github.com/berthnet/berth/internal/operator/podnics"
@@ -67,7 +68,7 @@ type part struct {
 
 // newFeatures returns all features. New features are added here and in config.Operator.
 func newFeatures() []feature {
-	return []feature{eniFeature(), poolFeature(), portFeature(), branchFeature(), egressFeature()}
+	return []feature{eniFeature(), poolFeature(), portFeature(), branchFeature(), egressFeature(), policyFeature()}
 }
 
 // inIPAM reports whether --ipam lists a name.
@@ -151,6 +152,13 @@ func egressFeature() feature {
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupEgress(ctx, mgr, env, gateways, members)
 		},
+	}
+}
+
+// policyFeature resolves network policies for nodes.
+func policyFeature() feature {
+	return feature{
+		isOn: func(cfg config.Operator) bool { return cfg.NetworkPolicies }, families: networkpolicy.Families, watches: networkpolicy.Watches, setup: setupPolicyServer,
 	}
 }
 
@@ -307,6 +315,13 @@ func setupPolicies(mgr manager.Manager, env environment, policies *nicpolicy.Pol
 	return nicpolicy.Setup(mgr, o)
 }
 
+// knownAddresses are the sources of pods' addresses that the operator knows.
+func knownAddresses(mgr manager.Manager, cfg config.Operator) nodeaddress.Sources {
+	return nodeaddress.Sources{
+		Cache: mgr.GetClient(), ENIs: inIPAM(config.IPAMENIOperator)(cfg), Pools: inIPAM(config.IPAMPool)(cfg), Ports: inIPAM(config.IPAMPort)(cfg),
+	}
+}
+
 func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gateways *egress.Metrics, members *clients.Metrics) (part, error) {
 	cfg := env.cfg
 	if err := errors.Join(egress.Index(ctx, mgr.GetFieldIndexer()), clients.Index(ctx, mgr.GetFieldIndexer())); err != nil {
@@ -319,8 +334,7 @@ func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gate
 	if err != nil {
 		return part{}, err
 	}
-	known := nodeaddress.Sources{Cache: mgr.GetClient(), ENIs: inIPAM(config.IPAMENIOperator)(cfg), Pools: inIPAM(config.IPAMPool)(cfg), Ports: inIPAM(config.IPAMPort)(cfg)}
-	pods, err := clients.Setup(mgr, clients.Options{Namespace: cfg.LeaseNamespace, May: known.May, Clock: clock.Real{}, Logger: env.log, Metrics: members})
+	pods, err := clients.Setup(mgr, clients.Options{Namespace: cfg.LeaseNamespace, May: knownAddresses(mgr, cfg).May, Clock: clock.Real{}, Logger: env.log, Metrics: members})
 	if err != nil {
 		return part{}, err
 	}
@@ -330,5 +344,25 @@ func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gate
 			answers("the controller of Egress clients", func() { pods.Known() }),
 		}),
 		gauges: []prometheus.Collector{egresses.Gauges(), pods.Gauges()},
+	}, nil
+}
+
+func setupPolicyServer(_ context.Context, mgr manager.Manager, env environment) (part, error) {
+	cfg := env.cfg
+	listener, err := web.Listen("network-policy-address", cfg.NetworkPolicyAddr)
+	if err != nil {
+		return part{}, err
+	}
+	addresses := knownAddresses(mgr, cfg)
+	policies, err := networkpolicy.Setup(mgr, networkpolicy.Options{
+		Listener: listener, Namespace: cfg.LeaseNamespace, Daemon: cfg.NetworkPolicyDaemons, May: addresses.May, OfNIC: addresses.OfNIC,
+		Clock: clock.Real{}, Logger: env.log,
+	})
+	if err != nil {
+		return part{}, err
+	}
+	return part{
+		alive:  answers("the server of network policies", policies.Alive),
+		gauges: []prometheus.Collector{policies.Gauges()},
 	}, nil
 }

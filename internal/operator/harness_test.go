@@ -64,7 +64,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// use sets the API server access of operators started from now on.
+// use makes operators that are started from now on reach the API server with cfg.
 func (c *cluster) use(cfg *rest.Config) {
 	c.t.Helper()
 	c.kubeconfig = filepath.Join(c.t.TempDir(), "kubeconfig")
@@ -220,9 +220,9 @@ func (p *process) until(is func() error) {
 	harness.OK(p.c.t, p.Wait(ctx, is))
 }
 
-// logsNone checks that the operator has logged none of these words since it became leader: before, the
-// API server may not know the roles yet. Events may also be rejected by an outdated policy that
-// another test installed without egress.
+// logsNone checks that the operator has logged none of these words since it became leader. It ignores
+// earlier lines, because the API server may not have known the roles yet, and Events rejected by a policy
+// that another test installed without egress.
 func (p *process) logsNone(words ...string) {
 	p.c.t.Helper()
 	_, log, leads := strings.Cut(p.LogTail(1000), "leading:")
@@ -294,8 +294,8 @@ func (p *process) shows(want map[string]string) func() error {
 	}
 }
 
-// freeAddress returns an address that nobody else takes until it is listened on: all connections on
-// this machine come from 127.0.0.1.
+// freeAddress returns a loopback address and port that stay free until the operator listens there: the address
+// is random, and outgoing connections on this machine only use ports of 127.0.0.1.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.N(254), rand.N(256), 1+rand.N(254)))

@@ -76,7 +76,7 @@ func created(subnet string) string {
 
 // gaugesOfOthers are prefixes of metrics that exist only with --ipam=pool or port, or with a VPC, and of the rate
 // limiter's, which has no values when nodes join a second apart (see TestMetricsOfNodes).
-var gaugesOfOthers = []string{
+var gaugesOfOthers = []string{"berth_operator_network_polic",
 	"berth_operator_pool_", "berth_operator_port_", "berth_operator_vpc_", "berth_operator_podnic", "berth_operator_stray_ports", "berth_operator_warm_port", "berth_operator_egress_",
 	"berth_operator_webhook_certificate_expiry_", "berth_operator_ec2_rate_limit_",
 }
@@ -214,7 +214,7 @@ func TestInvalidSettings(t *testing.T) {
 	if cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("exit status = %v, want 1", err)
 	}
-	for _, want := range []string{"--no-such-flag", "BERTH_LEASE_DURATION", `"Assign" is no EC2 action`} {
+	for _, want := range []string{"--no-such-flag", "BERTH_LEASE_DURATION", `"Assign" is not an EC2 action`} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("output does not contain %s:\n%s", want, out)
 		}

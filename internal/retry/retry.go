@@ -43,7 +43,7 @@ func (b *Backoff) Fail(now time.Time, first, most time.Duration) {
 	b.failures++
 }
 
-// Earliest is the earliest of some times that is after now; zero if none is.
+// Earliest returns the earliest of the given times that is after now, or zero if none is.
 func Earliest(now time.Time, moments ...time.Time) (first time.Time) {
 	for _, t := range moments {
 		if t.After(now) && (first.IsZero() || t.Before(first)) {

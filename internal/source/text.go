@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// OneLine returns untrusted text on one line, with at most most bytes before an ellipsis.
+// OneLine returns untrusted text on one line, cut to most bytes and an ellipsis.
 func OneLine(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -21,8 +21,8 @@ func OneLine(s string, most int) string {
 	return s
 }
 
-// ASCII returns a text in the form that messages in status.node of Berth's kinds accept: one line of printable ASCII, with
-// at most most bytes.
+// ASCII returns a text in the form that messages in status.node of Berth's kinds accept: one line of printable ASCII, cut to
+// most bytes.
 func ASCII(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {

@@ -82,6 +82,7 @@ type stage struct {
 	egress   *egress
 	branches *branches
 	pools    *pools
+	policies *policyStage
 	beside   sync.WaitGroup // goroutines of the current proof (start)
 }
 
@@ -90,6 +91,7 @@ func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage 
 		size: size, lab: l, nodes: l.Nodes(), release: release,
 		ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &Cluster{lab: l, nodes: l.Nodes(), quote: quote},
 		egress: &egress{lab: l, nodes: l.Nodes()}, branches: &branches{lab: l, nodes: l.Nodes()}, pools: &pools{lab: l},
+		policies: &policyStage{lab: l, nodes: l.Nodes()},
 	}
 }
 
@@ -164,6 +166,8 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 		t.say("Starting a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Nodes, o.Mode)
 	case o.Egress:
 		t.say("Starting a data centre with %d nodes, whose pods reach the outside through gateways ...", o.Nodes)
+	case o.NetworkPolicies:
+		t.say("Raising a VPC with %d nodes that enforce network policies on this machine ...", o.Nodes)
 	case o.Mode == lab.PoolMode:
 		t.say("Starting a data centre with %d nodes on this machine ...", o.Nodes)
 	case o.Mode == lab.PortMode:
@@ -226,6 +230,10 @@ func (o Options) complete() (Options, error) {
 			return o, fmt.Errorf("IP families %q: the branches demo needs IPv4: omit them", o.Lab.IPFamilies)
 		}
 		o.Lab = branchLab(o.Lab)
+		return o, nil
+	}
+	if o.Lab.NetworkPolicies {
+		o.Lab = policyLab(o.Lab)
 		return o, nil
 	}
 	if o.Lab.Egress && o.Lab.Mode == lab.PoolMode {

@@ -61,22 +61,27 @@ func TestEveryProofPasses(t *testing.T) {
 		mode     lab.Mode
 		families ipfamily.Set // the demo's default if empty
 		slices   []int
+		policies bool
 	}{
-		{lab.NodeMode, "", []int{0, 5}}, {lab.NodeMode, ipfamily.OnlyIPv6, []int{4}},
-		{lab.OperatorMode, "", []int{1, 7}}, {lab.OperatorMode, ipfamily.OnlyIPv6, []int{9}},
-		{lab.PoolMode, "", []int{2, 6}},
-		{lab.PortMode, "", []int{3, 8}},
+		{lab.NodeMode, "", []int{0, 5}, false}, {lab.NodeMode, ipfamily.OnlyIPv6, []int{4}, false}, {lab.NodeMode, "", []int{4, 9}, true},
+		{lab.OperatorMode, "", []int{1, 7}, false}, {lab.OperatorMode, ipfamily.OnlyIPv6, []int{9}, false},
+		{lab.PoolMode, "", []int{2, 6}, false},
+		{lab.PortMode, "", []int{3, 8}, false},
 	} {
 		mode, families := tc.mode, cmp.Or(tc.families, familiesIn(tc.mode))
-		t.Run(strings.Trim(fmt.Sprintf("%s/%s", mode, families), "/"), func(t *testing.T) {
+		name := fmt.Sprintf("%s/%s", mode, families)
+		if tc.policies {
+			name += "/policies"
+		}
+		t.Run(strings.Trim(name, "/"), func(t *testing.T) {
 			t.Parallel()
 			harness.Rotate(t, tc.slices...)
 			harness.CanRun(t, mode)
 			harness.Slot(t)
 			var out bytes.Buffer
 			o := options(t, &out)
-			o.Lab.Mode, o.Lab.IPFamilies = mode, tc.families
-			proofs, omitted := len(proofsOf(lab.Options{Mode: mode, IPFamilies: families})), 0
+			o.Lab.Mode, o.Lab.IPFamilies, o.Lab.NetworkPolicies = mode, tc.families, tc.policies
+			proofs, omitted := len(proofsOf(lab.Options{Mode: mode, IPFamilies: families, NetworkPolicies: tc.policies})), 0
 			if mode == lab.OperatorMode {
 				if lacksVLANs() == nil {
 					proofs += len(branchProofs)

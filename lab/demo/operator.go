@@ -98,9 +98,9 @@ func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
 	return n
 }
 
-// awaitNetwork waits until is succeeds for a node's NodeNetwork.
-func (s *stage) awaitNetwork(ctx context.Context, n *node.Node, is func(*v1alpha1.NodeNetwork)) {
-	await(ctx, "NodeNetwork "+n.Name, func() { is(must(s.lab.Kube.NodeNetwork(ctx, n.Name))) })
+// awaitNetwork waits until check succeeds for a node's NodeNetwork.
+func (s *stage) awaitNetwork(ctx context.Context, n *node.Node, check func(*v1alpha1.NodeNetwork)) {
+	await(ctx, "NodeNetwork "+n.Name, func() { check(must(s.lab.Kube.NodeNetwork(ctx, n.Name))) })
 }
 
 // awaitCondition waits until a node's NodeNetwork has a condition whose message contains a word.

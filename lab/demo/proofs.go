@@ -105,6 +105,8 @@ func proofsOf(o lab.Options) []proof {
 	switch {
 	case o.Kubelets != nil:
 		all = clusterProofs
+	case o.NetworkPolicies:
+		all = policyProofs
 	case o.Egress:
 		all = egressProofs
 	case ofBranches(o):

@@ -17,7 +17,7 @@ var neutronScript []byte
 
 const (
 	neutronPort = 9696
-	// apiPaste is Debian's unmodified file.
+	// apiPaste is Neutron's api-paste.ini as Debian packages it.
 	apiPaste = "/usr/share/neutron-common/api-paste.ini"
 )
 
@@ -40,7 +40,7 @@ type server struct {
 	process  *proc.Process // nil before start
 }
 
-// start starts the server and returns once it accepts ports. tokens is appended to its configuration.
+// start starts the server and returns once it can create ports. tokens is appended to its configuration.
 func (c *server) start(ctx context.Context, tokens string) error {
 	began := time.Now()
 	if err := os.MkdirAll(c.programs.in(lockDir), 0o755); err != nil {
@@ -64,7 +64,7 @@ func (c *server) start(ctx context.Context, tokens string) error {
 	return c.wait(ctx, began)
 }
 
-// wait returns once Neutron accepts ports.
+// wait returns once Neutron can create ports.
 func (c *server) wait(ctx context.Context, began time.Time) error {
 	err := c.programs.within(ctx, "neutron-server, which logs to "+c.process.LogFile(), func(ctx context.Context) error {
 		_, err := c.programs.do(ctx, call{method: "GET", url: neutronURL() + "/"}, nil)
@@ -82,7 +82,7 @@ func (c *server) wait(ctx context.Context, began time.Time) error {
 // KillServer kills Neutron's server with its workers. Its API does not respond until RestartServer.
 func (c *Cloud) KillServer() error { return end([]*proc.Process{c.server.process}) }
 
-// RestartServer starts Neutron's server again, with its existing databases, and returns once it accepts
+// RestartServer starts Neutron's server again, with its existing databases, and returns once it can create
 // ports.
 func (c *Cloud) RestartServer(ctx context.Context) error {
 	began := time.Now()
@@ -92,7 +92,7 @@ func (c *Cloud) RestartServer(ctx context.Context) error {
 	return c.server.wait(ctx, began)
 }
 
-// neutronConf returns the configuration of server and agents, with tokens appended.
+// neutronConf returns the configuration of the server and the agents, with tokens appended.
 func (o Options) neutronConf(tokens string) string {
 	auth, transport, workers, plugins := "noauth", "fake://", "api_workers = 1\nrpc_workers = 0", "ovn-router"
 	if o.Backend == Agent {
@@ -132,7 +132,7 @@ policy_file = %s
 		int(o.AgentDown.Seconds()), apiPaste, int(o.AgentDown.Seconds())/3, o.database("neutron"), o.in(lockDir), o.in("policy.yaml"), tokens)
 }
 
-// ml2Conf returns the configuration of Neutron's plugin.
+// ml2Conf returns the configuration of the core plugin ML2.
 func (o Options) ml2Conf() string {
 	types, driver, more := "geneve", "ovn", fmt.Sprintf("[ml2_type_geneve]\nvni_ranges = 1:1000\nmax_header_size = 38\n[ovn]\novn_nb_connection = tcp:%[1]s:%[2]d\novn_sb_connection = tcp:%[1]s:%[3]d\n",
 		services.Addr(), northboundPort, southboundPort)

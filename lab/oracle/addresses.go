@@ -82,7 +82,7 @@ func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, hol
 			}
 			holder[address] = name
 			if reported[address] != name {
-				return fmt.Errorf("berthd of %s reports %s, the address of %s, for %q", n.Name, address, name, reported[address])
+				return fmt.Errorf("berthd on %s reports %s, the address of %s, for %q", n.Name, address, name, reported[address])
 			}
 			if l.Cloud != nil && !onENI(l, n.InstanceID, address) {
 				return fmt.Errorf("no ENI of %s has %s, the address of %s", n.Name, address, name)
@@ -91,7 +91,7 @@ func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, hol
 		}
 	}
 	if len(reported) > 0 {
-		return fmt.Errorf("berthd of %s reports addresses of pods that do not exist: %v", n.Name, reported)
+		return fmt.Errorf("berthd on %s reports addresses of pods that do not exist: %v", n.Name, reported)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // portsAgree compares the pods of a whole cluster in port mode with PodNICs, the cloud's ports, the nodes'
-// OVSDBs and berthd's reports, and returns their number. It ignores the nodes in without.
+// OVSDBs and berthd's reports, and returns the number of pods. It ignores the nodes in without.
 func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, err error) {
 	v := &portView{ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
 	if err := viewPorts(ctx, l, v); err != nil {
@@ -53,7 +53,7 @@ func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, er
 			v.wrong("port %s is in the OVSDB of %s, but in no pod there", port, n.Name)
 		}
 		for port, pod := range o.reported {
-			v.wrong("berthd of %s reports that pod %s has port %s, which it does not have", n.Name, pod, port)
+			v.wrong("berthd on %s reports that pod %s has port %s, but the pod does not have it", n.Name, pod, port)
 		}
 	}
 	v.checkObjects()
@@ -97,9 +97,9 @@ func (o onNode) check(p *corev1.Pod) error {
 		o.used[id] = o.node + "/" + pod
 		switch report := n.Status.Node; {
 		case n.Status.Phase != v1alpha1.PhaseActive || n.Status.NodeName != o.node:
-			return fmt.Errorf("PodNIC %s is on %q: %s", n.Name, n.Status.NodeName, phase(n))
+			return fmt.Errorf("PodNIC %s on node %q: phase %s, want Active on %q", n.Name, n.Status.NodeName, phase(n), o.node)
 		case port.Host != o.node || port.Status != "ACTIVE":
-			return fmt.Errorf("port %s is %q on %q", id, port.Status, port.Host)
+			return fmt.Errorf("port %s is %q on %q, want ACTIVE on %q", id, port.Status, port.Host, o.node)
 		case !o.rows[id]:
 			return fmt.Errorf("port %s is not in the OVSDB of %s", id, o.node)
 		case o.reported[id] != pod:
@@ -117,7 +117,7 @@ func (o onNode) check(p *corev1.Pod) error {
 		}
 	}
 	if !slices.Contains(addresses, p.Status.PodIP) {
-		return fmt.Errorf("the kubelet reports the address %q, the port of eth0 has %v", p.Status.PodIP, addresses)
+		return fmt.Errorf("the kubelet reports the address %q, but the port of eth0 has %v", p.Status.PodIP, addresses)
 	}
 	return nil
 }

@@ -180,8 +180,8 @@ func (f *findings) checkUsed(o *v1alpha1.NodeNetwork, doc introspect.Document, h
 	}
 }
 
-// podsUsing returns the number of pods that use some addresses: the sum over the ENIs of the larger number among the
-// families.
+// podsUsing returns the number of pods that use the given addresses. A dual-stack pod has an address of each family on
+// one ENI, so this is the larger of each ENI's IPv4 and IPv6 counts, summed over the ENIs.
 func podsUsing(used map[string]v1alpha1.UsedAddress) (pods int) {
 	byENI := map[string]*[ipfamily.Number]int{}
 	for text, u := range used {
@@ -250,7 +250,7 @@ func (f *findings) takeNodeLocal(k kernelState, p *node.Pod, s podState) (own []
 			f.wrong("pod %s: the route to %s leads to link %d, want %d", p.Name, a, i, s.peer)
 		}
 	}
-	has := f.hasLocal && !f.routed[p.UID] // such a pod only has its branch
+	has := f.hasLocal && !f.routed[p.UID] // a routed pod only has the addresses of its branch
 	switch {
 	case has && (len(local) != 1 || ipfamily.Of(local[0]) != f.localFamily):
 		f.wrong("pod %s has node-local addresses %v, want one of %s", p.Name, local, f.localFamily)

@@ -19,12 +19,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// egressState is the state of egress in a pod's network namespace, read without the product's code.
+// egressState is the state of egress in a pod's network namespace, read without Berth's own code.
 type egressState struct {
 	mtu    int               // of the pod's own link
 	links  map[string]string // tunnels by name, formatted by tunnelText
 	ports  []string          // FoU ports: "udp 5555 of IPv4 has protocol 4"
-	routes []egressRoute     // of all tables except the kernel's own
+	routes []egressRoute     // of all tables except main, local and default
 	rules  []string          // policy routing rules except the kernel's own, formatted by ruleText
 	loose  bool              // whether reverse path filtering of the IPv4 tunnel is loose
 	tables []string          // of nftables
@@ -32,7 +32,7 @@ type egressState struct {
 	leads  map[string][]string // jump and goto targets of all rules, by chain
 }
 
-// egressRoute is a route of a separate table.
+// egressRoute is a route in a table other than main, local and default.
 type egressRoute struct {
 	table, metric int
 	dst           netip.Prefix

@@ -1,5 +1,5 @@
 // Package oracle verifies that the views of a lab agree: kernels, berthd's records and introspection, API objects, and
-// the clouds. It derives the desired state from the documentation, not from the product's planners.
+// the clouds. It derives the desired state from the documentation, not from Berth's planners.
 package oracle
 
 import (
@@ -40,7 +40,9 @@ import (
 //     and Berth has no other port;
 //   - a pod whose first interface is a branch interface has its addresses and none of the node's, and the node
 //     has exactly the links, rules, routes and nftables chains of such pods;
-//   - with egress, the conditions of Egress.
+//   - with egress, the conditions of Egress;
+//   - with network policies, the kernel, introspection and the stored file of each node have those that the API's
+//     objects mean (NetworkPolicies).
 //
 // The lab must be idle: objects that are being created or removed are reported as violations. Wait waits until the lab
 // is idle.
@@ -88,6 +90,9 @@ func Check(ctx context.Context, l *lab.Lab) []error {
 	}
 	if l.Egress {
 		errs = append(errs, Egress(ctx, l)...)
+	}
+	if l.NetworkPolicies {
+		errs = append(errs, NetworkPolicies(ctx, l, true)...)
 	}
 	owner := map[netip.Addr]string{}
 	for _, f := range found {

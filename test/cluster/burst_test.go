@@ -79,7 +79,7 @@ func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Dura
 	harness.OK(t, g.Wait())
 	for i, n := range w.Nodes() {
 		for _, at := range killed[i] {
-			t.Logf("berthd of %s was killed after %v", n.Name, at.Sub(began[all[0].Name]).Round(time.Millisecond))
+			t.Logf("berthd on %s was killed after %v", n.Name, at.Sub(began[all[0].Name]).Round(time.Millisecond))
 		}
 	}
 	w.rest(t)

@@ -8,6 +8,10 @@ import (
 	"testing"
 	"time"
 
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
@@ -102,6 +106,10 @@ func armed(name string) string {
 func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 	t.Helper()
 	n := l.Nodes()[0]
+	if l.NetworkPolicies { // that every pod has
+		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "closed"}}
+		harness.OK(t, client.IgnoreAlreadyExists(l.Kube.Client.Create(ctx, p)))
+	}
 	switch {
 	case strings.HasPrefix(name, "eni.collect."):
 		if l.Mode == lab.NodeMode { // the other daemon might be faster

@@ -20,8 +20,11 @@ import (
 	_ "github.com/berthnet/berth/internal/node/daemon" // these register their failpoints
 	_ "github.com/berthnet/berth/internal/node/daemon/egresspart"
 	_ "github.com/berthnet/berth/internal/node/daemon/nicpart"
+	_ "github.com/berthnet/berth/internal/node/daemon/policypart"
+	_ "github.com/berthnet/berth/internal/node/networkpolicy"
 	_ "github.com/berthnet/berth/internal/node/nics"
 	_ "github.com/berthnet/berth/internal/operator/addresspool"
+	_ "github.com/berthnet/berth/internal/operator/networkpolicy"
 	_ "github.com/berthnet/berth/internal/operator/nodeenis"
 	_ "github.com/berthnet/berth/internal/operator/podnics"
 	_ "github.com/berthnet/berth/internal/source/enisource"
@@ -48,7 +51,7 @@ type mode struct {
 	daemon, operator []string // failpoints on the paths of these programs
 	kills            []string // failpoints to kill at, in turn
 
-	slices   []int     // gate slices with a short round
+	slices   []int     // gate slices with a short round; without any, only make sampled has one
 	ops      int       // operations in a short round
 	every    int       // average operations between two troubles
 	troubles []trouble // each as likely as its number of entries
@@ -58,7 +61,7 @@ type mode struct {
 	empty func(ctx context.Context, l *lab.Lab) error
 }
 
-var modes = []mode{nodeMode, operatorMode, poolMode, portMode}
+var modes = []mode{nodeMode, operatorMode, poolMode, portMode, policyMode}
 
 // nodeMode has addresses for nine pods on three ENIs, so that cooling and exhaustion occur constantly.
 var nodeMode = mode{
@@ -93,11 +96,13 @@ var operatorMode = mode{
 // ofDaemon lists the failpoints of a daemon without NICs, ofPortDaemon those of one with NICs.
 var (
 	ofPortDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool { return strings.HasPrefix(name, "daemon.egress.") })
-	ofDaemon     = slices.DeleteFunc(slices.Clone(ofPortDaemon), func(name string) bool { return strings.HasPrefix(name, "daemon.nics.") })
+	ofDaemon     = slices.DeleteFunc(slices.Clone(ofPortDaemon), func(name string) bool {
+		return strings.HasPrefix(name, "daemon.nics.") || strings.HasPrefix(name, "daemon.policies.")
+	})
 )
 
 var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name string) bool {
-	return slices.ContainsFunc([]string{"operator.pool.", "operator.port.", "operator.warm.", "operator.gateways.", "operator.egressclient."}, func(prefix string) bool {
+	return slices.ContainsFunc([]string{"operator.pool.", "operator.port.", "operator.warm.", "operator.gateways.", "operator.egressclient.", "operator.policies."}, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix)
 	})
 })
@@ -223,7 +228,7 @@ func named(prefixes ...string) []string {
 func (m mode) lab(nodes, operators int) lab.Options {
 	o := m.options
 	o.Nodes, o.DaemonArgs = nodes, append([]string{"--warm-wait=5s"}, o.DaemonArgs...)
-	if m.name != lab.NodeMode || o.VPCPorts {
+	if m.name != lab.NodeMode || o.VPCPorts || o.NetworkPolicies {
 		o.OperatorCount, o.OperatorArgs = operators, append(leases(operators), o.OperatorArgs...)
 	}
 	return harness.Quick(m.name, o)
@@ -286,12 +291,12 @@ func blocks(want int) func(ctx context.Context, l *lab.Lab) error {
 	}
 }
 
-// eachNode waits until is returns nil for all nodes, and returns its last errors when ctx ends.
-func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error {
+// eachNode waits until check returns nil for all nodes, and returns its last errors when ctx ends.
+func eachNode(ctx context.Context, l *lab.Lab, check func(*node.Node) error) error {
 	return poll.Until(ctx, func() error {
 		var errs []error
 		for _, n := range l.Nodes() {
-			errs = append(errs, is(n))
+			errs = append(errs, check(n))
 		}
 		return errors.Join(errs...)
 	})
@@ -320,7 +325,7 @@ func TestEveryFailpointIsKilledAt(t *testing.T) {
 			t.Errorf("no mode kills at %s", name)
 		}
 	}
-	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "plug.ovs.": 6, "plug.nsveth.": 5, "plug.vlan.": 8, "plug.routed.": 9, "operator.port.": 10, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
+	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "plug.ovs.": 6, "plug.nsveth.": 5, "plug.vlan.": 8, "plug.routed.": 9, "operator.port.": 10, "networkpolicy.": 6, "daemon.policies.": 3, "operator.policies.": 5, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
 		if got := len(named(prefix)); got < want {
 			t.Errorf("only %d failpoints with the prefix %s are registered", got, prefix)
 		}

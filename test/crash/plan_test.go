@@ -35,7 +35,7 @@ func (p *plan) next() (at int, t trouble) {
 // distance returns the minimum and maximum number of operations between two troubles.
 func (m mode) distance() (shortest, longest int) { return m.every - m.every/2, m.every + m.every/2 }
 
-// bounds returns the minimum and maximum number of troubles of some kinds in a number of operations.
+// bounds returns the minimum and maximum number of troubles of the kinds that of selects, in a number of operations.
 func (m mode) bounds(operations int, of func(trouble) bool) (least, most int) {
 	kinds, all := 0, len(m.troubles)
 	for _, t := range m.troubles {

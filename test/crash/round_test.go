@@ -142,8 +142,12 @@ func (r *round) play() {
 	if r.ok("namespaces of Egresses", err); err != nil {
 		return
 	}
+	policies, err := newPolicyUsers(ctx, r, l)
+	if r.ok("namespaces of policies", err); err != nil {
+		return
+	}
 	owners := newAddressOwners(r.mode, r.violate)
-	r.operate(ctx, l, owners, nics, users)
+	r.operate(ctx, l, owners, nics, users, policies)
 	if l.Cloud != nil {
 		r.tally.met(l.Cloud.API.FaultsMet())
 		l.Cloud.API.ClearFaults()
@@ -152,22 +156,23 @@ func (r *round) play() {
 		model.Neutron.HTTP.ClearFaults()
 	}
 	if r.soak.Err() == nil {
-		r.rest(ctx, l, owners, users)
+		r.rest(ctx, l, owners, users, policies)
 		r.ok("users' ports", nics.there(ctx, l))
 	}
 }
 
 // operate adds and removes pods at random during troubles, with a worker for each node.
-func (r *round) operate(ctx context.Context, l *lab.Lab, owners *addressOwners, nics *nicPool, users *egressUsers) {
+func (r *round) operate(ctx context.Context, l *lab.Lab, owners *addressOwners, nics *nicPool, users *egressUsers, policies *policyUsers) {
 	before, late := r.tally.copy(), time.Now().Add(operationsLimit)
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup
 	m := &troublemaker{
 		round: r, plan: newPlan(r.mode, r.seed), lab: l, dice: rand.New(rand.NewPCG(r.seed, math.MaxUint64)), stop: stop,
-		armed: map[*proc.Process]bool{}, missed: map[event]int{},
+		armed: map[*proc.Process]bool{}, missed: map[event]int{}, policies: policies,
 	}
 	trouble.Go(func() { m.run(ctx) })
 	nodes := l.Nodes()
+	calm := policies.begin(ctx)
 	if nics != nil {
 		trouble.Go(func() { r.watchPorts(l, nics, stop) })
 		for _, n := range nodes {
@@ -176,13 +181,14 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, owners *addressOwners, 
 	}
 	for i, n := range nodes {
 		workers.Go(func() {
-			w := &worker{round: r, lab: l, node: n, late: late, owners: owners, nics: nics, users: users, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
+			w := &worker{round: r, lab: l, node: n, late: late, owners: owners, nics: nics, users: users, policies: policies, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
 			w.run(ctx, (r.ops+i)/len(nodes))
 		})
 	}
 	workers.Wait()
 	close(stop)
 	trouble.Wait()
+	calm(owners)
 	if r.over() || r.soak.Err() != nil {
 		return
 	}
@@ -200,7 +206,7 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, owners *addressOwners, 
 func (r *round) over() bool { return !r.end.IsZero() && time.Now().After(r.end) }
 
 // rest waits until all views agree, removes the pods, and waits until nodes hold only what the policy keeps.
-func (r *round) rest(ctx context.Context, l *lab.Lab, owners *addressOwners, users *egressUsers) {
+func (r *round) rest(ctx context.Context, l *lab.Lab, owners *addressOwners, users *egressUsers, policies *policyUsers) {
 	r.ok("ready", r.timed("ready", "", func() error { return l.WaitReady(ctx) }))
 	r.settle(ctx, l, "settle")
 	if l.Ports != nil {
@@ -211,6 +217,10 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, owners *addressOwners, use
 		r.ok("delete all Egresses", users.removeAll(ctx))
 		r.settle(ctx, l, "settle without Egresses")
 		users.quiet(ctx)
+	}
+	if policies != nil {
+		r.ok("delete all policies", policies.removeAll(ctx))
+		r.settle(ctx, l, "settle without policies")
 	}
 	for _, n := range l.Nodes() {
 		for _, p := range n.Pods() {

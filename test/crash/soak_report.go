@@ -86,6 +86,9 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 		line("of Egresses", "changes of Egresses, pods and namespaces %d, gateways killed %d, their pods deleted %d, rollouts restarted %d, pods given up %d",
 			e[egressEdit], e[gatewayKill], e[gatewayDeletion], e[rolloutRestart], e[givenUp])
 	}
+	if e[policyEdit] > 0 {
+		line("of policies", "changes of policies, pods and namespaces %d, connections refused %d, let through %d", e[policyEdit], e[policyRefusal], e[policyPass])
+	}
 	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
 	line("violations", "%s", counts(kinds, t.wrong))
 	for _, what := range []event{added, deleted} {
@@ -180,6 +183,9 @@ const (
 	gatewayKill     event = "gateway killed"
 	gatewayDeletion event = "gateway's pod deleted"
 	rolloutRestart  event = "rollout restarted"
+	policyEdit      event = "policy, pod or namespace changed"
+	policyRefusal   event = "connection refused"
+	policyPass      event = "connection let through"
 	failed          event = "failed operation"
 	failedRound     event = "failed round"
 )
@@ -192,11 +198,12 @@ const (
 	tooSoon      kind = "cooling"       // an address assigned while cooling
 	leak         kind = "leak"          // leftover state
 	disagreement kind = "disagreement"  // kernel, records, introspection, EC2 and objects contradict each other
+	policyBreach kind = "policy"        // a connection was let through that all states forbid, or refused that all allow
 	badLog       kind = "race or panic" // in the log of a program
 	other        kind = "other"         // a failed operation, a time limit, the lab itself
 )
 
-var kinds = []kind{duplicate, tooSoon, leak, disagreement, badLog, other}
+var kinds = []kind{duplicate, tooSoon, leak, disagreement, policyBreach, badLog, other}
 
 // place identifies a round.
 type place struct {
@@ -374,7 +381,7 @@ func (o *options) complete() error {
 func (o *options) long() bool { return o.time > 0 || o.ops > 0 }
 
 // soakModes are the lab's modes, and those soaked only by name.
-var soakModes = append(slices.Clone(lab.Modes), "pool+ports", "egress", "node+dual", "operator+dual", "node+ipv6", "operator+ipv6", "operator+branches")
+var soakModes = append(slices.Clone(lab.Modes), "node+policies", "pool+ports", "egress", "node+dual", "operator+dual", "node+ipv6", "operator+ipv6", "operator+branches")
 
 // chosen reports whether a mode is soaked.
 func (o *options) chosen(m lab.Mode, further bool) bool {

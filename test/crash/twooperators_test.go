@@ -53,7 +53,7 @@ func TestTwoActiveOperators(t *testing.T) {
 			}()
 			haltInTurn(t, l.Operators(), done)
 			<-done
-			r.rest(ctx, l, owners, nil)
+			r.rest(ctx, l, owners, nil, nil)
 			w.Stop()
 			watching.Wait()
 			for _, text := range r.violations() {

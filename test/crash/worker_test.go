@@ -9,6 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"pgregory.net/rapid"
+
+	"github.com/berthnet/berth/internal/policy/policytest"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/node"
 )
@@ -21,12 +24,14 @@ type worker struct {
 	owners *addressOwners
 	nics   *nicPool     // nil if pods have no NICs
 	users  *egressUsers // nil without Egresses
-	dice   *rand.Rand
-	atOnce int       // maximum concurrent operations
-	late   time.Time // after this, two thirds of the operations are enough
-	pods   []string
-	shapes map[string]shape // shapes of pods
-	next   int
+
+	policies *policyUsers // nil where there are none
+	dice     *rand.Rand
+	atOnce   int       // maximum concurrent operations
+	late     time.Time // after this, two thirds of the operations are enough
+	pods     []string
+	shapes   map[string]shape // shapes of pods
+	next     int
 
 	mu    sync.Mutex // guards given
 	given []string   // pods given up
@@ -46,6 +51,9 @@ func (w *worker) run(ctx context.Context, ops int) {
 				done += w.some(want-len(w.pods), func() func() { return w.add(ctx) })
 			} else {
 				done += w.some(len(w.pods)-want, func() func() { return w.del(ctx) })
+			}
+			for range w.policies.edits() {
+				w.policies.step(ctx, w.dice)
 			}
 			for range w.edits() {
 				w.users.step(ctx, w.dice, w.node)
@@ -78,6 +86,13 @@ func (w *worker) add(ctx context.Context) func() {
 	w.next++
 	if w.users != nil {
 		return w.addClient(ctx, name)
+	}
+	if w.policies != nil {
+		namespace, labels := one(w.dice, policytest.Namespaces...), rapid.Custom(policytest.Labels).Example(int(w.dice.Uint32()))
+		w.pods = append(w.pods, name)
+		return func() {
+			w.operation(added, w.node, name, func() error { return w.policies.add(ctx, w.owners, w.node, name, namespace, labels) })
+		}
 	}
 	s := w.nics.draw(w.dice)
 	w.pods, w.shapes[name] = append(w.pods, name), s
@@ -122,6 +137,9 @@ func (w *worker) del(ctx context.Context) func() {
 			if forced {
 				w.tally.count(forcedDelete, 1)
 				return w.owners.force(ctx, w.lab, w.node, name)
+			}
+			if w.policies != nil {
+				return w.policies.del(ctx, w.owners, w.node, name)
 			}
 			return w.owners.del(ctx, w.node, name)
 		})

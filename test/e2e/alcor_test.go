@@ -77,7 +77,7 @@ func (c *containerd) withNICs(t *testing.T, name, nics string) *sandbox {
 	t.Helper()
 	ctx := harness.Deadline(t, 2*time.Minute)
 	annotations := map[string]string{v1alpha1.AnnotationNICs: nics}
-	uid, object, err := c.node.Objects.Bind(ctx, "default", name, annotations)
+	uid, object, err := c.node.Objects.Bind(ctx, "default", name, nil, annotations)
 	harness.OK(t, err)
 	config := c.sandboxConfig(object, 0)
 	config.Metadata.Uid, config.Annotations = uid, annotations

@@ -185,7 +185,7 @@ func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	flood.none(s)
 	for of, talks := range map[string]*harness.Conversations{"connections": tcp, "datagrams": udp} {
 		if err := talks.End(); err != nil {
-			t.Errorf("%s: %v", of, err)
+			t.Errorf("%s were interrupted: %v", of, err)
 		}
 	}
 	t.Logf("%d new connections, the slowest took %s", flood.begun, flood.worst)

@@ -22,15 +22,15 @@ func NodeNetwork(t *testing.T, l *lab.Lab, name string) (o *v1alpha1.NodeNetwork
 	return o
 }
 
-// Becomes waits until is returns nil for a node's NodeNetwork.
-func Becomes(t *testing.T, l *lab.Lab, name, what string, is func(*v1alpha1.NodeNetwork) error) {
+// Becomes waits until check returns nil for a node's NodeNetwork.
+func Becomes(t *testing.T, l *lab.Lab, name, what string, check func(*v1alpha1.NodeNetwork) error) {
 	t.Helper()
 	Eventually(t, Patience, "NodeNetwork "+name+": "+what, func() error {
 		o, err := l.Kube.NodeNetwork(t.Context(), name)
 		if err != nil {
 			return err
 		}
-		return is(o)
+		return check(o)
 	})
 }
 

@@ -80,15 +80,15 @@ func Document(t *testing.T, n *node.Node) introspect.Document {
 	return doc
 }
 
-// Shows waits until is returns nil for a daemon's introspection document.
-func Shows(t *testing.T, n *node.Node, what string, is func(introspect.Document) error) {
+// Shows waits until check returns nil for a daemon's introspection document.
+func Shows(t *testing.T, n *node.Node, what string, check func(introspect.Document) error) {
 	t.Helper()
 	Eventually(t, Patience, what, func() error {
 		doc, err := lab.Document(t.Context(), n)
 		if err != nil {
 			return err
 		}
-		return is(doc)
+		return check(doc)
 	})
 }
 

@@ -84,7 +84,7 @@ func slotDir() string {
 }
 
 // freeSlot locks one of the labsAtOnce lock files, or returns errNoSlot. The kernel releases the lock when the file
-// is closed, also when the process ends.
+// is closed, or the process ends.
 func freeSlot(dir string) (*os.File, error) {
 	for i := range labsAtOnce {
 		f, err := os.OpenFile(filepath.Join(dir, fmt.Sprintf(".slot-%d", i)), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)

@@ -465,7 +465,7 @@ func (b *branches) defaults() {
 	harness.RemoveAll(b.T, b.b)
 }
 
-// restarts restarts operator and daemon while pods run.
+// restarts kills and starts operator and daemon while pods run.
 func (b *branches) restarts() {
 	near, far := b.add(b.a, "near", lab.BranchVPC, withGroups(web)), b.add(b.b, "far", lab.BranchVPC, withGroups(peers))
 	here, there, links, others := b.branch(near), b.branch(far), b.links(near), b.links(far)

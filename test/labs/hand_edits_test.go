@@ -172,7 +172,7 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 	harness.OK(t, err)
 	harness.Becomes(t, c.Lab, name, "status is reported again", func(o *v1alpha1.NodeNetwork) error {
 		if len(o.Status.ENI.ENIs) == 0 || len(o.Status.Conditions) == 0 || slices.ContainsFunc(p.Addrs, func(a netip.Addr) bool { return o.Status.IPAM.Used[a.String()].UID != p.UID }) {
-			return fmt.Errorf("%+v", o.Status)
+			return fmt.Errorf("status = %+v, want ENIs, conditions and the pod's addresses %v as used", o.Status, p.Addrs)
 		}
 		return nil
 	})

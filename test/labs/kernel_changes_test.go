@@ -147,7 +147,7 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.Shows(t, n, "attachment is released", func(doc introspect.Document) error {
 		for _, a := range doc.Allocated {
 			if a.ContainerID == s.ContainerID {
-				return fmt.Errorf("%+v", a)
+				return fmt.Errorf("attachment %+v still exists", a)
 			}
 		}
 		return nil

@@ -94,7 +94,7 @@ func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, 
 	t.Helper()
 	harness.Eventually(t, patience, fmt.Sprintf("diagnosis of %s: %s", object, want), func() error {
 		if d = verdict(t, l, object); d.Diagnosis.Verdict != want || !strings.Contains(d.Diagnosis.Summary, says) {
-			return fmt.Errorf("%+v", d.Diagnosis)
+			return fmt.Errorf("diagnosis = %+v, want verdict %s and a summary that contains %q", d.Diagnosis, want, says)
 		}
 		return nil
 	})
@@ -141,10 +141,10 @@ func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 						return nil
 					}
 				}
-				return fmt.Errorf("%+v", s.Nodes)
+				return fmt.Errorf("nodes = %+v, want %s with %d used addresses and version %s", s.Nodes, n.Name, tc.room, doc.Version)
 			})
 			if len(s.Nodes) != 2 || len(s.Unread) > 0 {
-				t.Errorf("%+v", s)
+				t.Errorf("status = %+v, want 2 nodes, both of them read", s)
 			}
 			t.Run("pod without a free address", func(t *testing.T) { crowded(t, l, n, tc.full) })
 			t.Run("missing route", func(t *testing.T) { broken(t, l, n, first) })
@@ -170,7 +170,7 @@ func crowded(t *testing.T, l *lab.Lab, n *node.Node, want []diagnose.Verdict) {
 	for _, v := range want {
 		d := eventually(t, l, "extra-"+n.Name, v, "")
 		if d.Diagnosis.Remedy == "" || d.Diagnosis.See == "" {
-			t.Errorf("%+v", d.Diagnosis)
+			t.Errorf("diagnosis = %+v, want a remedy and a reference to the documentation", d.Diagnosis)
 		}
 	}
 	n.Objects.Gone("default", "extra")
@@ -195,7 +195,7 @@ func brokenRoute(t *testing.T, l *lab.Lab, n *node.Node, p *node.Pod, a netip.Ad
 	}))
 	// The daemon restores the route eventually: either verdict is right, but a fault must be the route.
 	if d := verdict(t, l, p.ObjectName); d.Diagnosis.Verdict != diagnose.Works && !strings.Contains(d.Diagnosis.Summary, "no route to "+a.String()) {
-		t.Errorf("%+v", d.Diagnosis)
+		t.Errorf("diagnosis = %+v, want verdict %s, or a summary about the missing route to %s", d.Diagnosis, diagnose.Works, a)
 	}
 	eventually(t, l, p.ObjectName, diagnose.Works, "")
 }

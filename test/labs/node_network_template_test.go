@@ -56,7 +56,7 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 
 // TestNodeNetworkTemplateApplies labels one of two nodes while its daemon runs, so that a template puts its pods into
 // other subnets with another security group. The other node is unaffected. Pods reach each other, the nodes and the
-// internet, also after a restart. Once the label is removed, new ENIs are created as before, and existing ones
+// internet, even after a restart. Once the label is removed, new ENIs are created as before, and existing ones
 // continue to serve their pods. With outdatedENIs: Drain, ENIs that do not match are deleted after their pods. An
 // invalid template is reported, and the last valid one stays in effect across a restart.
 func TestNodeNetworkTemplateApplies(t *testing.T) {

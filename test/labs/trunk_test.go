@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestOperatorKeepsATrunk sets spec.eni.trunk: the instance has a trunk, whose addresses no pod gets, also after a
+// TestOperatorKeepsATrunk sets spec.eni.trunk: the instance has a trunk, whose addresses no pod gets, even after a
 // restart of the daemon. When unset, the trunk is deleted.
 func TestOperatorKeepsATrunk(t *testing.T) {
 	t.Parallel()

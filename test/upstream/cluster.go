@@ -154,7 +154,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	}
 	l, err := lab.Start(up, lab.Options{
 		Dir: labDir, Mode: lab.Mode(o.mode), Nodes: nodes, Spec: vpcs, IPFamilies: families,
-		OperatorCount: 2, DaemonArgs: daemonArgs[lab.Mode(o.mode)],
+		NetworkPolicies: !o.network().ports, OperatorCount: 2, DaemonArgs: daemonArgs[lab.Mode(o.mode)],
 		Kubelets: &lab.Kubelets{Images: filepath.SplitList(o.images), Containerd: o.containerd, Proxy: o.network().proxy},
 		Progress: func(line string) {
 			fmt.Fprintf(out, "  %5.1f s  %s\n", time.Since(began).Seconds(), line)
@@ -169,7 +169,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 		return errors.Join(l.Err(), l.Close())
 	}
 	// The tests use the address of the API server itself.
-	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes}
+	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes, apply: l.Kube.ApplyObjects}
 	if err := errors.Join(zone(up, l.Kube), kube.WriteKubeconfig(c.kubeconfig, l.Kube.Config())); err != nil {
 		return cluster{}, nil, errors.Join(err, lower())
 	}

@@ -53,6 +53,7 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 // options are the options of the command line.
 type options struct {
 	suite      suite
+	cluster    clusterPolicies
 	choice     choice
 	mode       string
 	families   ipfamily.Set
@@ -72,6 +73,8 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.SetOutput(out)
 	f.StringVar(&o.suite.e2e, "e2e", "", "program of Kubernetes' end-to-end tests (hack/tool.sh kubee2e e2e.test)")
 	f.StringVar(&o.suite.ginkgo, "ginkgo", "", "program that runs the tests (hack/tool.sh kubee2e ginkgo)")
+	f.StringVar(&o.cluster.program, "cluster-policies", "", "program of the conformance suite of ClusterNetworkPolicy (hack/tool.sh networkpolicyapi conformance.test)")
+	f.StringVar(&o.cluster.crd, "cluster-policy-crd", "", "file that defines ClusterNetworkPolicy, for a cluster that is raised")
 	f.StringVar(&o.suite.out, "out", "dist/conformance", "directory for reports")
 	f.IntVar(&o.suite.procs, "procs", 4, "number of concurrent specs")
 	f.IntVar(&o.suite.attempts, "attempts", 1, "maximum number of attempts per spec")
@@ -86,7 +89,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.record, "record", "", "directory for the results of whole groups, as MODE-FAMILIES.json")
 	f.BoolVar(&o.list, "list", false, "print the specs to run and those not applicable, and run nothing")
 	f.BoolVar(&o.keep, "keep", false, "keep the started cluster after a failure, until interrupted")
-	names := f.String("groups", "conformance,network,node", "groups of specs, separated by commas: conformance, network, node, short")
+	names := f.String("groups", "conformance,policy,clusterpolicy,network,node", "groups of specs, separated by commas: conformance, network, node, policy, clusterpolicy, short")
 	focus := f.String("focus", "", "run only specs whose names match this pattern")
 	skip := f.String("skip", "", "skip specs whose names match this pattern")
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
@@ -98,7 +101,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	o.choice.groups = strings.FieldsFunc(*names, func(r rune) bool { return r == ',' })
 	for _, name := range o.choice.groups {
 		if name != "short" && !slices.ContainsFunc(groups, func(g group) bool { return g.name == name }) {
-			return o, usagef("-groups has %q, expected conformance, network, node or short", name)
+			return o, usagef("-groups has %q, expected conformance, network, node, policy, clusterpolicy or short", name)
 		}
 	}
 	var err error
@@ -160,7 +163,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return writePage(o.page, all)
 	}
 	// The tests run in a separate directory.
-	for _, path := range []*string{&o.suite.e2e, &o.suite.ginkgo, &o.suite.out, &o.kubeconfig} {
+	for _, path := range []*string{&o.suite.e2e, &o.suite.ginkgo, &o.suite.out, &o.kubeconfig, &o.cluster.program, &o.cluster.crd} {
 		if *path == "" {
 			continue
 		}
@@ -173,13 +176,18 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	p := choose(all, o.choice, o.network())
-	if len(p.run) == 0 {
+	if len(p.run) == 0 && !o.hasClusterPolicies() {
 		return fmt.Errorf("none of the %d specs is selected and applicable", len(all))
 	}
 	if o.list {
 		return list(out, p)
 	}
 	return o.test(ctx, p, out)
+}
+
+// hasClusterPolicies reports whether the suite of ClusterNetworkPolicy is chosen and applicable.
+func (o options) hasClusterPolicies() bool {
+	return slices.Contains(o.choice.groups, groupClusterPolicy) && !o.network().ports
 }
 
 // list prints a plan.
@@ -227,14 +235,10 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	started := time.Now()
 	fmt.Fprintf(out, "Running %d specs of Kubernetes %s in mode %s, pods of %s, %d at a time; %d are not applicable\n",
 		len(p.run), version, r.Mode, r.Families, o.suite.procs, len(p.exclude))
-	reports, err := o.suite.run(ctx, c, p.run, newProgress(out, len(p.run)))
-	if err != nil {
+	r.Kubernetes = version
+	if r.Specs, err = o.specs(ctx, c, p, out); err != nil {
 		return err
 	}
-	if why := setUpFailed(reports); why != "" {
-		return fmt.Errorf("the setup of the tests failed (log in %s): %s", o.suite.out, why)
-	}
-	r.Kubernetes, r.Specs = version, judge(p, reports)
 	if err := r.write(filepath.Join(o.suite.out, "results.json")); err != nil {
 		return err
 	}
@@ -254,6 +258,29 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 		return fmt.Errorf("%d specs were not run within %s", n, o.suite.limit)
 	}
 	return nil
+}
+
+// specs runs the plan, and the suite of ClusterNetworkPolicy if it is chosen.
+func (o options) specs(ctx context.Context, c cluster, p plan, out io.Writer) ([]result, error) {
+	var reports []specReport
+	var err error
+	if len(p.run) > 0 {
+		if reports, err = o.suite.run(ctx, c, p.run, newProgress(out, len(p.run))); err != nil {
+			return nil, err
+		}
+	}
+	if why := setUpFailed(reports); why != "" {
+		return nil, fmt.Errorf("the setup of the tests failed (log in %s): %s", o.suite.out, why)
+	}
+	all := judge(p, reports)
+	if o.hasClusterPolicies() && ctx.Err() == nil { // policies of the whole cluster apply, so nothing else runs meanwhile
+		of, err := o.cluster.run(ctx, c, o.choice.focus, o.suite.out, out)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, of...)
+	}
+	return all, nil
 }
 
 // summarize prints the result of a run.

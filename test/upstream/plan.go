@@ -19,6 +19,8 @@ type group struct {
 // groups are the groups that Berth must pass. A spec belongs to the first group that matches.
 var groups = []group{
 	{"conformance", "`[sig-network]` that is `[Conformance]`", func(s spec) bool { return s.has("sig-network") && s.has("Conformance") }},
+	{"policy", "`[sig-network]` `[Feature:NetworkPolicy]`", func(s spec) bool { return s.has("Feature:NetworkPolicy") }},
+	{groupClusterPolicy, "conformance suite of ClusterNetworkPolicy (network-policy-api)", func(spec) bool { return false }},
 	{"network", "every other `[sig-network]`", func(s spec) bool { return s.has("sig-network") }},
 	{"node", "`[sig-node]` `[Conformance]` of probes, hooks and the life of pods", func(s spec) bool {
 		return s.has("Conformance") && nodeSpecs.MatchString(s.name)
@@ -93,7 +95,7 @@ const pastTheNode = "needs the pod's own node to translate Services, which sees 
 // itself if the cluster does not suit it.
 var exclusions = []exclusion{
 	{label: "Feature:LoadBalancer", why: "needs a cloud's load balancer"},
-	{label: "Feature:NetworkPolicy", why: "Berth does not enforce NetworkPolicy"},
+	{label: "Feature:NetworkPolicy", in: withPorts, why: "is for clusters whose nodes see the packets of their pods"},
 	{label: "Feature:SCTPConnectivity", why: "needs a kernel with SCTP"},
 	{label: "Feature:IPv6DualStack", in: oneFamily, why: "needs pods with addresses of IPv4 and IPv6"},
 	{label: "Feature:Networking-IPv6", why: "needs the internet, by IPv6"},

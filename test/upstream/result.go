@@ -128,8 +128,12 @@ func (r results) keep(folder string, groups []string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	run := map[string]bool{} // specs may have changed groups
+	for _, s := range r.Specs {
+		run[s.Name] = true
+	}
 	for _, s := range before.Specs {
-		if !slices.Contains(groups, s.Group) && before.Kubernetes == r.Kubernetes {
+		if !slices.Contains(groups, s.Group) && !run[s.Name] && before.Kubernetes == r.Kubernetes {
 			r.Specs = append(r.Specs, s)
 		}
 	}

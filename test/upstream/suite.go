@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // suite is the program of Kubernetes' end-to-end tests, and its runner.
@@ -32,6 +34,8 @@ type cluster struct {
 	kubeconfig string
 	netns      string // network namespace from which the cluster is reached; empty for the runner's own
 	nodes      int    // number of nodes; some specs need two
+	// apply applies objects to a cluster that was raised; nil: it is somebody else's.
+	apply func(context.Context, []*unstructured.Unstructured) error
 }
 
 // specs lists all specs. It needs no cluster.

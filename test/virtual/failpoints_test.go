@@ -28,7 +28,7 @@ func named(prefixes ...string) []string {
 }
 
 var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool {
-	return strings.HasPrefix(name, "daemon.egress.") || strings.HasPrefix(name, "daemon.nics.")
+	return strings.HasPrefix(name, "daemon.egress.") || strings.HasPrefix(name, "daemon.nics.") || strings.HasPrefix(name, "daemon.policies.")
 })
 
 // Failpoints at which programs are halted, by mode and program.
@@ -46,8 +46,13 @@ var (
 
 // elsewhere maps prefixes of failpoints at which nothing is halted here to the reason.
 var elsewhere = map[string]string{
-	"plug.": "steps in the real kernel and in Open vSwitch's database, which have no fake: test/crash",
+	"plug.":              "steps in the real kernel and in Open vSwitch's database, which have no fake: test/crash",
+	"networkpolicy.":     policiesElsewhere,
+	"daemon.policies.":   policiesElsewhere,
+	"operator.policies.": policiesElsewhere,
 }
+
+const policiesElsewhere = "network policies are sent by TLS, in real time, and enforced by the kernel: test/crash"
 
 // once lists failpoints that a run passes only once, so that no program is halted at the second hit; sometimes lists
 // those that a run may pass twice.

@@ -183,7 +183,7 @@ func (p *pods) remove(s sandbox) error {
 	}
 }
 
-// each calls do concurrently for the pods from (inclusive) to to (exclusive).
+// each calls do concurrently for the pods in the half-open range [from, to).
 func (p *pods) each(from, to int, do func(name string) error) {
 	p.node.t.Helper()
 	var wg sync.WaitGroup

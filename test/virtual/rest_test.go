@@ -35,12 +35,12 @@ func (n *node) settle(also ...func() error) {
 	})
 }
 
-// await waits until is returns nil.
-func await(t *testing.T, is func() error) {
+// await waits until check returns nil.
+func await(t *testing.T, check func() error) {
 	t.Helper()
 	var err error
 	for begun := time.Now(); time.Since(begun) < patience; time.Sleep(3 * time.Second) { //nolint:forbidigo // virtual time
-		if err = is(); err == nil {
+		if err = check(); err == nil {
 			return
 		}
 	}

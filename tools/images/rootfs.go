@@ -75,7 +75,7 @@ func (r rootfs) add(f FileSpec, folder, arch string) error {
 	return nil
 }
 
-// addLibraries adds the libraries of a program where its interpreter finds them. Several programs may share a library.
+// addLibraries adds a program's shared libraries at the paths where its dynamic linker finds them. Programs may share a library.
 func (r rootfs) addLibraries(program string) error {
 	libraries, err := sharedLibraries(program)
 	if err != nil {
@@ -117,7 +117,7 @@ func (r rootfs) parents() error {
 	return nil
 }
 
-// layer returns the content as a tar archive that depends on nothing else: sorted by name, without times or owners.
+// layer returns the content as a reproducible tar archive: entries are sorted by name, have the same time, and belong to root.
 func (r rootfs) layer() ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)

@@ -91,7 +91,7 @@ func (s *started) add(p process) {
 	s.programs[column]++
 }
 
-// attribute counts the programs started by each of some processes (usage.PID) and its descendants, in the order of roots,
+// attribute counts the programs started by each process of roots (usage.PID) and its descendants, in the order of roots,
 // and those started by none of them.
 func attribute(all []process, roots []usage) (byRoot []started, none started) {
 	byPID := map[uint32][]int{} // indices of all

@@ -388,7 +388,7 @@ func TestPackagesWaitForProgram(t *testing.T) {
 	})
 }
 
-// Groups of packages are separate commands with their own flags and variables, also when a test is run again.
+// Groups of packages are separate commands with their own flags and variables, even when a test is run again.
 func TestGroups(t *testing.T) {
 	dir := script(t, []goTest{ended("fail", pass("TestA"), fail("TestB", "broken")), ended("pass", pass("TestB"))})
 	report := newReport(new(strings.Builder))

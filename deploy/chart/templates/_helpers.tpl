@@ -23,6 +23,11 @@
 {{- if or .Values.egress.enabled (eq .Values.mode "egress") }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty if network policies are enforced. */}}
+{{- define "berth.policies" -}}
+{{- if .Values.networkPolicies.enabled }}true{{ end -}}
+{{- end -}}
+
 {{/* Not empty if berthd itself applies NodeNetworkTemplates. */}}
 {{- define "berth.nodeTemplates" -}}
 {{- if and .Values.nodeNetworkTemplates.enabled (eq .Values.mode "node") }}true{{ end -}}
@@ -30,7 +35,7 @@
 
 {{/* Not empty if there is an operator. */}}
 {{- define "berth.hasOperator" -}}
-{{- if or (hasKey (include "berth.mode" . | fromYaml) "operator") (include "berth.ports" .) (include "berth.egress" .) }}true{{ end -}}
+{{- if or (hasKey (include "berth.mode" . | fromYaml) "operator") (include "berth.ports" .) (include "berth.egress" .) (include "berth.policies" .) }}true{{ end -}}
 {{- end -}}
 
 {{/* The kinds about which the operator writes Events, as a YAML list. */}}
@@ -39,6 +44,7 @@
 {{- $kinds := $mode.eventsOf | default list -}}
 {{- if include "berth.ports" . }}{{ $kinds = concat $kinds (get (.Files.Get "files/modes.yaml" | fromYaml) "port").eventsOf }}{{ end -}}
 {{- if include "berth.egress" . }}{{ $kinds = concat $kinds (list "Egress" "Pod") }}{{ end -}}
+{{- if include "berth.policies" . }}{{ $kinds = concat $kinds (list "NetworkPolicy" "ClusterNetworkPolicy") }}{{ end -}}
 {{- $kinds | uniq | toYaml -}}
 {{- end -}}
 
@@ -99,6 +105,12 @@ allow values for settings that define the mode.
 {{- if and $root.Values.egress.enabled (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
 {{- fail (printf "egress.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- if and (include "berth.policies" $root) (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
+{{- fail (printf "networkPolicies.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and (include "berth.policies" $root) (eq $root.Values.mode "egress") -}}
+{{- fail "networkPolicies.enabled is of no use in mode egress: pods' interfaces are another network's, which enforces policies" -}}
+{{- end -}}
 {{- if and (include "berth.nodeTemplates" $root) (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
 {{- fail (printf "nodeNetworkTemplates.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
@@ -134,6 +146,14 @@ allow values for settings that define the mode.
 {{- if eq $program "operator" -}}
 {{- $_ := set $ofMode "ipam" ($ofMode.ipam | default list) -}}
 {{- $_ := set $ofMode "egress-image" (include "berth.image" (list $root $root.Values.egress.image)) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "berth.policies" $root -}}
+{{- $_ := set $ofMode "network-policies" true -}}
+{{- if eq $program "operator" -}}
+{{- $_ := set $ofMode "ipam" ($ofMode.ipam | default list) -}}
+{{- $_ := set $ofMode "network-policy-address" "[$(HOST_IP)]:61683" -}}
+{{- $_ := set $ofMode "network-policy-daemons" (include "berth.user" (list $root "daemon")) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq $program "operator") (include "berth.webhook" $root) -}}
@@ -194,7 +214,7 @@ so settings with an empty text are arguments (berth.args).
 {{- with index . 1 }}
 {{ toYaml . }}
 {{- end }}
-{{- if include "berth.onNodeAddress" $root }}
+{{- if or (include "berth.onNodeAddress" $root) (include "berth.policies" $root) }}
 - name: HOST_IP
   valueFrom: {fieldRef: {fieldPath: status.hostIP}}
 {{- end }}

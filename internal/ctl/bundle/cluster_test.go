@@ -257,7 +257,7 @@ func TestCluster(t *testing.T) {
 			"node node-3: not done within 2s", "node node-4: no pod with", "node node-5: pod kube-system/berthd-node-5 of berthd is Pending"},
 	})
 	if strings.Contains(said, planted) || !strings.Contains(said, "node-4: no pod") {
-		t.Errorf("said:\n%s", said)
+		t.Errorf("output contains a secret or lacks the error of node-4:\n%s", said)
 	}
 	if want := "/berthctl support-bundle --local --output=- --since=1h0m0s --timeout=20s --max-file-size=4Mi"; strings.Join(asked, " ") != want {
 		t.Errorf("command in the pod = %q, want %q", asked, want)
@@ -368,7 +368,7 @@ func TestBundleOfOneNode(t *testing.T) {
 		}
 	}
 	if _, files, err := run(t.Context(), t, "--node=node-9", "--kubeconfig", kubeconfig); err == nil || !strings.Contains(err.Error(), "--node node-9") || len(files) > 0 {
-		t.Errorf("unknown node: error %v, files %v", err, files)
+		t.Errorf("unknown node: error = %v, files = %v, want an error that names the flag, and no files", err, files)
 	}
 }
 

@@ -70,6 +70,9 @@ func hasAddress(f Facts) *Diagnosis {
 	if d := cmp.Or(broken(attachments), unchecked(attachments, text)); d != nil {
 		return d
 	}
+	if d := policiesOf(f); d != nil {
+		return d
+	}
 	return fine(Works, fmt.Sprintf("The pod has %s, and its link, addresses, neighbours and routes on node %s are intact.", text, f.Pod.Spec.NodeName))
 }
 

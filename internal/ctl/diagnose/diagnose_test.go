@@ -33,8 +33,8 @@ func waits(mode Mode) Facts {
 		Namespace: Of(corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}),
 		Daemon:    Of(Daemon{Pod: "-n kube-system berthd-x", Mode: mode, Ready: true}),
 		Operators: Of(Operators{Ready: 1, All: 2}),
-		View:      Of(introspect.Pod{Namespace: "shop", Name: "web-0", Time: now, Waiting: []introspect.Waiting{{ContainerID: "c", Since: now.Add(-7 * time.Second)}}}),
-		Document:  Of(introspect.Document{Node: "node-a", Totals: introspect.Totals{Waiting: 1}}),
+		Answers: Answers{View: Of(introspect.Pod{Namespace: "shop", Name: "web-0", Time: now, Waiting: []introspect.Waiting{{ContainerID: "c", Since: now.Add(-7 * time.Second)}}}),
+			Document: Of(introspect.Document{Node: "node-a", Totals: introspect.Totals{Waiting: 1}})},
 	}
 	switch mode {
 	case OperatorMode:
@@ -46,6 +46,12 @@ func waits(mode Mode) Facts {
 	case NodeMode, PortMode, EgressMode:
 	}
 	return f
+}
+
+// policies has a pod's node enforce network policies, with one attachment of the pod.
+func policies(f *Facts, a introspect.PolicyAttachment) {
+	a.Namespace, a.Pod = "shop", "web-0"
+	f.Policies = Of(introspect.NetworkPolicies{Enabled: true, Attachments: []introspect.PolicyAttachment{a}})
 }
 
 // runs returns a pod with an address that its node has recorded.
@@ -173,6 +179,23 @@ func TestPod(t *testing.T) {
 		{"one of two not compared", runs(), func(f *Facts) {
 			f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work"})
 		}, Unchecked, "another call is at work"},
+		{"policies in force", runs(), func(f *Facts) { policies(f, introspect.PolicyAttachment{Known: true, InForce: true}) }, Works, ""},
+		{"policies unknown", runs(), func(f *Facts) { policies(f, introspect.PolicyAttachment{InForce: true}) }, NoPolicies, "berth-operator has not told node node-a"},
+		{"policies not in force", runs(), func(f *Facts) {
+			policies(f, introspect.PolicyAttachment{Known: true})
+			f.Policies.Value.Failure = "ENOMEM"
+		}, NoPolicies, "not in force on node node-a: ENOMEM"},
+		{"policies of another pod", runs(), func(f *Facts) {
+			policies(f, introspect.PolicyAttachment{Known: true, InForce: true})
+			f.Policies.Value.Attachments[0].Pod = "other"
+		}, NoPolicies, "enforces no network policies for the pod"},
+		{"waits for policies", waits(NodeMode), func(f *Facts) {
+			f.View.Value.Waiting[0].Reason, f.View.Value.Waiting[0].Message = "policies-unknown", "berth-operator has not told this node"
+		}, NoPolicies, "berth-operator has not told this node"},
+		{"waited for policies in vain", waits(NodeMode), func(f *Facts) {
+			f.View.Value.Waiting = nil
+			f.Events = []corev1.Event{sandboxFailed(time.Second, `plugin type="berth" failed (add): the pod's network policies are not in force: ENOMEM`)}
+		}, NoPolicies, "before its network policies are in force: ENOMEM"},
 		{"daemon cannot be queried", runs(), func(f *Facts) { f.View = Unread[introspect.Pod]("no answer within 10s") }, Unchecked, "no answer within 10s"},
 		{"daemon pod deleted", runs(), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, Unchecked, "no berthd pod"},
 		{"address of another plugin", runs(), func(f *Facts) { f.View.Value.Attachments = nil }, NotOfBerth, "another plugin"},
@@ -289,7 +312,7 @@ func TestPod(t *testing.T) {
 		{"no VPC", inVPC(), func(f *Facts) { f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{}), nil }, VPCNotReady, "which does not exist"},
 		{"NICs without a VPC", inVPC(), func(f *Facts) {
 			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), map[string]string{v1alpha1.AnnotationNICs: "[]"}
-		}, NoPodNIC, "names their VPC"},
+		}, NoPodNIC, "names a VPC in the annotation"},
 		{"VPC of the namespace", inVPC(), func(f *Facts) {
 			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), nil
 			f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationVPC: "blue"}

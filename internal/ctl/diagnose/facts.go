@@ -8,6 +8,7 @@
 //	operator.go      waiting for ENIs, in operator mode
 //	pool.go          waiting for blocks of an address pool
 //	waiting.go       waiting for an address, and failed ADDs
+//	policies.go      network policies of a pod
 //	podnics.go       NICs in VPCs of a pod
 //	nic.go           one PodNIC
 //	egressclient.go  Egresses of a pod, and one EgressClient
@@ -32,8 +33,7 @@ type Facts struct {
 	Daemon    Fact[Daemon]           // berthd on the node
 	Operators Fact[Operators]
 
-	View     Fact[introspect.Pod]      // berthd's view of the pod
-	Document Fact[introspect.Document] // berthd's introspection document
+	Answers // of berthd on the node
 
 	NodeNetwork Fact[v1alpha1.NodeNetwork]    // of the node
 	Pools       Fact[[]v1alpha1.AddressPool]  // all
@@ -45,6 +45,13 @@ type Facts struct {
 	EgressClient Fact[v1alpha1.EgressClient] // of the pod's name
 
 	Events []corev1.Event // of the pod, oldest first
+}
+
+// Answers are what berthd of a node says.
+type Answers struct {
+	View     Fact[introspect.Pod]             // of the pod
+	Document Fact[introspect.Document]        // of the node
+	Policies Fact[introspect.NetworkPolicies] // of the node; absent if it enforces none
 }
 
 // Fact is the result of a read. The zero value means that the object does not exist.

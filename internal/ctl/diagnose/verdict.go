@@ -52,6 +52,7 @@ const (
 	NoGateway         Verdict = "NoGateway"         // no gateway of its Egress is ready
 	NotOfBerth        Verdict = "NotOfBerth"        // another plugin assigned the address
 	AddressesDisagree Verdict = "AddressesDisagree" // the pod's status differs from its node's record
+	NoPolicies        Verdict = "NoPolicies"        // its network policies are unknown, or not in force
 )
 
 // Diagnosis is the result for a pod, PodNIC or EgressClient.
@@ -89,6 +90,7 @@ const (
 	seePools     = `docs/troubleshoot.md, "Pools and requests"`
 	seePoolWaits = `docs/troubleshoot.md, "A pod waits for an address of a pool"`
 
+	seePolicies      = `docs/troubleshoot.md, "Network policies"`
 	seeEgressClients = `docs/troubleshoot.md, "Conditions of EgressClients"`
 )
 
@@ -99,7 +101,7 @@ func Pod(f Facts) Diagnosis {
 	if len(addressesOf(f)) > 0 {
 		steps = append(steps, func(f Facts) *Diagnosis { return besides(f, hasAddress(f)) })
 	} else {
-		steps = append(steps, attached, ending, nodeGone, noDaemon, daemonNotReady, nics, egressNamed, refused,
+		steps = append(steps, attached, ending, nodeGone, noDaemon, daemonNotReady, nics, egressNamed, policiesBefore, refused,
 			operatorMode, poolMode, waiting, nodeNotReady)
 	}
 	for _, step := range steps {

@@ -121,7 +121,14 @@ func (q query) on(r *rest.Request) *rest.Request {
 // all lists every object at a path, page by page, and returns the list's resource version.
 // A kind that the cluster does not serve, as in node mode, has no objects.
 func all[T any](ctx context.Context, a *api, what, path string, q query) (out []T, version string) {
-	token, again := "", true
+	version = pages(ctx, a, what, path, q, func() { out = nil }, func(o *T) { out = append(out, *o) })
+	return out, version
+}
+
+// pages calls each for every object at a path, page by page, and returns the list's resource version. It calls again
+// before it starts over, and if the cluster does not serve the kind.
+func pages[T any](ctx context.Context, a *api, what, path string, q query, again func(), each func(*T)) (version string) {
+	token, mayRestart := "", true
 	for {
 		var list struct {
 			Metadata metav1.ListMeta `json:"metadata"`
@@ -134,18 +141,23 @@ func all[T any](ctx context.Context, a *api, what, path string, q query) (out []
 		err := into(ctx, req, &list)
 		switch {
 		case err == nil:
-		case apierrors.IsResourceExpired(err) && again: // the continue token has expired: start again, once
-			token, again, out = "", false, nil
+		case apierrors.IsResourceExpired(err) && mayRestart: // the continue token has expired: start again, once
+			token, mayRestart = "", false
+			again()
 			continue
 		case apierrors.IsNotFound(err):
-			return nil, ""
+			again()
+			return ""
 		default:
 			a.note(what, err)
-			return out, version
+			return version
 		}
-		out, version = append(out, list.Items...), list.Metadata.ResourceVersion
+		for i := range list.Items {
+			each(&list.Items[i])
+		}
+		version = list.Metadata.ResourceVersion
 		if token = list.Metadata.Continue; token == "" {
-			return out, version
+			return version
 		}
 	}
 }
@@ -251,6 +263,7 @@ func join(parts ...string) string {
 const (
 	nodesPath      = "/api/v1/nodes"
 	namespacesPath = "/api/v1/namespaces"
+	podsOfAll      = "/api/v1/pods"
 	eventsPath     = "/api/v1/events"
 	berthPath      = "/apis/berth.dev/v1alpha1"
 	networksPath   = berthPath + "/nodenetworks"

@@ -8,12 +8,14 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/policy"
 )
 
 // maxAnswer bounds a response, in bytes. The document of the largest node is far smaller.
@@ -94,6 +96,29 @@ func (c nodeClient) pod(ctx context.Context, d daemon, namespace, name string) (
 	return view, err
 }
 
+// policies returns what a node knows of network policies. An answer for another node is an error.
+func (c nodeClient) policies(ctx context.Context, d daemon) (introspect.NetworkPolicies, error) {
+	var doc introspect.NetworkPolicies
+	err := c.get(ctx, d, introspect.NetworkPoliciesPath, &doc)
+	if err == nil && doc.Node != "" && doc.Node != d.node {
+		err = fmt.Errorf("it answers for node %s", doc.Node)
+	}
+	return doc, err
+}
+
+// judge returns what a node's policies say about a connection. An answer for another node is an error.
+func (c nodeClient) judge(ctx context.Context, d daemon, f policy.Flow) (introspect.PolicyJudgement, error) {
+	var j introspect.PolicyJudgement
+	query := url.Values{
+		"source": {f.Source.String()}, "destination": {f.Destination.String()}, "protocol": {strconv.Itoa(int(f.Protocol))}, "port": {strconv.Itoa(int(f.Port))},
+	}
+	err := c.get(ctx, d, introspect.PolicyJudgePath+"?"+query.Encode(), &j)
+	if err == nil && j.Node != "" && j.Node != d.node {
+		err = fmt.Errorf("it answers for node %s", j.Node)
+	}
+	return j, err
+}
+
 // answer is the document of a node, or the error from reading it.
 type answer struct {
 	doc introspect.Document
@@ -103,18 +128,26 @@ type answer struct {
 // documents returns the documents of many nodes by node, without their lists of addresses
 // and NICs. It calls done with the number of responses so far. Requests in flight end with ctx.
 func (c nodeClient) documents(ctx context.Context, daemons []daemon, done func(n int)) map[string]answer {
+	return askAll(c, daemons, done, func(d daemon) answer {
+		doc, err := c.document(ctx, d)
+		// Thousands of documents with their lists would not fit into memory.
+		doc.Allocated, doc.Available, doc.Cooling, doc.NICs = nil, nil, nil, nil
+		return answer{doc, err}
+	})
+}
+
+// askAll returns the answers of many nodes by node. It calls done with the number of answers so far.
+func askAll[T any](c nodeClient, daemons []daemon, done func(n int), ask func(daemon) T) map[string]T {
 	var mu sync.Mutex // guards out
-	out := make(map[string]answer, len(daemons))
+	out := make(map[string]T, len(daemons))
 	work := make(chan daemon)
 	var wg sync.WaitGroup
 	for range min(c.parallel, len(daemons)) {
 		wg.Go(func() {
 			for d := range work {
-				doc, err := c.document(ctx, d)
-				// Thousands of documents with their lists would not fit into memory.
-				doc.Allocated, doc.Available, doc.Cooling, doc.NICs = nil, nil, nil, nil
+				one := ask(d)
 				mu.Lock()
-				out[d.node] = answer{doc, err}
+				out[d.node] = one
 				n := len(out)
 				mu.Unlock()
 				done(n)

@@ -86,6 +86,14 @@ func (c completion) pod(cmd *cobra.Command, args []string, typed string) ([]stri
 	return c.in(cmd, podsPath, typed)
 }
 
+// ends completes two arguments that are pods.
+func (c completion) ends(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return c.in(cmd, podsPath, typed)
+}
+
 // egress completes NAMESPACE/NAME, and NAME in the chosen namespace.
 func (c completion) egress(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	return c.in(cmd, egressesIn, typed)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ type daemon struct {
 	node     string
 	mode     diagnose.Mode
 	port     uint16 // of introspection; 0 if it is disabled or not on localhost
+	policies bool   // it is set to enforce network policies
 	version  string // of its image
 	ready    bool
 	why      string // why it is not ready
@@ -48,6 +50,7 @@ func daemonOf(pod *corev1.Pod) daemon {
 		if at, set := connect.LookupSetting(c, "introspection-address", "BERTH_INTROSPECTION_ADDRESS"); set {
 			d.port = connect.LoopbackPort(at)
 		}
+		d.policies, _ = strconv.ParseBool(connect.Setting(c, "network-policies", "BERTH_NETWORK_POLICIES"))
 	}
 	d.ready, d.why = readiness(pod)
 	for _, s := range pod.Status.ContainerStatuses {

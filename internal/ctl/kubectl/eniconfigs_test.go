@@ -36,7 +36,7 @@ func TestENIConfigs(t *testing.T) {
 	c := harness.KubeClient(t)
 	o := Options{Config: person(t), Dial: nobody}
 	if out, code, err := try(t, o, "eniconfigs"); code == 0 || err == nil || !strings.Contains(err.Error(), "no ENIConfig of") {
-		t.Errorf("without the kind: output %q, exit code %d, error %v", out, code, err)
+		t.Errorf("without the CRD: output = %q, exit code = %d, error = %v, want an error that no ENIConfig exists", out, code, err)
 	}
 	harness.Eventually(t, harness.Patience, "the kind is served", func() error { // discovery lags behind the CRD
 		return harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"kind.yaml": {Data: []byte(eniConfigKind)}})

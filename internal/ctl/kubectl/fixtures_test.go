@@ -317,7 +317,7 @@ func egressCluster() objects {
 	typo.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Reason: "Invalid", Message: "metadata.annotations[egress.berth.dev/egress]: names nothing", Named: true}}
 	typo.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", typo.Spec.Refused[0].Message, time.Minute)
 	host := egressClient("host", "node-a")
-	host.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "any", Reason: "Invalid", Message: "names Egress egress/any, which a pod of the node's network cannot use: take it out", Named: true}}
+	host.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "any", Reason: "Invalid", Message: "names Egress egress/any, which a host-network pod cannot use: take it out", Named: true}}
 	host.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", host.Spec.Refused[0].Message, time.Minute)
 	unseen := egressClient("unseen", "node-a", "internet")
 	unseen.Status = v1alpha1.EgressClientStatus{}

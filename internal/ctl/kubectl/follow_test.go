@@ -68,7 +68,7 @@ func TestFollowSurvivesExpiredResourceVersion(t *testing.T) {
 			t.Error(err)
 		}
 		if strings.Count(out.String(), "First") != 1 || strings.Count(out.String(), "Third") != 1 {
-			t.Errorf("printed:\n%s", &out)
+			t.Errorf("output, want each Event once:\n%s", &out)
 		}
 		if lists != 2 || watches > 11 {
 			t.Errorf("%d lists and %d watches within %v, want 2 lists and at most 11 watches", lists, watches, 10*rewatch)

@@ -165,7 +165,7 @@ func TestDocumentedPermissionsSuffice(t *testing.T) {
 				for _, form := range []string{"table", "wide", "json", "yaml"} {
 					out, code, err := try(t, o, append(slices.Clone(args), "-o", form)...)
 					if code != 0 || err != nil || strings.Contains(out, "could not be") || strings.Contains(out, "forbidden") {
-						t.Errorf("%v -o %s: exit code %d, error %v\n%s", args, form, code, err, out)
+						t.Errorf("%v -o %s: exit code = %d, error = %v, want complete output:\n%s", args, form, code, err, out)
 					}
 					if form == "json" && !json.Valid([]byte(out)) {
 						t.Errorf("%v: output is not JSON: %s", args, out)
@@ -215,7 +215,7 @@ func TestMissingPermissionsAndUnknownNames(t *testing.T) {
 	dial, _ := inMode(t, "eni")
 	eve, err := harness.ControlPlane.ConfigFor("eve")
 	harness.OK(t, err)
-	for _, args := range [][]string{{"status"}, {"pools"}, {"vpcs"}, {"egresses"}, {"top"}, {"events"}, {"node", "node-a"}} {
+	for _, args := range [][]string{{"status"}, {"pools"}, {"vpcs"}, {"egresses"}, {"policies"}, {"top"}, {"events"}, {"node", "node-a"}} {
 		out, code, _ := try(t, Options{Config: eve, Dial: dial}, args...)
 		if !strings.Contains(out, "could not be read") || !strings.Contains(out, `"eve"`) || code == ExitTrouble {
 			t.Errorf("%v: exit code %d, want the failed reads\n%s", args, code, out)
@@ -234,13 +234,13 @@ func TestMissingPermissionsAndUnknownNames(t *testing.T) {
 		}
 	}
 	if _, code, err := try(t, Options{Config: eve, Dial: dial}, "pod", "default/web-0"); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), "forbidden") {
-		t.Errorf("pod without permissions: exit code %d, error %v", code, err)
+		t.Errorf("pod without permissions: exit code = %d, error = %v, want %d and an error that it is forbidden", code, err, ExitTrouble)
 	}
 	if _, code, err := try(t, Options{Config: bad}, "status"); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), "contact the Kubernetes API") {
-		t.Errorf("with a wrong token: exit code %d, error %v", code, err)
+		t.Errorf("status with a wrong token: exit code = %d, error = %v, want %d and an error about the Kubernetes API", code, err, ExitTrouble)
 	}
 	if _, code, err := try(t, Options{}, "status", "--kubeconfig", "/none"); code != ExitTrouble || err == nil {
-		t.Errorf("without a kubeconfig: exit code %d, error %v", code, err)
+		t.Errorf("status without a kubeconfig: exit code = %d, error = %v, want %d and an error", code, err, ExitTrouble)
 	}
 	// An unresponsive node has a row, and does not affect the rest of the table.
 	out, code, err := try(t, Options{Config: ops, Dial: nobody}, "status")
@@ -288,7 +288,7 @@ func TestNICsInVPCs(t *testing.T) {
 		}
 	}
 	if code != ExitUnwell || err != nil || strings.Contains(out, "could not be read") {
-		t.Errorf("pod: exit code %d, error %v\n%s", code, err, out)
+		t.Errorf("pod: exit code = %d, error = %v, want %d and complete output:\n%s", code, err, ExitUnwell, out)
 	}
 	var d PodDetails
 	out, _, _ = try(t, o, "pod", "web-0", "-o", "json")
@@ -300,17 +300,17 @@ func TestNICsInVPCs(t *testing.T) {
 	out, code, err = try(t, o, "vpcs", "blue", "--details", "-o", "json")
 	harness.OK(t, json.Unmarshal([]byte(out), &list))
 	if v := list.VPCs[0]; code != ExitUnwell || err != nil || v.NICs != 4 || len(v.Troubled) != 1 || v.Troubled[0].Name != "stuck-eth0" || v.Troubled[0].Diagnosis.Verdict != diagnose.NotBound {
-		t.Errorf("vpcs: exit code %d, error %v, output %+v", code, err, list)
+		t.Errorf("vpcs: exit code = %d, error = %v, output = %+v, want %d and stuck-eth0 as the only troubled one of 4 NICs", code, err, list, ExitUnwell)
 	}
 	var n NodeDetails
 	out, code, _ = try(t, o, "node", "node-b", "-o", "json")
 	harness.OK(t, json.Unmarshal([]byte(out), &n))
 	if code != ExitUnwell || len(n.Ports) != 3 || !slices.ContainsFunc(n.Trouble, func(s string) bool { return strings.Contains(s, "NotBound") }) {
-		t.Errorf("node: exit code %d, output %+v", code, n)
+		t.Errorf("node: exit code = %d, output = %+v, want %d and 3 ports, of which one is not bound", code, n, ExitUnwell)
 	}
 	out, code, _ = try(t, o, "status")
 	if code != ExitUnwell || !strings.Contains(out, "VPC blue:") || !strings.Contains(out, "! node-b: NotBound") || strings.Contains(out, "! node-a") {
-		t.Errorf("status: exit code %d\n%s", code, out)
+		t.Errorf("status: exit code = %d, want %d and trouble on node-b only:\n%s", code, ExitUnwell, out)
 	}
 	if out, _, _ := try(t, o, "__completeNoDesc", "vpcs", "b"); !strings.HasPrefix(out, "blue\n") {
 		t.Errorf("completion of vpcs = %q, want blue first", out)
@@ -329,7 +329,7 @@ func TestPodsThatNameMissingEgresses(t *testing.T) {
 	create(t, host)
 	refused, lacks := egressClient("host", "node-a"), egressClient("web-0", "node-a")
 	refused.Spec.PodUID = string(host.UID)
-	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "internet", Reason: "Invalid", Message: "names Egress egress/internet, which a pod of the node's network cannot use", Named: true}}
+	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "internet", Reason: "Invalid", Message: "names Egress egress/internet, which a host-network pod cannot use", Named: true}}
 	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", refused.Spec.Refused[0].Message, time.Minute)
 	lacks.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "none", Reason: "NotFound", Message: "there is no Egress egress/none", Named: true}}
 	lacks.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
@@ -338,7 +338,7 @@ func TestPodsThatNameMissingEgresses(t *testing.T) {
 	for args, wants := range map[string][]string{
 		"status":           {"! Egress egress/none: the Egress does not exist", "EgressRefused: default/host", "CLIENTS"},
 		"egresses":         {"! egress/none: the Egress does not exist", "Other clients that need attention", "! default/host: It may not use an Egress (Invalid)"},
-		"pod default/host": {"EgressRefused", "a pod of the node's network cannot use"},
+		"pod default/host": {"EgressRefused", "a host-network pod cannot use"},
 	} {
 		out, code, err := try(t, o, strings.Fields(args)...)
 		for _, want := range wants {

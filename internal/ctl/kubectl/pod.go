@@ -191,6 +191,14 @@ func (p *program) askAbout(ctx context.Context, d daemon, pod *corev1.Pod, f *di
 	} else {
 		f.Document = diagnose.Of(doc)
 	}
+	if !d.policies {
+		return nil
+	}
+	if doc, err := nodes.policies(ctx, d); err != nil {
+		f.Policies = diagnose.Unread[introspect.NetworkPolicies](err.Error())
+	} else {
+		f.Policies = diagnose.Of(doc)
+	}
 	return nil
 }
 

@@ -95,10 +95,11 @@ type objects struct {
 	unread   unread
 }
 
-// operatorObjects are the pods and the Lease of berth-operator.
+// operatorObjects are the pods and the Lease of berth-operator, and the network policies that it resolves.
 type operatorObjects struct {
-	pods  []corev1.Pod
-	lease diagnose.Fact[coordinationv1.Lease]
+	pods     []corev1.Pod
+	lease    diagnose.Fact[coordinationv1.Lease]
+	policies *policyCluster // with pods only if policies name ports; nil if no node enforces policies
 }
 
 // statusOf returns the status of the whole cluster.
@@ -133,6 +134,7 @@ func statusOf(o objects) Status {
 	slices.SortFunc(s.Versions, func(a, b Version) int { return cmp.Or(b.Nodes-a.Nodes, cmp.Compare(a.Version, b.Version)) })
 	s.operator(o)
 	s.Trouble = append(s.Trouble, summary(strays(o, s.Egresses), "pods")...)
+	s.Trouble = append(s.Trouble, o.operator.policies.unresolved()...)
 	if len(s.Modes) == 0 && len(s.Unread) == 0 {
 		s.Trouble = append(s.Trouble, "no berthd pod found: check that Berth is installed, and in the namespace of --berth-namespace")
 	}
@@ -141,10 +143,10 @@ func statusOf(o objects) Status {
 	return s
 }
 
-// needOperator reports whether the cluster needs an operator: it has a node, a VPC, an Egress or a
-// pod that requests an Egress that depends on one.
+// needOperator reports whether the cluster needs an operator: it has a node, its network policies, a VPC,
+// an Egress or a pod that requests an Egress that depends on one.
 func (o objects) needOperator() bool {
-	return len(o.vpcs)+len(o.egresses)+len(o.clients) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode })
+	return len(o.vpcs)+len(o.egresses)+len(o.clients) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode || d.policies })
 }
 
 // operatorsFact counts the pods of berth-operator, for a diagnosis.
@@ -180,6 +182,9 @@ func (s *Status) operator(o objects) {
 	}
 	if len(o.egresses)+len(o.clients) > 0 {
 		lacks = "no pod becomes a client of an Egress, and " + lacks
+	}
+	if o.operator.policies != nil {
+		lacks = "no node learns about changes of network policies, and " + lacks
 	}
 	switch {
 	case op.Ready > 0 || o.unread.why("pods of berth-operator") != "":

@@ -150,7 +150,7 @@ func TestVPCWithManyNICs(t *testing.T) {
 		t.Errorf("vpcs has %d lines, want at most 300 with a summary:\n%.3000s", strings.Count(out, "\n"), out)
 	}
 	if s := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) }); strings.Count(s, "\n") > 40 {
-		t.Errorf("status:\n%.3000s", s)
+		t.Errorf("status has %d lines, want at most 40:\n%.3000s", strings.Count(s, "\n"), s)
 	}
 }
 

@@ -32,7 +32,8 @@ func newStatus(p *program) *cobra.Command {
 
 In operator mode the command reads the objects of the nodes. In node mode it asks every
 berthd. With address pools it knows the blocks of nodes, but not their addresses; with
-ports of VPCs it knows the NICs. --details asks every node in all modes.
+ports of VPCs it knows the NICs. --details asks every node in all modes. Nodes that enforce
+network policies are always asked.
 
 For more than 50 nodes the table lists only those with problems; --all lists all. JSON
 and YAML list all nodes. Exits with 2 on a problem.`,
@@ -64,7 +65,7 @@ func (p *program) gather(ctx context.Context, cmd *cobra.Command, details bool) 
 	}
 	var ask []daemon
 	for _, name := range slices.Sorted(maps.Keys(o.daemons)) {
-		if d := o.daemons[name]; details || d.mode == diagnose.NodeMode {
+		if d := o.daemons[name]; details || d.mode == diagnose.NodeMode || d.policies {
 			ask = append(ask, d)
 		}
 	}
@@ -94,6 +95,14 @@ func (p *program) read(ctx context.Context) (objects, error) {
 	if o.needOperator() {
 		o.operator.pods = p.operatorPods(ctx, a)
 		o.operator.lease = a.lease(ctx, p.daemons)
+	}
+	if len(enforcing(o.daemons)) > 0 {
+		c := newPolicyCluster()
+		if c.policies(ctx, a); c.namesPorts() {
+			c.namespaces(ctx, a)
+			c.pods(ctx, a)
+		}
+		o.operator.policies = c
 	}
 	o.unread = a.unread
 	return o, ctx.Err()

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// demand compares the demand of pods with the supply of the node, also while a call is in flight. Its methods
+// demand compares the demand of pods with the supply of the node, even while a call is in flight. Its methods
 // belong to the reconciler's goroutine, which has one watch at a time; any goroutine may set news.
 type demand struct {
 	node    Node

@@ -25,7 +25,7 @@
 //	              ... validation of replies (reply.go), reactions to errors (failures.go)
 //	terminations  DeleteOnTermination, set by calls that no pass waits for
 //	publisher     the inventory for the node; Seed restores that of the last process
-//	demand        demand of pods while a call is in flight
+//	demand        what pods need while a call is in flight
 //	orphans       ENIs left behind by vanished instances
 //	changes       settings passed by other goroutines
 //	reporter      the status (status.go)

@@ -22,13 +22,13 @@ type Inventory struct {
 	Limits       cloud.Limits `json:"limits"`
 	ENIs         []ENI        `json:"enis"` // by device index
 	// Releasing lists addresses and prefixes whose release from the ENI has recently been requested, or is about
-	// to be. No pod may get them, whatever a listing says for a while.
+	// to be. No pod may get them, even if a listing still contains them.
 	Releasing []Release `json:"releasing,omitempty"`
 	// Leaving lists ENIs that are being detached; they are not in ENIs.
 	Leaving []Leave `json:"leaving,omitempty"`
 	// Usable means that an address has been assignable on this instance at least once.
 	Usable bool      `json:"usable,omitempty"`
-	At     time.Time `json:"at"` // when a reply last added to it; listings may lag behind
+	At     time.Time `json:"at"` // time of the last reply that added to it; later listings may still lack the addition
 }
 
 // ENI is an attached ENI of Berth's, with the data that the data path needs.
@@ -97,11 +97,11 @@ func (inv Inventory) validate() error {
 	ids := map[string]bool{}
 	for _, e := range inv.ENIs {
 		if e.ID == "" || ids[e.ID] {
-			return fmt.Errorf("enis: ID %q: want no duplicates", e.ID)
+			return fmt.Errorf("enis: ID %q: want a unique, non-empty ID", e.ID)
 		}
 		ids[e.ID] = true
 		if e.DeviceIndex < 0 {
-			return fmt.Errorf("enis: %s: deviceIndex %d: want a number from 0", e.ID, e.DeviceIndex)
+			return fmt.Errorf("enis: %s: deviceIndex %d: want at least 0", e.ID, e.DeviceIndex)
 		}
 		for _, p := range e.held() {
 			if !p.IsValid() || p != p.Masked() {
@@ -115,10 +115,10 @@ func (inv Inventory) validate() error {
 	}
 	for _, l := range inv.Leaving {
 		if l.ENI == "" || ids[l.ENI] {
-			return fmt.Errorf("leaving: ENI %q: want one that is not among enis", l.ENI)
+			return fmt.Errorf("leaving: ENI %q: want a non-empty ID that is not among enis", l.ENI)
 		}
 		if l.DeviceIndex < 1 { // the primary ENI never leaves
-			return fmt.Errorf("leaving: %s: deviceIndex %d: want a number from 1", l.ENI, l.DeviceIndex)
+			return fmt.Errorf("leaving: %s: deviceIndex %d: want at least 1", l.ENI, l.DeviceIndex)
 		}
 	}
 	for _, r := range inv.Releasing {

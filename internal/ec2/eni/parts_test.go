@@ -57,7 +57,7 @@ func TestChanges(t *testing.T) {
 			for pass, n := range c.limits {
 				known = n
 				if r.apply(t.Context()); (calls > 0) != (pass+1 >= c.passes) {
-					t.Errorf("pass %d: Taken called %d times", pass+1, calls)
+					t.Errorf("pass %d: Taken was called %d times, want the first call in pass %d", pass+1, calls, c.passes)
 				}
 			}
 			if want := map[bool]string{true: "new", false: "old"}[c.want == ""]; applied.Zone != want || got != c.want || calls != 1 {

@@ -252,7 +252,7 @@ func TestInstanceLimits(t *testing.T) {
 	}
 	i.learned("t3.small", cloud.Limits{MaxENIs: 3})
 	if !i.limitsKnown() || i.limits.MaxENIs != 3 {
-		t.Errorf("%+v", i.limits)
+		t.Errorf("limits = %+v, want the fetched ones with MaxENIs = 3", i.limits)
 	}
 	i.answered(cloud.Instance{State: "stopped", Type: "m5.large"}, nil, time.Time{})
 	if i.limitsKnown() {

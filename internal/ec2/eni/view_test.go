@@ -216,7 +216,7 @@ func TestInvalidInventoryIsRejected(t *testing.T) {
 	for _, c := range []struct{ data, word string }{
 		{`{`, "inventory"},
 		{`{}`, "instanceID"},
-		{`{"instanceID":"i-1","enis":[{"id":"a"},{"id":"a"}]}`, "no duplicates"},
+		{`{"instanceID":"i-1","enis":[{"id":"a"},{"id":"a"}]}`, "unique, non-empty ID"},
 		{`{"instanceID":"i-1","enis":[{"id":"a","deviceIndex":-1}]}`, "deviceIndex -1"},
 		{`{"instanceID":"i-1","enis":[{"id":"a","mac":"zz"}]}`, "mac"},
 		{`{"instanceID":"i-1","enis":[{"id":"a","addresses":[""]}]}`, "not an address"},

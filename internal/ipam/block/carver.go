@@ -112,7 +112,7 @@ func (s *indexes) remove(index int64) {
 	}
 }
 
-// free returns the lowest index from from on that is not in the set.
+// free returns the lowest index that is not in the set and not below from.
 func (s *indexes) free(from int64) int64 {
 	i := 0
 	for ; i < levels; i++ { // up, to a word with a free bit at or after from

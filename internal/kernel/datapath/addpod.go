@@ -120,7 +120,7 @@ func (e *podEnds) ensureLink() (created bool, err error) {
 	}
 	found, err := e.findLink(host)
 	if err == nil && found {
-		// The pod's neighbour entry has this MAC address, also if other software changed the link's.
+		// The pod's neighbour entry has this MAC address, even if other software changed the link's.
 		e.links.HostMAC = e.pod.HostMAC
 		_, err = rtnl.Link{Name: e.pod.HostIfName, MAC: e.pod.HostMAC}.Set(e.k.main, host.Attrs())
 	}

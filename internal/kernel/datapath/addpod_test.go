@@ -113,7 +113,7 @@ func TestAddPodFailures(t *testing.T) {
 		says string
 	}{
 		{"missing netns", func(p *Pod) { p.Netns = "/run/netns/btdp-none" }, ErrNoNetns, "/run/netns/btdp-none"},
-		{"unmounted netns", func(p *Pod) { p.Netns = plain }, ErrNotNetns, "regular file"},
+		{"unmounted netns", func(p *Pod) { p.Netns = plain }, ErrNotNetns, "a file"},
 		{"netns of the node", func(p *Pod) { p.Netns = v.host.path() }, nil, "the node's own"},
 		{"another kind of namespace", func(p *Pod) { p.Netns = "/proc/self/ns/mnt" }, ErrNotNetns, "another namespace"},
 		{"foreign eth0", func(p *Pod) { p.Netns = foreign.path() }, ErrInterfaceExists, "eth0"},

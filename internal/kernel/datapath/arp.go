@@ -74,8 +74,8 @@ func arpRuleset() (ruleset, error) {
 	const groups = 0xffff // of the group of pod links
 	rs := ruleset{Table: nft.Table{Name: NftTable, Family: nftables.TableFamilyARP,
 		Chains: []nft.Chain{nft.Base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
-			nft.NewRule("pods ask nobody", fromPod(), fromGroup(podGroup, ^uint32(groups)), arpRequest(), nft.Count(), nft.Drop()),
-			nft.NewRule("pods of branches ask nobody", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), arpRequest(), nft.Count(), nft.Drop()))},
+			nft.NewRule("ARP requests from pods", fromPod(), fromGroup(podGroup, ^uint32(groups)), arpRequest(), nft.Count(), nft.Drop()),
+			nft.NewRule("ARP requests from pods on branches", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), arpRequest(), nft.Count(), nft.Drop()))},
 	}}
 	err := rs.seal()
 	return rs, err

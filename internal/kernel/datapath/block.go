@@ -44,7 +44,7 @@ func (e *BlocksError) Unwrap() []error {
 	return out
 }
 
-// blockMetric is the metric of the unreachable route of a block. Routes of pods are preferred, also if the block is a
+// blockMetric is the metric of the unreachable route of a block. Routes of pods are preferred, even if the block is a
 // single address.
 const blockMetric = 1 << 30
 
@@ -266,7 +266,7 @@ const lastTable = BranchTableBase + 4094
 
 func (u Routed) ipv6() bool { return u.IPv6 }
 
-// links are those of the main table's default routes, except lo, to which the kernel points unreachable IPv6 routes.
+// links returns the links of the main table's default routes, except lo, to which the kernel points unreachable IPv6 routes.
 // There may be none yet, as a routing daemon may add the routes later.
 func (u Routed) links(n *Node, all []netlink.Link) (out []netlink.Link, err error) {
 	for _, family := range families(u) {

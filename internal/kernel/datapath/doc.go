@@ -75,7 +75,7 @@ const (
 
 	// BranchNftTable is the name of the nftables table (inet) of branches.
 	BranchNftTable = "berth-branches"
-	// PortNftTable is that of ports that are plugged into a switch (package plug/hostlink).
+	// PortNftTable is the nftables table of ports that are plugged into a switch (package plug/hostlink).
 	PortNftTable = "berth-ports"
 )
 

@@ -76,7 +76,7 @@ func TestPodRulesMatchUplink(t *testing.T) {
 	v := newVPC(t)
 	p := v.pod(podA)
 	node := []string{" 512 table 19000", " 1024 fwmark 0x80/0x80 table 254", " 1025 fwmark 0x40/0x40 table 254"}
-	node6 := []string{" 512 table 19000", " 1024 fwmark 0x80/0x80 table 254"} // untranslated
+	node6 := []string{" 512 table 19000", " 1024 fwmark 0x80/0x80 table 254"} // IPv6 packets are not translated
 	eni := []string{" 1536 fwmark 0x1/0x3f table 19001"}
 	for _, c := range []struct {
 		uplink int
@@ -104,7 +104,7 @@ func TestPodRulesMatchUplink(t *testing.T) {
 	gone := policyRule(unix.AF_INET, RulePod, PodTable, 0, 0)
 	p.must(v.host.nl.RuleDel(&gone))
 	if rules, err := v.node.PodRules(ctx, 0, addrs(podA)); err != nil || slices.Contains(rules, "IPv4 512 table 19000") {
-		t.Errorf("PodRules() = %q, %v, want no removed rule", rules, err)
+		t.Errorf("PodRules() = %q, %v, want it without the removed rule", rules, err)
 	}
 }
 
@@ -123,11 +123,11 @@ func TestPortsOnlyNodeDoesNotForwardIPv6(t *testing.T) {
 	}
 }
 
-// Setup succeeds on a kernel without tables of family arp. Any other error is returned, also if later messages of the
+// Setup succeeds on a kernel without tables of family arp. Any other error is returned, even if later messages of the
 // transaction fail with ENOENT.
 func TestKernelWithoutARPTables(t *testing.T) {
 	for _, tc := range []struct {
-		told []syscall.Errno // by messages of the transaction that fail
+		told []syscall.Errno // errors of the transaction's messages
 		want bool
 	}{
 		{[]syscall.Errno{unix.ENOENT, unix.ENOENT}, true},
@@ -147,7 +147,7 @@ func TestKernelWithoutARPTables(t *testing.T) {
 	}
 }
 
-// ARP requests of another network's pods are answered, also if their links have names like Berth's. Those of Berth's
+// ARP requests of another network's pods are answered, even if their links have names like Berth's. Those of Berth's
 // own pods are dropped.
 func TestARPOfOtherNetworksPasses(t *testing.T) {
 	v := newVPC(t)

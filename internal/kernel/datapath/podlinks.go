@@ -40,7 +40,7 @@ type linkState int
 const (
 	unknown  linkState = iota
 	live               // added, or desired and found by Repair
-	detached           // until AddPod succeeds, also if a concurrent Repair has the pod as desired
+	detached           // until AddPod succeeds, even if a concurrent Repair has the pod as desired
 )
 
 func newPodLinks() *podLinks {

@@ -65,15 +65,15 @@ func buildRuleset(c Config, primary string, of uplinkState) (ruleset, error) {
 func antispoofChain() nft.Chain {
 	return nft.Base("antispoof", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atAntispoof,
 		nft.NewRule("not from a pod", notFromPod(), nft.Accept()),
-		nft.NewRule("pods are no routers", icmpv6(routerAdvertisement), nft.Count(), nft.Drop()),
-		nft.NewRule("pods are no routers", icmpv6(redirect), nft.Count(), nft.Drop()),
-		nft.NewRule("the node's loopback is not for pods", nft.DestinationIn(loopback4), nft.Count(), nft.Drop()),
-		nft.NewRule("solicitations fill the neighbour table", solicitation(), nft.Over(solicitRate, solicitBurst), nft.Count(), nft.Drop()),
-		nft.NewRule("link-local addresses are on one link", nft.DestinationIn(LinkLocalNet), notToNode(), nft.Count(), nft.Drop()),
+		nft.NewRule("router advertisements from pods", icmpv6(routerAdvertisement), nft.Count(), nft.Drop()),
+		nft.NewRule("ICMPv6 redirects from pods", icmpv6(redirect), nft.Count(), nft.Drop()),
+		nft.NewRule("to the node's loopback addresses", nft.DestinationIn(loopback4), nft.Count(), nft.Drop()),
+		nft.NewRule("solicitations over the rate limit", solicitation(), nft.Over(solicitRate, solicitBurst), nft.Count(), nft.Drop()),
+		nft.NewRule("to link-local addresses other than the node's", nft.DestinationIn(LinkLocalNet), notToNode(), nft.Count(), nft.Drop()),
 		nft.NewRule("IPv6 neighbour discovery", nft.SourceIn(LinkLocalNet), neighbourDiscovery(), nft.Accept()),
-		nft.NewRule("link-local sources are for neighbour discovery", nft.SourceIn(LinkLocalNet), nft.Count(), nft.Drop()),
-		nft.NewRule("no source", nft.SourceIs(netip.IPv4Unspecified()), nft.Count(), nft.Drop()),
-		nft.NewRule("no source", nft.SourceIs(netip.IPv6Unspecified()), nft.Count(), nft.Drop()),
+		nft.NewRule("other packets with a link-local source", nft.SourceIn(LinkLocalNet), nft.Count(), nft.Drop()),
+		nft.NewRule("unspecified source", nft.SourceIs(netip.IPv4Unspecified()), nft.Count(), nft.Drop()),
+		nft.NewRule("unspecified source", nft.SourceIs(netip.IPv6Unspecified()), nft.Count(), nft.Drop()),
 		nft.NewRule("source is not the pod's", sourceNotBehindLink(), nft.Count(), nft.Drop()),
 	)
 }
@@ -94,7 +94,7 @@ var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustPa
 func metadataChain(name string, hook *nftables.ChainHook, of nft.Exprs) nft.Chain {
 	ch := nft.Base(name, nftables.ChainTypeFilter, hook, nftables.ChainPriorityFilter)
 	for _, a := range metadata {
-		ch.Rules = append(ch.Rules, nft.NewRule("pods are kept from instance metadata",
+		ch.Rules = append(ch.Rules, nft.NewRule("pods must not reach instance metadata",
 			nft.DestinationIs(a), of, nft.Count(), nft.Reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED)))
 	}
 	return ch
@@ -118,7 +118,7 @@ func (rs *ruleset) addConnectionLimit(limit uint32) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		set := connectionSet(family)
 		rs.Sets = append(rs.Sets, nft.Set{Set: set})
-		ch.Rules = append(ch.Rules, nft.NewRule("more connections than a pod may have",
+		ch.Rules = append(ch.Rules, nft.NewRule("over the pod's connection limit",
 			nft.Family(family), nft.CtState(expr.CtStateBitNEW), nft.Source(family), countedOver(set, limit), nft.Count(), nft.Drop()))
 	}
 	rs.Chains = append(rs.Chains, ch)

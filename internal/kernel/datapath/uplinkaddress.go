@@ -19,7 +19,7 @@ import (
 // masquerades. A VPC drops packets with any other source.
 //
 // If the ENI's own address is for pods, the link must not have it: the rule of priority 0 would deliver the pod's
-// packets to the node. But without any address the kernel drops all packets from the link, also with loose rp_filter,
+// packets to the node. But without any address the kernel drops all packets from the link, even with loose rp_filter,
 // and removes the link's routes (Linux: __fib_validate_source, fib_disable_ip). So the link gets standIn. ARP
 // requests for the router then come from the primary address, which a VPC answers too.
 
@@ -80,7 +80,7 @@ func isLastOfPrefix(a netip.Addr) bool {
 	return rtnl.IsIPv6(a) && a == lastOf(netip.PrefixFrom(a, prefixBits6))
 }
 
-// desiredAddresses are those of a secondary ENI's link in a family, given its current ones.
+// desiredAddresses returns the addresses that a secondary ENI's link should have in a family, given its current ones.
 //
 // The node solicits the IPv6 router's MAC address from a link-local address (RFC 4861 section 4.3). The kernel adds
 // one only when a link comes up. Without it, IPv6 of the ENI's pods stops when the router's neighbour entry expires.

@@ -40,7 +40,7 @@ func (v *vpc) linkHas(want ...string) {
 	}
 }
 
-// A pod with an ENI's own address works like any other, also if the node had the address before or a network manager
+// A pod with an ENI's own address works like any other, even if the node had the address before or a network manager
 // adds it to the link.
 func TestPodWithENIsOwnAddress(t *testing.T) {
 	for name, filter := range map[string]string{"no filter": "0", "strict": "1", "loose": "2"} {

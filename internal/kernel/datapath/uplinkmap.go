@@ -59,12 +59,12 @@ func (s uplinkState) add(conn *nftables.Conn, markShift uint) error {
 	return s.entries.queue(uplinkMaps(), conn.SetAddElements)
 }
 
-// note is the map element for an ENI's number.
+// note returns the element of noteMap that leads from an ENI's number in a connection's mark to the ENI's chain.
 func note(markShift uint, number int) []nftables.SetElement {
 	return []nftables.SetElement{{Key: nft.Word(uint32(number) << markShift), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}
 }
 
-// mapReader reads the maps of Berth's table. Missing ones, as after an upgrade, have no elements.
+// mapReader reads the maps of Berth's table. It reads a missing map, as after an upgrade, as empty.
 type mapReader struct {
 	conn *nftables.Conn
 	maps []string // names
@@ -98,7 +98,7 @@ func (r mapReader) elements(set *nftables.Set) ([]nftables.SetElement, error) {
 	return elements, nil
 }
 
-// entries are those of some maps.
+// entries returns the entries of the given maps.
 func (r mapReader) entries(from []uplinkMap) (uplinkEntries, error) {
 	m := uplinkEntries{}
 	for _, em := range from {
@@ -153,8 +153,8 @@ func (m uplinkEntries) queue(to []uplinkMap, send func(*nftables.Set, []nftables
 	return nil
 }
 
-// setMap makes the maps lead exactly the ENI's addresses to its chain. An address of another ENI moves in one
-// transaction.
+// setMap makes the maps lead exactly the ENI's addresses to its chain. An address that led to another ENI is moved
+// in one transaction.
 func (e secondaryENI) setMap(tag string) (changed []string, err error) {
 	conn, err := e.nft()
 	if err != nil {
@@ -204,7 +204,7 @@ func (e secondaryENI) setMap(tag string) (changed []string, err error) {
 		return nil, fmt.Errorf("update nftables maps (%d added, %d removed): %w", added, removed, err)
 	}
 	if added+removed > 0 {
-		changed = append(changed, fmt.Sprintf("%d added and %d removed map entries", added, removed))
+		changed = append(changed, fmt.Sprintf("map entries: %d added and %d removed", added, removed))
 	}
 	return changed, nil
 }
@@ -226,7 +226,7 @@ func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntrie
 	return add, remove
 }
 
-// clearUplinkMap removes an ENI's entries and its chain.
+// clearUplinkMap removes an ENI's map entries and its chains.
 func (k *kernel) clearUplinkMap(number int) error {
 	conn, err := k.nft()
 	if err != nil {
@@ -271,7 +271,7 @@ func (k *kernel) clearUplinkMap(number int) error {
 	return nil
 }
 
-// notes are the elements that lead from notes to an ENI's chain.
+// notes returns the elements of noteMap that lead to an ENI's chain.
 func (r mapReader) notes(number int) (list []nftables.SetElement, err error) {
 	elements, err := r.elements(noteMap())
 	for _, e := range elements {

@@ -39,8 +39,8 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 func (u VPC) classifyChain(primary string) nft.Chain {
 	return nft.Base("classify", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atClassify,
 		nft.NewRule("from a pod", fromPod(), nft.GoTo("from_pod")),
-		nft.NewRule("came in by the primary link", fromLink(primary), nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(u.mark(MarkPrimary), u.mark(MarkPrimary))),
-		nft.NewRule("answers of others to what came in by an ENI", nft.CtDirection(nft.Reply), u.byNote()),
+		nft.NewRule("new connections from the primary link", fromLink(primary), nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(u.mark(MarkPrimary), u.mark(MarkPrimary))),
+		nft.NewRule("other replies to connections that arrived through an ENI", nft.CtDirection(nft.Reply), u.byNote()),
 	)
 }
 
@@ -48,8 +48,8 @@ func (u VPC) classifyChain(primary string) nft.Chain {
 // node behind a node port.
 func (u VPC) byNodeChain() nft.Chain {
 	return nft.Base("by_node", nftables.ChainTypeRoute, nftables.ChainHookOutput, atClassify,
-		nft.NewRule("of a pod, by IPVS", nft.Meta(expr.MetaKeyMARK), nft.Mask(nft.Word(u.mark(allMarks))...), nft.Is(nft.Word(u.mark(MarkOutside))...), notFromNode(), nft.GoTo("from_ipvs")),
-		nft.NewRule("answers to what came in by an ENI", isTranslated(nft.Reply), u.byNote()),
+		nft.NewRule("packets of pods that IPVS forwards", nft.Meta(expr.MetaKeyMARK), nft.Mask(nft.Word(u.mark(allMarks))...), nft.Is(nft.Word(u.mark(MarkOutside))...), notFromNode(), nft.GoTo("from_ipvs")),
+		nft.NewRule("replies to connections that arrived through an ENI", isTranslated(nft.Reply), u.byNote()),
 	)
 }
 
@@ -60,8 +60,8 @@ func (u VPC) byNodeChain() nft.Chain {
 // pods of branches, and they leave by the primary link with its address.
 func (u VPC) toNodeChain() nft.Chain {
 	return nft.Base("to_node", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
-		nft.NewRule("may be passed on by IPVS", fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks))),
-		nft.NewRule("of branches, not by them", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), nft.SetMark(u.mark(MarkOutside|MarkPrimary), u.mark(allMarks))))
+		nft.NewRule("IPVS may forward packets of pods", fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks))),
+		nft.NewRule("IPVS forwards packets of pods on branches through the primary link", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), nft.SetMark(u.mark(MarkOutside|MarkPrimary), u.mark(allMarks))))
 }
 
 // fromIPVSChain does the work of from_pod for packets that IPVS forwards, which no chain at the forward hook sees.
@@ -72,7 +72,7 @@ func (u VPC) fromIPVSChain() nft.Chain {
 			ch.Rules = append(ch.Rules, u.dropUntranslated(family))
 		}
 	}
-	ch.Rules = append(ch.Rules, nft.NewRule("as pods' other packets", nft.SetMark(0, u.mark(allMarks)), nft.GoTo("from_pod")))
+	ch.Rules = append(ch.Rules, nft.NewRule("continue like other packets of pods", nft.SetMark(0, u.mark(allMarks)), nft.GoTo("from_pod")))
 	return ch
 }
 
@@ -92,26 +92,26 @@ func isTranslated(direction byte) nft.Exprs {
 // the note in their mark, or like a first packet if they have none.
 func (u VPC) fromPodChain() nft.Chain {
 	ch := nft.Regular("from_pod")
-	ch.Rules = append(ch.Rules, nft.NewRule("by the pod's own branch",
+	ch.Rules = append(ch.Rules, nft.NewRule("leaves through the pod's branch",
 		nft.Marked(u.mark(BranchOut)), nft.Accept()))
-	ch.Rules = append(ch.Rules, nft.NewRule("answers to what came in by the primary link",
+	ch.Rules = append(ch.Rules, nft.NewRule("replies to connections from the primary link",
 		nft.CtDirection(nft.Reply), nft.CtMarked(u.mark(MarkPrimary)), u.byPrimary()))
 	for _, p := range u.NodeLocal {
-		ch.Rules = append(ch.Rules, nft.NewRule("node-local", nft.SourceIn(p), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept()))
+		ch.Rules = append(ch.Rules, nft.NewRule("from node-local addresses", nft.SourceIn(p), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept()))
 	}
 	ch.Rules = append(ch.Rules,
-		nft.NewRule("translated, to an ENI's own address or a port there", isTranslated(nft.Original), u.byNote()),
-		nft.NewRule("translated, to an address of the primary link", isTranslated(nft.Original), nft.CtMark(u.mark(MarkUplink)), nft.Is(nft.Word(u.mark(notePrimary))...), u.byPrimary()),
-		nft.NewRule("answers to what came in by an ENI", nft.CtDirection(nft.Reply), u.byNote()),
-		nft.NewRule("answers of translated ones", isTranslated(nft.Reply), u.byPrimary()),
-		nft.NewRule("not translated, and not the first", nft.CtDirection(nft.Original), confirmedUntranslated(), nft.GoTo("by_eni")))
+		nft.NewRule("SNATed connections that have an ENI in their mark", isTranslated(nft.Original), u.byNote()),
+		nft.NewRule("SNATed connections that have the primary link in their mark", isTranslated(nft.Original), nft.CtMark(u.mark(MarkUplink)), nft.Is(nft.Word(u.mark(notePrimary))...), u.byPrimary()),
+		nft.NewRule("replies to connections that arrived through an ENI", nft.CtDirection(nft.Reply), u.byNote()),
+		nft.NewRule("other replies of DNATed connections", isTranslated(nft.Reply), u.byPrimary()),
+		nft.NewRule("later packets of connections without SNAT", nft.CtDirection(nft.Original), confirmedUntranslated(), nft.GoTo("by_eni")))
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
 			ch.Rules = append(ch.Rules, nft.NewRule("leaves the VPC",
 				nft.CtDirection(nft.Original), beyondVPC(family), nft.SetCtMark(u.mark(notePrimary), u.mark(MarkUplink)), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept()))
 		}
 	}
-	ch.Rules = append(ch.Rules, nft.NewRule("by the ENI of the source", nft.GoTo("by_eni")))
+	ch.Rules = append(ch.Rules, nft.NewRule("leaves through the ENI of the source", nft.GoTo("by_eni")))
 	return ch
 }
 
@@ -134,7 +134,7 @@ func (u VPC) byNote() nft.Exprs {
 func toOwnChain() nft.Chain {
 	ch := nft.Base("to_own", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, beforeDNAT)
 	for _, m := range ownMaps() {
-		ch.Rules = append(ch.Rules, nft.NewRule("came in by an ENI",
+		ch.Rules = append(ch.Rules, nft.NewRule("new connections to an ENI's own address",
 			nft.CtState(expr.CtStateBitNEW), notFromPod(), nft.Family(m.family), nft.Destination(m.family), nft.VerdictOf(m.set)))
 	}
 	return ch
@@ -170,7 +170,7 @@ func byUplinkChain(maps []uplinkMap) nft.Chain {
 		if m.bits != 0 {
 			match = nft.Join(match, nft.MaskBits(m.family, m.bits))
 		}
-		ch.Rules = append(ch.Rules, nft.NewRule("ENI of the source", match, nft.VerdictOf(m.set)))
+		ch.Rules = append(ch.Rules, nft.NewRule("look up the ENI of the source", match, nft.VerdictOf(m.set)))
 	}
 	return ch
 }
@@ -184,9 +184,9 @@ const noteSuffix = "_note"
 // packet for the ENI.
 func uplinkChains(markShift uint, number int) []nft.Chain {
 	mark, mask := uint32(number)<<markShift, uint32(MarkUplink)<<markShift
-	note := nft.NewRule("note of the ENI", nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(mark, mask))
+	note := nft.NewRule("save the ENI in the connection mark", nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(mark, mask))
 	return []nft.Chain{
-		nft.Regular(uplinkChainName(number), note, nft.NewRule("table of the ENI", nft.SetMark(mark, mask), nft.Accept())),
+		nft.Regular(uplinkChainName(number), note, nft.NewRule("use the ENI's routing table", nft.SetMark(mark, mask), nft.Accept())),
 		nft.Regular(uplinkChainName(number)+noteSuffix, note),
 	}
 }
@@ -199,11 +199,11 @@ func (u VPC) snatChain() nft.Chain {
 		if own := u.primary(rtnl.FamilyOf(p.Addr())); own.IsValid() {
 			to = nft.SNATTo(own)
 		}
-		ch.Rules = append(ch.Rules, nft.NewRule("node-local, to the node's address", nft.SourceIn(p), nft.Count(), to))
+		ch.Rules = append(ch.Rules, nft.NewRule("SNAT node-local sources to the node's address", nft.SourceIn(p), nft.Count(), to))
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if to := u.snat(family); to.IsValid() {
-			ch.Rules = append(ch.Rules, nft.NewRule("to the primary address",
+			ch.Rules = append(ch.Rules, nft.NewRule("SNAT to the primary address",
 				nft.Family(family), nft.LeavesByOther(LinkPrefix), nft.Marked(u.mark(MarkOutside)), nft.Count(), nft.SNATTo(to)))
 		}
 	}
@@ -215,7 +215,7 @@ func (u VPC) toNodeLocalChain(name string, hook *nftables.ChainHook, of ...nft.E
 	ch := nft.Base(name, nftables.ChainTypeFilter, hook, nftables.ChainPriorityFilter)
 	opens := nft.CtState(expr.CtStateBitNEW | expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)
 	for _, p := range u.NodeLocal {
-		ch.Rules = append(ch.Rules, nft.NewRule("node-local addresses are not for others", nft.DestinationIn(p), opens, nft.Join(of...), nft.Count(), nft.Drop()))
+		ch.Rules = append(ch.Rules, nft.NewRule("to node-local addresses from elsewhere", nft.DestinationIn(p), opens, nft.Join(of...), nft.Count(), nft.Drop()))
 	}
 	return ch
 }
@@ -225,7 +225,7 @@ func (u VPC) toNodeLocalChain(name string, hook *nftables.ChainHook, of ...nft.E
 func (u VPC) fromNodeLocalChain() nft.Chain {
 	ch := nft.Base("from_node_local", nftables.ChainTypeFilter, nftables.ChainHookPostrouting, afterSNAT)
 	for _, p := range u.NodeLocal {
-		ch.Rules = append(ch.Rules, nft.NewRule("node-local, untranslated", nft.SourceIn(p), nft.Count(), nft.Drop()))
+		ch.Rules = append(ch.Rules, nft.NewRule("node-local source without SNAT", nft.SourceIn(p), nft.Count(), nft.Drop()))
 	}
 	return ch
 }
@@ -257,7 +257,7 @@ func uplinkMaps() []uplinkMap {
 	}
 }
 
-// ownMaps are those from an ENI's own address to its chain.
+// ownMaps returns the maps from an ENI's own address to the chain that notes the ENI.
 func ownMaps() []uplinkMap {
 	return []uplinkMap{
 		{verdictMap(9, "eni_own4", nftables.TypeIPAddr), unix.AF_INET, 0, noteSuffix},
@@ -265,7 +265,7 @@ func ownMaps() []uplinkMap {
 	}
 }
 
-// noteMap leads from the note in a connection's mark to the ENI's chain.
+// noteMap is the map from the ENI's number in a connection's mark to the ENI's chain.
 func noteMap() *nftables.Set {
 	m := verdictMap(11, "eni_note", nftables.TypeMark)
 	m.KeyByteOrder = binaryutil.NativeEndian

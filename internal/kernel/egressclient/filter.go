@@ -21,16 +21,15 @@ type filter struct{ nft.Table }
 
 // newFilter builds the table.
 //
-//	raw, sent   exempts tunnel packets from tracking, as connections are tracked inside
+//	raw, sent   exempt tunnel packets from connection tracking, which sees the inner packets
 //	received    accepts FoU from the gateways only
 //	tunnelled   accepts from a tunnel only packets of connections that the pod opened, and keeps
 //	            the gateway of packets that the pod forwards for others
-//	output      leads each connection to its gateway
+//	output      routes each connection to its gateway
 //	forward     does the same for connections that the pod forwards
 //	gateway-N   marks a connection and its packet for gateway N
 //	choose-…    chooses one of an Egress's gateways for a new connection
-//	refuse      rejects connections without a gateway
-//	refuse      there is none
+//	refuse      rejects new connections to an Egress without a gateway
 func newFilter(s Setup, l loosened) (filter, error) {
 	s = s.sorted()
 	f := filter{nft.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table}}
@@ -38,10 +37,10 @@ func newFilter(s Setup, l loosened) (filter, error) {
 		f.addSenders(s, family)
 	}
 	f.add(nft.Base("raw", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw, s.eachFamily(func(family int) []nft.Rule {
-		return []nft.Rule{nft.NewRule("tunnels are not tracked", nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Notrack())}
+		return []nft.Rule{nft.NewRule("tunnel packets: bypass connection tracking", nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Notrack())}
 	})...))
 	f.add(nft.Base("sent", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw, s.eachFamily(func(family int) []nft.Rule {
-		return []nft.Rule{nft.NewRule("nor is the inner packet's mark theirs", nft.UDPTo(s.Port), nft.Family(family), nft.Destination(family), in(senders(family)), nft.SetMark(0, markGateway|markOwnWay), nft.Notrack())}
+		return []nft.Rule{nft.NewRule("tunnel packets: clear the inner packet's mark, bypass connection tracking", nft.UDPTo(s.Port), nft.Family(family), nft.Destination(family), in(senders(family)), nft.SetMark(0, markGateway|markOwnWay), nft.Notrack())}
 	})...))
 	f.addReceived(s)
 	f.addChoice(s, l)
@@ -133,7 +132,7 @@ func portIn(summary string) uint16 {
 // accept but no gateway sends.
 func (f *filter) addReceived(s Setup) {
 	received := nft.Base("received", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
-		nft.NewRule("no tunnel's packet", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
+		nft.NewRule("TCP is not a tunnel packet", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
 	received.Rules = append(received.Rules, s.eachFamily(func(family int) []nft.Rule {
 		inner := byte(unix.IPPROTO_IPIP)
 		if family == unix.AF_INET6 {
@@ -141,7 +140,7 @@ func (f *filter) addReceived(s Setup) {
 		}
 		return []nft.Rule{
 			nft.NewRule("from a gateway", nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Accept()),
-			nft.NewRule("tunnels without UDP", nft.Family(family), nft.Protocol(inner), nft.Count(), nft.Drop()),
+			nft.NewRule("tunnel packet without UDP", nft.Family(family), nft.Protocol(inner), nft.Count(), nft.Drop()),
 		}
 	})...)
 	received.Rules = append(received.Rules, nft.NewRule(fmt.Sprint(notFromGateway, s.Port), nft.UDPTo(s.Port), nft.Count(), nft.Drop()))
@@ -151,10 +150,10 @@ func (f *filter) addReceived(s Setup) {
 // addChoice adds the chains that choose a gateway for each connection.
 func (f *filter) addChoice(s Setup, l loosened) {
 	output := nft.Base("output", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle,
-		nft.NewRule("not by a tunnel", nft.LeavesByOther(linkPrefix), nft.Accept()))
+		nft.NewRule("does not leave through a tunnel", nft.LeavesByOther(linkPrefix), nft.Accept()))
 	forward := nft.Base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle,
-		nft.NewRule("not by a tunnel", nft.LeavesByOther(linkPrefix), nft.Accept()),
-		nft.NewRule("it has a gateway", nft.CtMark(markGateway), nft.IsNot(nft.Word(0)...), nft.Accept()))
+		nft.NewRule("does not leave through a tunnel", nft.LeavesByOther(linkPrefix), nft.Accept()),
+		nft.NewRule("connection already has a gateway", nft.CtMark(markGateway), nft.IsNot(nft.Word(0)...), nft.Accept()))
 	var chosenChains []nft.Chain
 	ids := map[int]bool{}
 	for _, family := range s.families() {
@@ -188,20 +187,20 @@ func (f *filter) addChoice(s Setup, l loosened) {
 		address := nft.AddressType(family)
 		if len(answer) > 0 {
 			f.addSet(answering(family), address, answer...)
-			output.Rules = append(output.Rules, nft.NewRule("answers go their own way"+l.String(), nft.Family(family), nft.CtDirection(nft.Reply), nft.NextHop(family), in(answering(family)), nft.SetMark(markOwnWay, markGateway|markOwnWay), nft.Accept()))
+			output.Rules = append(output.Rules, nft.NewRule("replies use the main routing table"+l.String(), nft.Family(family), nft.CtDirection(nft.Reply), nft.NextHop(family), in(answering(family)), nft.SetMark(markOwnWay, markGateway|markOwnWay), nft.Accept()))
 		}
 		f.addSet(atHome(family), nftables.MustConcatSetType(address, nftables.TypeMark), home...)
 		f.addMap(members(family), address, member)
 		f.addMap(choices(family), address, choice)
-		output.Rules = append(output.Rules, nft.NewRule("it is on its way to its gateway", nft.Family(family), nft.NextHop(family), nft.CtMarkBeside(family, markGateway), in(atHome(family)), nft.Accept()))
-		forward.Rules = append(forward.Rules, nft.NewRule("it stays where it went", nft.Family(family), nft.NextHop(family), leadTo(members(family))))
+		output.Rules = append(output.Rules, nft.NewRule("already routed to the connection's gateway", nft.Family(family), nft.NextHop(family), nft.CtMarkBeside(family, markGateway), in(atHome(family)), nft.Accept()))
+		forward.Rules = append(forward.Rules, nft.NewRule("keep the gateway of the current route", nft.Family(family), nft.NextHop(family), leadTo(members(family))))
 	}
-	output.Rules = append(output.Rules, nft.NewRule("it has a gateway", nft.CtMark(markGateway), leadTo(pins)))
+	output.Rules = append(output.Rules, nft.NewRule("use the connection's gateway", nft.CtMark(markGateway), leadTo(pins)))
 	for _, family := range s.families() {
 		output.Rules = append(output.Rules,
-			nft.NewRule("it went before it was noted", nft.Family(family), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED),
+			nft.NewRule("existing connection without a mark: keep the gateway of the current route", nft.Family(family), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED),
 				nft.CtMark(markGateway), nft.Is(nft.Word(0)...), nft.NextHop(family), leadTo(members(family))),
-			nft.NewRule("it is new", nft.Family(family), nft.NextHop(family), leadTo(choices(family))))
+			nft.NewRule("new connection: choose a gateway", nft.Family(family), nft.NextHop(family), leadTo(choices(family))))
 	}
 	f.addPins(ids)
 	f.add(tunnelled())
@@ -237,16 +236,16 @@ func (f *filter) addPins(ids map[int]bool) {
 		}
 		to = append(to, leap{nft.Word(markOf(id)), gatewayChain(id)})
 		f.add(nft.Regular(gatewayChain(id),
-			nft.NewRule("this one", nft.SetCtMark(markOf(id), markGateway), nft.SetMark(markOf(id), markGateway))))
+			nft.NewRule("mark the connection and the packet", nft.SetCtMark(markOf(id), markGateway), nft.SetMark(markOf(id), markGateway))))
 	}
 	f.addMap(pins, nftables.TypeMark, to)
 }
 
 func tunnelled() nft.Chain {
 	return nft.Base("tunnelled", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
-		nft.NewRule("what went out is answered", nft.ComesBy(linkPrefix), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
-		nft.NewRule("nobody begins to talk through a tunnel", nft.ComesBy(linkPrefix), nft.Count(), nft.Drop()),
-		nft.NewRule("what the pod passes on keeps its gateway", nft.CtDirection(nft.Original), nft.CtMark(markGateway), leadTo(pins)))
+		nft.NewRule("connection that the pod opened", nft.ComesBy(linkPrefix), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
+		nft.NewRule("unsolicited packet from a tunnel", nft.ComesBy(linkPrefix), nft.Count(), nft.Drop()),
+		nft.NewRule("forwarded packets keep the connection's gateway", nft.CtDirection(nft.Original), nft.CtMark(markGateway), leadTo(pins)))
 }
 
 // refuseChain rejects connections immediately, as an unreachable route does. It resets TCP connections, which treat
@@ -257,10 +256,10 @@ func refuseChain() nft.Chain {
 		nft.NewRule("no gateway takes new connections", nft.Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE)))
 }
 
-// in: @name, for the loaded value.
+// in matches if the set contains the loaded value (nft: @name).
 func in(name string) nft.Exprs { return nft.In(&nftables.Set{Name: name}) }
 
-// leadTo: vmap @name, for the loaded value.
+// leadTo applies the verdict that the map has for the loaded value (nft: vmap @name).
 func leadTo(name string) nft.Exprs { return nft.VerdictOf(&nftables.Set{Name: name}) }
 
 // keys encodes addresses as keys of a set.

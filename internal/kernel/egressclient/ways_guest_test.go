@@ -87,7 +87,7 @@ func (w *world) askFrom(space, network string, to netip.Addr, timeout time.Durat
 	return err
 }
 
-// With OriginatingOnly, replies of connections from outside do not use the Egress, also without a gateway and with
+// With OriginatingOnly, replies of connections from outside do not use the Egress, even without a gateway and with
 // strict reverse path filtering. Connections that the pod opens do.
 func TestOriginatingOnly(t *testing.T) {
 	for _, strict := range []string{"0", "1"} {

@@ -78,29 +78,29 @@ func (s Setup) chains() []nft.Chain {
 	forward := split{base: nft.Base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)}
 	translate := nft.Base("translate", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 	// Most packets match this first rule, which saves them the rules of both families.
-	receive.base.Rules = append(receive.base.Rules, nft.NewRule("what is in no tunnel, or came out of one", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
-	refuse.Rules = append(refuse.Rules, nft.NewRule("tunnels' packets", nft.UDPTo(s.Port), nft.Accept()))
+	receive.base.Rules = append(receive.base.Rules, nft.NewRule("TCP is not a tunnel packet", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
+	refuse.Rules = append(refuse.Rules, nft.NewRule("tunnel packets", nft.UDPTo(s.Port), nft.Accept()))
 	chains := []nft.Chain{}
 	for _, of := range tunnel.Families {
 		fou, from, to := s.fou(of), fromClients(of), toClients(of)
 		chains = append(chains, fou, from, to)
 		receive.of(of,
-			nft.NewRule("what comes to the port of tunnels", notFromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.GoTo(fou.Name)),
-			nft.NewRule("a tunnel in a tunnel is none", fromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
-			nft.NewRule("the tunnels' devices would take it without UDP too", nft.Protocol(unix.IPPROTO_IPIP), nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
-			nft.NewRule("the tunnels' devices would take it without UDP too", nft.Protocol(unix.IPPROTO_IPV6), nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
+			nft.NewRule("to the tunnel port", notFromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.GoTo(fou.Name)),
+			nft.NewRule("tunnel packet inside a tunnel", fromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
+			nft.NewRule("tunnel packet without UDP", nft.Protocol(unix.IPPROTO_IPIP), nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
+			nft.NewRule("tunnel packet without UDP", nft.Protocol(unix.IPPROTO_IPV6), nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
 		)
-		send.Rules = append(send.Rules, nft.NewRule("tunnels are no connections", nft.Family(of), notToTunnel(of), nft.UDPTo(s.Port), nft.Notrack()))
+		send.Rules = append(send.Rules, nft.NewRule("tunnel packets: bypass connection tracking", nft.Family(of), notToTunnel(of), nft.UDPTo(s.Port), nft.Notrack()))
 		refuse.Rules = append(refuse.Rules, s.refusals(of)...)
-		input.Rules = append(input.Rules, nft.NewRule("clients reach others by the gateway, not the gateway", fromTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()))
+		input.Rules = append(input.Rules, nft.NewRule("from a client to the gateway itself", fromTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()))
 		forward.of(of,
-			nft.NewRule("of no connection", nft.CtState(expr.CtStateBitINVALID), nft.CountAs(counterName(string(Invalid), of)), nft.Drop()),
+			nft.NewRule("invalid connection state", nft.CtState(expr.CtStateBitINVALID), nft.CountAs(counterName(string(Invalid), of)), nft.Drop()),
 			nft.NewRule("from clients", fromTunnel(of), nft.GoTo(from.Name)),
 			nft.NewRule("to clients", toTunnel(of), nft.GoTo(to.Name)),
-			nft.NewRule("the gateway is no other router", nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
+			nft.NewRule("neither from nor to a client", nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
 		)
 		if own := s.own(of); own.IsValid() {
-			translate.Rules = append(translate.Rules, nft.NewRule("what is not the gateway's own", nft.Family(of), notToTunnel(of), notFrom(own), nft.Masquerade()))
+			translate.Rules = append(translate.Rules, nft.NewRule("source is not the gateway's address", nft.Family(of), notToTunnel(of), notFrom(own), nft.Masquerade()))
 		}
 	}
 	chains = append(chains, receive.families...)
@@ -118,7 +118,7 @@ type split struct {
 func (c *split) of(of int, rules ...nft.Rule) {
 	own := nft.Regular(fmt.Sprintf("%s-%d", c.base.Name, tunnel.Digit(of)), rules...)
 	c.families = append(c.families, own)
-	c.base.Rules = append(c.base.Rules, nft.NewRule(fmt.Sprintf("of IPv%d", tunnel.Digit(of)), nft.Family(of), nft.GoTo(own.Name)))
+	c.base.Rules = append(c.base.Rules, nft.NewRule(fmt.Sprintf("IPv%d", tunnel.Digit(of)), nft.Family(of), nft.GoTo(own.Name)))
 }
 
 // refusals route rejections of the gateway to clients through the tunnel, as replies: resets, which have the source
@@ -128,9 +128,9 @@ func (s Setup) refusals(of int) []nft.Rule {
 	if !own.IsValid() {
 		return nil
 	}
-	rules := []nft.Rule{nft.NewRule("resets", nft.Family(of), nft.Protocol(unix.IPPROTO_TCP), notFrom(own), nft.SetWholeMark(returnMark))}
+	rules := []nft.Rule{nft.NewRule("TCP resets to clients", nft.Family(of), nft.Protocol(unix.IPPROTO_TCP), notFrom(own), nft.SetWholeMark(returnMark))}
 	for _, kind := range icmpErrors[of] {
-		rules = append(rules, nft.NewRule("errors", nft.Family(of), icmp(of, kind), aboutDestination(of), nft.IsNot(own.AsSlice()...), nft.SetWholeMark(returnMark)))
+		rules = append(rules, nft.NewRule("ICMP errors to clients", nft.Family(of), icmp(of, kind), aboutDestination(of), nft.IsNot(own.AsSlice()...), nft.SetWholeMark(returnMark)))
 	}
 	return rules
 }
@@ -148,8 +148,8 @@ func (s Setup) isOwn(of int) nft.Exprs {
 // fou accepts packets from a client whose outer and inner source is its own address.
 func (s Setup) fou(of int) nft.Chain {
 	return nft.Regular(fmt.Sprintf("fou-%d", tunnel.Digit(of)),
-		nft.NewRule("clients", plainHeaders(of), outerAndInner(of), nft.In(clientSet(of)), nft.Notrack(), nft.Accept()),
-		nft.NewRule("nobody else", nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
+		nft.NewRule("outer and inner source are the same client", plainHeaders(of), outerAndInner(of), nft.In(clientSet(of)), nft.Notrack(), nft.Accept()),
+		nft.NewRule("not a client", nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
 	)
 }
 
@@ -157,23 +157,23 @@ func fromClients(of int) nft.Chain {
 	c := nft.Regular(fmt.Sprintf("from-clients-%d", tunnel.Digit(of)))
 	c.Rules = append(c.Rules,
 		nft.NewRule("from a client to a client", toTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
-		nft.NewRule("of a connection", nft.CtState(answered), nft.CountAs(counterName(Out, of)), nft.Accept()),
+		nft.NewRule("existing connection", nft.CtState(answered), nft.CountAs(counterName(Out, of)), nft.Accept()),
 	)
 	if of == rtnl.FamilyOf(linkLocal.Addr()) {
-		c.Rules = append(c.Rules, nft.NewRule("link-local", nft.Destination(of), nft.Inside(linkLocal), nft.CountAs(counterName(string(Destination), of)), nft.Drop()))
+		c.Rules = append(c.Rules, nft.NewRule("to a link-local address", nft.Destination(of), nft.Inside(linkLocal), nft.CountAs(counterName(string(Destination), of)), nft.Drop()))
 	}
 	c.Rules = append(c.Rules,
-		nft.NewRule("in the middle of a connection that is not known: it may have been another pod's", nft.Protocol(unix.IPPROTO_TCP), notBeginning(), nft.CountAs(counterName(string(Invalid), of)), nft.Reset()),
-		nft.NewRule("to a destination", nft.Destination(of), nft.In(destinationSet(of)), nft.CountAs(counterName(Out, of)), nft.Accept()),
-		nft.NewRule("to none", nft.CountAs(counterName(string(Destination), of)), nft.Drop()),
+		nft.NewRule("TCP without SYN in an unknown connection, which may be another pod's", nft.Protocol(unix.IPPROTO_TCP), notBeginning(), nft.CountAs(counterName(string(Invalid), of)), nft.Reset()),
+		nft.NewRule("to a destination of the Egress", nft.Destination(of), nft.In(destinationSet(of)), nft.CountAs(counterName(Out, of)), nft.Accept()),
+		nft.NewRule("to any other destination", nft.CountAs(counterName(string(Destination), of)), nft.Drop()),
 	)
 	return c
 }
 
 func toClients(of int) nft.Chain {
 	return nft.Regular(fmt.Sprintf("to-clients-%d", tunnel.Digit(of)),
-		nft.NewRule("answers", nft.CtState(answered), nft.CountAs(counterName(In, of)), nft.Accept()),
-		nft.NewRule("clients are not reached from outside", nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
+		nft.NewRule("replies", nft.CtState(answered), nft.CountAs(counterName(In, of)), nft.Accept()),
+		nft.NewRule("new connections to a client", nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
 	)
 }
 

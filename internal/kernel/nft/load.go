@@ -43,6 +43,102 @@ func beside(family int) uint32 {
 	return 9
 }
 
+// words32 is the register of the nth 32-bit word of a value of several parts (linux/netfilter/nf_tables.h,
+// NFT_REG32_00 …). Each part begins a word.
+func words32(n uint32) uint32 { return 8 + n }
+
+// SourceAndDestination loads ip saddr . ip daddr.
+func SourceAndDestination(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Join(payload(expr.PayloadBaseNetworkHeader, offset, length, words32(0)), payload(expr.PayloadBaseNetworkHeader, offset+length, length, words32(length/4)))
+}
+
+// DestinationAndPort loads ip daddr . meta l4proto . th dport.
+func DestinationAndPort(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Join(
+		payload(expr.PayloadBaseNetworkHeader, offset+length, length, words32(0)),
+		Exprs{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: words32(length / 4)}},
+		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/4+1)))
+}
+
+// Endpoints loads ip saddr . ip daddr . meta l4proto . th sport . th dport.
+func Endpoints(family int) Exprs {
+	_, length := SourceAt(family)
+	return Join(SourceAndDestination(family),
+		Exprs{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: words32(length / 2)}},
+		payload(expr.PayloadBaseTransportHeader, 0, 2, words32(length/2+1)),
+		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/2+2)))
+}
+
+// TunnelTo loads ip saddr . ct original ip daddr . udp dport: of a tunnel's packet the sender, the address that it sent
+// to before translation, and the port.
+func TunnelTo(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Join(
+		payload(expr.PayloadBaseNetworkHeader, offset, length, words32(0)),
+		Exprs{&expr.Ct{Key: expr.CtKeyDST, Register: words32(length / 4)}},
+		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/2)))
+}
+
+// TunnelOut is TunnelTo where nothing translates it.
+func TunnelOut(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Join(
+		payload(expr.PayloadBaseNetworkHeader, offset, length, words32(0)),
+		payload(expr.PayloadBaseNetworkHeader, offset+length, length, words32(length/4)),
+		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/2)))
+}
+
+// TunnelFrom loads ip daddr . ip saddr . udp dport.
+func TunnelFrom(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Join(
+		payload(expr.PayloadBaseNetworkHeader, offset+length, length, words32(0)),
+		payload(expr.PayloadBaseNetworkHeader, offset, length, words32(length/4)),
+		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/2)))
+}
+
+// Inner loads length bytes of an IP packet that is carried in UDP without a header between them (Foo over UDP), from
+// an offset on.
+func Inner(offset, length uint32) Exprs { return Transport(udpHeader+offset, length) }
+
+const udpHeader = 8 // bytes (RFC 768)
+
+// InnerProtocol loads the protocol, or the next header, of a packet that is carried in UDP.
+func InnerProtocol(family int) Exprs { return Inner(protocolAt(family), 1) }
+
+func protocolAt(family int) uint32 {
+	if family == unix.AF_INET6 {
+		return 6
+	}
+	return 9
+}
+
+// InnerDestination loads the destination of a packet that is carried in UDP.
+func InnerDestination(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Inner(offset+length, length)
+}
+
+// InnerPort loads the destination port of a packet that is carried in UDP, which must have no options or extension
+// headers.
+func InnerPort(family int) Exprs { return Inner(innerPortAt(family), 2) }
+
+func innerPortAt(family int) uint32 {
+	offset, length := SourceAt(family)
+	return offset + 2*length + 2
+}
+
+// InnerDestinationAndPort is DestinationAndPort of a packet that is carried in UDP.
+func InnerDestinationAndPort(family int) Exprs {
+	offset, length := SourceAt(family)
+	in := func(offset, length, into uint32) Exprs {
+		return payload(expr.PayloadBaseTransportHeader, udpHeader+offset, length, into)
+	}
+	return Join(in(offset+length, length, words32(0)), in(protocolAt(family), 1, words32(length/4)), in(innerPortAt(family), 2, words32(length/4+1)))
+}
+
 // SourceAt returns the offset of the source in the IP header of a family, and the length of an address, in bytes (RFC
 // 791, section 3.1; RFC 8200, section 3). The destination follows.
 func SourceAt(family int) (offset, length uint32) {

@@ -127,9 +127,45 @@ const (
 	CtDNAT      uint32 = 1 << 5
 )
 
+// SourceIsLocal is fib saddr type local: the node has the source address.
+func SourceIsLocal() Exprs {
+	return Join(Exprs{&expr.Fib{Register: Register, FlagSADDR: true, ResultADDRTYPE: true}}, Is(Word(unix.RTN_LOCAL)...))
+}
+
+// PortsTo is th dport FIRST-LAST of a protocol.
+func PortsTo(protocol byte, first, last uint16) Exprs {
+	return Join(PortOf(protocol), portBetween(first, last))
+}
+
+// PortOf matches a protocol and loads th dport.
+func PortOf(protocol byte) Exprs { return Join(Protocol(protocol), Transport(2, 2)) }
+
+func portBetween(first, last uint16) Exprs {
+	from, to := binaryutil.BigEndian.PutUint16(first), binaryutil.BigEndian.PutUint16(last)
+	if first == last {
+		return Is(from...)
+	}
+	return Exprs{&expr.Range{Op: expr.CmpOpEq, Register: Register, FromData: from, ToData: to}}
+}
+
+// InnerPortsTo is PortsTo of a packet that is carried in UDP (InnerPort).
+func InnerPortsTo(family int, protocol byte, first, last uint16) Exprs {
+	return Join(InnerPortOf(family, protocol), portBetween(first, last))
+}
+
+// InnerPortOf is PortOf of a packet that is carried in UDP (InnerPort).
+func InnerPortOf(family int, protocol byte) Exprs {
+	return Join(InnerProtocol(family), Is(protocol), InnerPort(family))
+}
+
 // OneOf is numgen random mod n 0. It matches one packet in n at random.
 func OneOf(n uint32) Exprs {
 	return Join(Exprs{&expr.Numgen{Register: Register, Modulus: n, Type: unix.NFT_NG_RANDOM}}, Is(Word(0)...))
+}
+
+// Within is limit rate N/second burst M packets.
+func Within(rate uint64, burst uint32) Exprs {
+	return Exprs{&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst}}
 }
 
 // Over is limit rate over N/second burst M packets.

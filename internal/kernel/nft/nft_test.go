@@ -18,6 +18,9 @@ import (
 var (
 	addresses4 = &nftables.Set{Name: "addresses4", KeyType: nftables.TypeIPAddr}
 	pairs6     = &nftables.Set{Name: "pairs6", KeyType: nftables.MustConcatSetType(nftables.TypeIP6Addr, nftables.TypeMark), Concatenation: true}
+	pairs4     = &nftables.Set{Name: "pairs4", KeyType: nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeIPAddr), Concatenation: true}
+	targets6   = &nftables.Set{Name: "targets6", KeyType: nftables.MustConcatSetType(nftables.TypeIP6Addr, nftables.TypeInetProto, nftables.TypeInetService), Concatenation: true}
+	ends4      = &nftables.Set{Name: "ends4", KeyType: nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeInetService), Concatenation: true}
 	ways4      = &nftables.Set{Name: "ways4", KeyType: nftables.TypeIPAddr, DataType: nftables.TypeVerdict, IsMap: true}
 )
 
@@ -40,6 +43,12 @@ var words = []struct {
 	{SourceIn(netip.MustParsePrefix("100.64.0.0/10")), "ip saddr 100.64.0.0/10"},
 	{DestinationIn(netip.MustParsePrefix("127.0.0.0/8")), "ip daddr 127.0.0.0/8"},
 	{DestinationIn(netip.MustParsePrefix("2001:db8::/33")), "ip6 daddr 2001:db8::/33"},
+	{PortsTo(unix.IPPROTO_SCTP, 80, 80), "sctp dport 80"},
+	{PortsTo(unix.IPPROTO_TCP, 0, 65535), "tcp dport 0-65535"},
+	{SourceIsLocal(), "fib saddr type local"},
+	{Join(Family(unix.AF_INET), SourceAndDestination(unix.AF_INET), In(pairs4)), "ip saddr . ip daddr @pairs4"},
+	{Join(Family(unix.AF_INET6), DestinationAndPort(unix.AF_INET6), In(targets6)), "ip6 daddr . meta l4proto . th dport @targets6"},
+	{Join(Family(unix.AF_INET), Endpoints(unix.AF_INET), In(ends4)), "ip saddr . ip daddr . meta l4proto . th sport . th dport @ends4"},
 	{Join(ICMPType(), Is(11)), "icmp type time-exceeded"},
 	{Join(ICMPv6Type(), Is(2)), "icmpv6 type packet-too-big"},
 	{CtDirection(Original), "ct direction original"},
@@ -68,6 +77,8 @@ var words = []struct {
 	{CountAs("counted"), `counter name "counted"`},
 	{Accept(), "accept"},
 	{GoTo("elsewhere"), "goto elsewhere"},
+	{Jump("elsewhere"), "jump elsewhere"},
+	{Return(), "return"},
 	{Notrack(), "notrack"},
 	{Join(Protocol(unix.IPPROTO_TCP), Reset()), "meta l4proto tcp reject with tcp reset"},
 	{Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE), "reject with icmpx no-route"},
@@ -102,7 +113,7 @@ func listed(t *testing.T, conn *nftables.Conn, path string, rule Exprs) string {
 	conn.AddTable(table)
 	conn.DelTable(table)
 	conn.AddTable(table)
-	for _, s := range []*nftables.Set{addresses4, pairs6, ways4} {
+	for _, s := range []*nftables.Set{addresses4, pairs6, pairs4, targets6, ends4, ways4} {
 		own := *s
 		own.Table = table
 		if err := conn.AddSet(&own, nil); err != nil {

@@ -130,7 +130,7 @@ func (t Table) Remove(conn *nftables.Conn) {
 	conn.DelTable(t.handle())
 }
 
-// Refill queues the replacement of the rules of some chains, and adds missing chains.
+// Refill queues the replacement of the rules of the given chains, and adds missing chains.
 func (t Table) Refill(conn *nftables.Conn, chains ...Chain) {
 	for _, c := range chains {
 		conn.FlushChain(t.addChain(conn, c))

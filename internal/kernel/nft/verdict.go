@@ -18,6 +18,14 @@ func CountAs(name string) Exprs {
 	return Exprs{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
 }
 
+// LogTo is log prefix PREFIX group N snaplen LENGTH.
+func LogTo(group uint16, prefix string, length uint32) Exprs {
+	return Exprs{&expr.Log{
+		Key:   1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN,
+		Group: group, Data: []byte(prefix), Snaplen: length,
+	}}
+}
+
 // Accept is accept.
 func Accept() Exprs { return Exprs{&expr.Verdict{Kind: expr.VerdictAccept}} }
 
@@ -28,6 +36,14 @@ func Drop() Exprs { return Exprs{&expr.Verdict{Kind: expr.VerdictDrop}} }
 func GoTo(chain string) Exprs {
 	return Exprs{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
+
+// Jump is jump CHAIN.
+func Jump(chain string) Exprs {
+	return Exprs{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
+}
+
+// Return is return.
+func Return() Exprs { return Exprs{&expr.Verdict{Kind: expr.VerdictReturn}} }
 
 // Notrack is notrack.
 func Notrack() Exprs { return Exprs{&expr.Notrack{}} }

@@ -36,7 +36,7 @@ func ListenPacket(path string, addr netip.AddrPort) (*net.UDPConn, error) {
 	return c, nil
 }
 
-// Dial connects from the namespace at path. The address must be literal, as names are resolved on threads in other
+// Dial connects from the namespace at path. It takes no host name, because Go resolves names on threads in other
 // namespaces. With a zero local address, the kernel chooses the source.
 func Dial(ctx context.Context, path, network string, remote netip.AddrPort, local netip.Addr) (net.Conn, error) {
 	var d net.Dialer

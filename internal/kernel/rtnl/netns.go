@@ -81,7 +81,7 @@ func OpenNodeNetns(path string) (ns netns.NsHandle, err error) {
 }
 
 // OpenPodNetns opens a pod's namespace and checks that it has the ID want, unless that is zero, and is not the node's
-// own, as the file at a path may change at any time. Errors: ErrNoNetns, also if another namespace is at the path;
+// own, as the file at a path may change at any time. Errors: ErrNoNetns, also for another namespace at the path;
 // ErrNotNetns.
 func OpenPodNetns(path string, want, node NetnsID) (netns.NsHandle, error) {
 	ns, err := OpenNetns(path)

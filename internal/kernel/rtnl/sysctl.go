@@ -16,7 +16,7 @@ const procSys = "/proc/sys"
 type Sysctl struct {
 	Path   string // below /proc/sys, with '/' between the parts, as names of links may contain dots
 	Value  string
-	Unless string // an observed value that is kept
+	Unless string // another value that is right, and that Set keeps; empty: none
 }
 
 // String returns the setting in the format of sysctl.conf(5).

@@ -58,7 +58,7 @@ func loadFreed(files *folder, node Node, log *slog.Logger) *freedList {
 	}
 	switch {
 	case err != nil:
-		log.Warn("reading the list of cooled addresses; they will be leased in arbitrary order", "file", freedFile, "err", err)
+		log.Warn("reading the list of cooled addresses failed; they will be leased in arbitrary order", "file", freedFile, "err", err)
 	case c.InstanceID == node.InstanceID && c.BootID == node.BootID:
 		l.add(c.Freed)
 	}

@@ -10,6 +10,7 @@
 //	routed.go        mode "pool"
 //	vpcnetworks.go   the VPC's CIDRs
 //	parts.go         NICs, egress and Events on pods, in all modes
+//	policies.go      network policies, in all modes
 //	installer.go     installation of the plugin and its configuration
 package berthd
 
@@ -31,7 +32,9 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/egresspart"
 	"github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/daemon/policypart"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/retry"
@@ -50,9 +53,11 @@ type node struct {
 	metrics *daemon.Metrics
 	front   *daemon.Front
 	bootID  string
-	ports   *ports               // nil until opened, or when not configured
-	egress  *podegress.Clients   // likewise
-	tell    func(podevents.News) // nil without Events
+	ports   *ports             // nil until opened, or when not configured
+	egress  *podegress.Clients // likewise
+	// policies enforces network policies; nil until opened, or when they are off.
+	policies *networkpolicy.Enforcer
+	tell     func(podevents.News) // nil without Events
 	// vpcCIDRs are the CIDRs of the node's VPC, of both families; none without a VPC.
 	vpcCIDRs []netip.Prefix
 }
@@ -91,7 +96,7 @@ func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Depe
 // ending notifies a waiting successor that this daemon is shutting down.
 func (n *node) ending(lock *daemon.Lock) {
 	if err := lock.Ending(); err != nil && !errors.Is(err, os.ErrClosed) {
-		n.log.Warn("announcing the shutdown to a successor", "err", err)
+		n.log.Warn("announcing the shutdown to a successor failed", "err", err)
 	}
 }
 
@@ -209,6 +214,9 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 			return err
 		}
 	}
+	if err := n.openPolicies(store); err != nil {
+		return err
+	}
 	src, err := m.newSource(ctx)
 	if err != nil {
 		return unlessEnded(ctx, err)
@@ -219,6 +227,9 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		Times:   daemon.Times{WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval},
 		Repair:  daemon.Repair{Tell: n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove},
 		Metrics: n.metrics, Clock: n.clock, Log: n.log,
+	}
+	if n.policies != nil {
+		o.Policies = n.policies
 	}
 	o.Repair.Upkeep, _ = net.(daemon.Upkeep)
 	if n.cfg.CRISocket != "" {
@@ -239,7 +250,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 }
 
 // parts returns the parts of the daemon, in the order in which they are set up: egress packets leave
-// through NICs. A part that is not configured still rejects attachments that use it.
+// through NICs, and policies judge the addresses of all. A part that is not configured still rejects attachments that use it.
 func (n *node) parts(store *attachment.Store) []part.Part {
 	parts := []part.Part{nicpart.Unconfigured(n.log), egresspart.Unconfigured(n.log)}
 	if n.ports != nil {
@@ -250,6 +261,12 @@ func (n *node) parts(store *attachment.Store) []part.Part {
 			Egress: n.egress, Store: store, Wait: n.cfg.EgressWait, GatewayWait: n.cfg.EgressGatewayWait,
 			Count: n.metrics.CountEgress, Clients: daemon.EgressClients, InspectNetns: n.deps.InspectNetns, Log: n.log,
 		})
+	}
+	if n.policies != nil {
+		parts = append(parts, policypart.New(policypart.Options{
+			Enforcer: n.policies, Store: store, Wait: n.cfg.NetworkPolicyWait, StartUnknown: n.cfg.NetworkPolicyUnknown == config.UnknownStart,
+			TunnelPort: uint16(n.cfg.EgressPort), Metrics: n.policies.Metrics, Log: n.log,
+		}))
 	}
 	return parts
 }

@@ -11,7 +11,9 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/aws"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/uplinks"
 )
@@ -33,8 +35,19 @@ type Dependencies struct {
 	Cloud    func(ctx context.Context, o aws.Options) (pace.Calls, error)
 	// Egress programs the network namespaces of pods; sysctls is config.Config.SysctlDir.
 	Egress func(sysctls string) podegress.Kernel
+	// PolicyTable opens the table of network policies in the kernel; nil: the node has none.
+	PolicyTable func() (PolicyTable, error)
 	// AskGateway asks a gateway whether it serves a pod.
 	AskGateway podegress.Ask
+}
+
+// PolicyTable is the table of network policies. *policytable.Table implements it.
+type PolicyTable interface {
+	networkpolicy.Kernel
+	There() (bool, error)
+	Remove() error
+	OpenLog() (*policytable.Log, error)
+	OpenInside(path string, id datapath.NetnsID, links []string) (*policytable.Inside, error)
 }
 
 func machine() Dependencies {
@@ -47,6 +60,7 @@ func machine() Dependencies {
 		Metadata:     func(o aws.Options) cloud.Metadata { return aws.NewMetadata(o) },
 		Cloud:        func(ctx context.Context, o aws.Options) (pace.Calls, error) { return aws.New(ctx, o) },
 		Egress:       func(sysctls string) podegress.Kernel { return podegress.OfPods{Sysctls: sysctls} },
+		PolicyTable:  openPolicyTable,
 		AskGateway:   podegress.AskByHTTP,
 	}
 }

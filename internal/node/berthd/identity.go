@@ -42,7 +42,7 @@ func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 		return known, nil
 	case err == nil:
 		if err := statefile.ReplaceJSON(stateDir, identityFile, savedIdentity{bootID, id}); err != nil { // for example on a full disk
-			log.Warn("saving the node's identity; the next start needs the metadata service", "err", err)
+			log.Warn("saving the node's identity failed; the next start needs the metadata service", "err", err)
 		}
 		return id, nil
 	case isKnown && ctx.Err() == nil:

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/nics"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/uplinks"
@@ -38,7 +39,7 @@ func WriteMetricsReference(w io.Writer) error {
 	for _, ipam := range slices.Sorted(maps.Keys(modes)) {
 		all = append(all, modes[ipam].reference)
 	}
-	all = append(all, nodelocal.Reference, podegress.Reference)
+	all = append(all, nodelocal.Reference, podegress.Reference, networkpolicy.Reference)
 	return daemon.WriteMetricsReference(w, all...)
 }
 

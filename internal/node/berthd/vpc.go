@@ -125,7 +125,7 @@ func (m *vpc) follow(ctx context.Context) {
 		m.setVPC(all)
 		switch cidrs, changed, err := m.networks.set(ctx, all); {
 		case err != nil:
-			m.log.Warn("applying the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
+			m.log.Warn("applying the VPC's CIDRs failed, will try again", "cidrs", cidrs, "err", err)
 		case changed:
 			m.log.Info("the VPC's CIDRs changed", "cidrs", cidrs)
 		}

@@ -155,7 +155,7 @@ func (a *attachments) setUp(ctx context.Context, rec attachment.Record, until ti
 		return ready, nil
 	}
 	if undoErr := a.giveUp(ctx, rec, err); undoErr != nil {
-		a.log.Error("undoing a failed ADD, will try again", "attachment", rec.Key.String(), "err", undoErr)
+		a.log.Error("undoing a failed ADD failed, will try again", "attachment", rec.Key.String(), "err", undoErr)
 	}
 	return attachment.Record{}, err
 }

@@ -121,7 +121,7 @@ func (c *coolingRecords) end(ctx context.Context, done []cooled) {
 		freed[i] = attachment.Freed{Addr: d.addr, ReleasedBoot: d.released}
 	}
 	if err := c.store.AddFreed(freed); err != nil {
-		c.log.Warn("recording cooled addresses; after a restart they may be leased in another order", "err", err)
+		c.log.Warn("recording cooled addresses failed; after a restart they may be leased in another order", "err", err)
 	}
 	for _, d := range done {
 		c.remove(ctx, d)
@@ -140,6 +140,6 @@ func (c *coolingRecords) remove(ctx context.Context, done cooled) {
 		return
 	}
 	if err := c.store.DeleteCooling(done.addr); err != nil {
-		c.log.Error("removing a cooling record", "address", done.addr, "err", err)
+		c.log.Error("removing a cooling record failed", "address", done.addr, "err", err)
 	}
 }

@@ -15,7 +15,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -29,6 +31,14 @@ type Kernel interface {
 	DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error
 	ReapLinks(ctx context.Context, hostLinks []string) error
 	Inventory(ctx context.Context) (datapath.Inventory, error)
+}
+
+// Policies enforces network policies. *networkpolicy.Enforcer implements it.
+type Policies interface {
+	// Status is what is known and in force.
+	Status(now time.Time) introspect.NetworkPolicies
+	// Judge is what the policies of the node's pods say about a connection.
+	Judge(f policy.Flow) introspect.PolicyJudgement
 }
 
 // Sandboxes lists the container IDs that the runtime knows, running or not.
@@ -49,6 +59,7 @@ type Options struct {
 	Store       *attachment.Store
 	Quarantined []attachment.Quarantined // damaged records that Store found; optional
 	Sandboxes   Sandboxes                // optional
+	Policies    Policies                 // of the node's pods, for introspection; optional
 	// InspectNetns identifies a network namespace; optional, for tests without one.
 	InspectNetns func(path string) (datapath.NetnsID, error)
 
@@ -135,7 +146,7 @@ func New(o Options) *Daemon {
 	if o.Repair.Upkeep != nil {
 		d.repairer = newRepairer(o, d)
 	}
-	d.inspector = &inspector{attachments: d.attachments, conditions: d.conditions, kernel: o.Kernel, node: o.Node, views: make(chan struct{}, podViews)}
+	d.inspector = &inspector{attachments: d.attachments, conditions: d.conditions, kernel: o.Kernel, node: o.Node, policies: o.Policies, views: make(chan struct{}, podViews)}
 	d.Metrics.Registry.MustRegister(&stateCollector{d})
 	return d
 }

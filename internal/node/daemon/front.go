@@ -265,6 +265,8 @@ func (f *Front) introspectionHandler() http.Handler {
 	}
 	mux.HandleFunc("GET "+introspect.Path, behind((*inspector).serveDocument))
 	mux.HandleFunc("GET "+introspect.PodPath, behind((*inspector).servePod))
+	mux.HandleFunc("GET "+introspect.NetworkPoliciesPath, behind((*inspector).servePolicies))
+	mux.HandleFunc("GET "+introspect.PolicyJudgePath, behind((*inspector).serveJudgement))
 	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, f.Settings) })
 	f.handleProbes(mux) // Kubernetes probes here even without Monitoring
 	if f.Pprof {

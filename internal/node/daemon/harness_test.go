@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/egresspart"
 	"github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/daemon/policypart"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source/nodelocal"
 	"github.com/berthnet/berth/internal/source/sourcefake"
@@ -28,15 +29,16 @@ import (
 // node is a machine with a kernel, a directory and namespaces, which outlives the daemons that a test
 // starts on it.
 type node struct {
-	t       *testing.T
-	dir     string
-	kernel  *fakeKernel
-	clock   *clock.Fake
-	ident   attachment.Node
-	addrs   []netip.Addr
-	listed  map[string]bool // container IDs that the runtime lists; nil: no runtime
-	board   *switchboard    // simulated switch of NICs; nil: daemons have no NICs
-	tunnels *tunnels        // simulated egress; nil: daemons have no egress
+	t        *testing.T
+	dir      string
+	kernel   *fakeKernel
+	clock    *clock.Fake
+	ident    attachment.Node
+	addrs    []netip.Addr
+	listed   map[string]bool // container IDs that the runtime lists; nil: no runtime
+	board    *switchboard    // simulated switch of NICs; nil: daemons have no NICs
+	tunnels  *tunnels        // simulated egress; nil: daemons have none
+	policies *fakeEnforcer   // of network policies; nil: daemons have none
 
 	nodeLocal   bool          // pods have node-local addresses of the family that they lack
 	chained     bool          // another network creates the pods' interfaces
@@ -137,6 +139,10 @@ func (n *node) assemble() *running {
 		o.Parts[1] = egresspart.New(egresspart.Options{
 			Egress: r.egress, Store: store, GatewayWait: n.gatewayWait, Count: o.Metrics.CountEgress, Clients: EgressClients, InspectNetns: n.inspect, Log: log,
 		})
+		o.RepairInterval = time.Hour
+	}
+	if n.policies != nil {
+		o.Parts = append(o.Parts, policypart.New(policypart.Options{Enforcer: n.policies, Store: store, Wait: n.policies.wait, StartUnknown: n.policies.startUnknown, TunnelPort: 5555, Log: log}))
 		o.RepairInterval = time.Hour
 	}
 	r.Daemon, r.source = New(o), src

@@ -3,13 +3,17 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
@@ -21,7 +25,8 @@ type inspector struct {
 	conditions  *conditions
 	kernel      Kernel
 	node        Node
-	views       chan struct{} // holds a token for each request about a pod
+	policies    Policies      // nil: the node enforces none
+	views       chan struct{} // holds a token for each request about a pod or a connection
 }
 
 // document returns the current addresses of the node (proposal for the Amazon VPC CNI, "Troubleshooting").
@@ -241,14 +246,77 @@ func (i *inspector) servePod(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "name is empty, expected that of a pod", http.StatusBadRequest)
 		return
 	}
-	select {
-	case i.views <- struct{}{}:
-		defer func() { <-i.views }()
-	default:
-		http.Error(w, "too many requests about pods at a time; try again", http.StatusServiceUnavailable)
+	if !i.enter(w) {
 		return
 	}
+	defer i.leave()
 	ctx, cancel := context.WithTimeout(r.Context(), podViewTimeout)
 	defer cancel()
 	web.WriteJSON(w, i.podView(ctx, pod.Namespace, pod.Name))
+}
+
+// enter admits a request that costs more than a few others at a time may. If it returns true, leave has to be called.
+func (i *inspector) enter(w http.ResponseWriter) bool {
+	select {
+	case i.views <- struct{}{}:
+		return true
+	default:
+		http.Error(w, "too many requests about pods at a time; try again", http.StatusServiceUnavailable)
+		return false
+	}
+}
+
+func (i *inspector) leave() { <-i.views }
+
+// servePolicies serves introspect.NetworkPoliciesPath.
+func (i *inspector) servePolicies(w http.ResponseWriter, _ *http.Request) {
+	doc := introspect.NetworkPolicies{Time: i.attachments.clock.Now().UTC(), Attachments: []introspect.PolicyAttachment{}, Policies: []introspect.NodePolicy{}, Sets: []introspect.PolicySet{}, Denied: []introspect.DeniedPackets{}}
+	if i.policies != nil {
+		if !i.enter(w) {
+			return
+		}
+		defer i.leave()
+		doc = i.policies.Status(doc.Time)
+	}
+	doc.Node = i.node.NodeName
+	web.WriteJSON(w, doc)
+}
+
+// serveJudgement serves introspect.PolicyJudgePath.
+func (i *inspector) serveJudgement(w http.ResponseWriter, r *http.Request) {
+	f, err := flowOf(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	j := introspect.PolicyJudgement{Time: i.attachments.clock.Now().UTC(), Egress: introspect.PolicyDecision{Allowed: true}, Ingress: introspect.PolicyDecision{Allowed: true}}
+	if i.policies != nil {
+		if !i.enter(w) {
+			return
+		}
+		defer i.leave()
+		j = i.policies.Judge(f)
+	}
+	j.Node = i.node.NodeName
+	web.WriteJSON(w, j)
+}
+
+// flowOf reads the query of a judgement.
+func flowOf(q url.Values) (f policy.Flow, err error) {
+	for name, addr := range map[string]*netip.Addr{"source": &f.Source, "destination": &f.Destination} {
+		if *addr, err = netip.ParseAddr(q.Get(name)); err != nil {
+			return f, fmt.Errorf("%s is %q, expected an IP address", name, q.Get(name))
+		}
+		*addr = addr.Unmap()
+	}
+	protocol, err := strconv.ParseUint(q.Get("protocol"), 10, 8)
+	if err != nil {
+		return f, fmt.Errorf("protocol is %q, expected a number from 0 to 255", q.Get("protocol"))
+	}
+	port, err := strconv.ParseUint(cmp.Or(q.Get("port"), "0"), 10, 16)
+	if err != nil {
+		return f, fmt.Errorf("port is %q, expected a number from 0 to 65535", q.Get("port"))
+	}
+	f.Protocol, f.Port = uint8(protocol), uint16(port)
+	return f, nil
 }

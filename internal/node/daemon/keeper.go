@@ -256,7 +256,7 @@ func (k *keeper) checkOne(ctx context.Context, key attachment.Key) checked {
 	now, err := k.attachments.again(ctx, rec, k.part.SetUp)
 	k.count(part.Again, err)
 	if err != nil {
-		k.log.Warn("setting up the "+k.about.Name+" of a pod again, will try again", rec.ForLog("was", differs, "err", err)...) //nolint:sloglint // a part has one name
+		k.log.Warn("setting up the "+k.about.Name+" of a pod again failed, will try again", rec.ForLog("was", differs, "err", err)...) //nolint:sloglint // a part has one name
 		return checked{failed: true}
 	}
 	k.part.Ready(now)
@@ -269,7 +269,7 @@ func (k *keeper) changed(rec attachment.Record, err error, news bool) {
 	k.followers.touch(rec)
 	k.count(part.Changed, err)
 	if news {
-		k.log.Warn("changing the "+k.about.Name+" of a running pod, will try again", rec.ForLog("err", err)...) //nolint:sloglint // a part has one name
+		k.log.Warn("changing the "+k.about.Name+" of a running pod failed, will try again", rec.ForLog("err", err)...) //nolint:sloglint // a part has one name
 	}
 }
 
@@ -302,7 +302,7 @@ func (k *keeper) sweep(ctx context.Context) {
 		return k.attachments.store.Has(hostLink, port) || slices.Contains(damaged, hostLink)
 	})
 	if k.swept = err == nil; err != nil && ctx.Err() == nil {
-		k.log.Warn("removing "+k.about.Name+" without a record, will try again", "err", err) //nolint:sloglint // a part has one name
+		k.log.Warn("removing "+k.about.Name+" without a record failed, will try again", "err", err) //nolint:sloglint // a part has one name
 	}
 }
 

@@ -76,7 +76,7 @@ func AcquireLock(ctx context.Context, stateDir string, clk clock.Clock, log *slo
 	}
 	l := &Lock{f}
 	if err := l.write(""); err != nil { // for example on a full disk; the lock itself is held in the kernel
-		log.Warn("writing the process ID to the lock file", "file", path, "err", err)
+		log.Warn("writing the process ID to the lock file failed", "file", path, "err", err)
 	}
 	return l, nil
 }

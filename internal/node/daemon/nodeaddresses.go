@@ -125,7 +125,7 @@ func (r *repairer) lookAtAddresses(ctx context.Context) {
 	have, cut, err := r.findAddresses(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			r.log.Warn("comparing the node's addresses with those for pods, will try again", "err", err)
+			r.log.Warn("comparing the node's addresses with those for pods failed, will try again", "err", err)
 		}
 		return
 	}
@@ -160,7 +160,7 @@ func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddre
 			continue
 		}
 		if err := r.upkeep.RemoveNodeAddress(ctx, c.Addr); err != nil {
-			r.log.Warn("removing a pod's address from the node, will try again", c.pod.ForLog("address", c.String(), "err", err)...)
+			r.log.Warn("removing a pod's address from the node failed, will try again", c.pod.ForLog("address", c.String(), "err", err)...)
 			left = append(left, c)
 			continue
 		}

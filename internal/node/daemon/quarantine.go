@@ -45,7 +45,7 @@ func (k *quarantine) partLinks(ctx context.Context) []string {
 	defer cancel()
 	links, err := k.attachments.parts.links(ctx)
 	if err != nil {
-		k.attachments.log.Warn("listing NICs and other parts on the node; damaged records are kept", "err", err)
+		k.attachments.log.Warn("listing NICs and other parts on the node failed; damaged records are kept", "err", err)
 		return k.links()
 	}
 	return links

@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/uplinks"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
@@ -66,6 +67,7 @@ type machine struct {
 	net   *netlink.Handle
 	vpc   datapath.VPC
 	addrs []netip.Addr
+	parts func(*attachment.Store, *Metrics) []part.Part // may be nil
 }
 
 func newMachine(t testing.TB, pods int) *machine {
@@ -121,8 +123,13 @@ func (m *machine) start(period time.Duration) *started {
 	network := uplinks.NewVPC(m.open())
 	must(m.t, network.Setup(context.Background(), datapath.Config{}, m.vpc))
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)
+	metrics := NewMetrics()
+	var parts []part.Part
+	if m.parts != nil {
+		parts = m.parts(store, metrics)
+	}
 	d := New(Options{
-		Source: src, Kernel: network, Repair: Repair{Upkeep: network}, Store: store, Quarantined: bad, Metrics: NewMetrics(),
+		Source: src, Kernel: network, Parts: parts, Repair: Repair{Upkeep: network}, Store: store, Quarantined: bad, Metrics: metrics,
 		Clock: clock.Real{}, Log: log, Node: Node{StateDir: m.dir},
 		Times: Times{WarmWait: time.Minute, DrainTimeout: time.Minute, NetnsGrace: time.Minute, RepairInterval: time.Minute},
 	})

@@ -145,7 +145,7 @@ func (r *reaper) drain(ctx context.Context) {
 		now := r.clock.Now()
 		backoff.Fail(now, reapRetry, reapMax)
 		wait := backoff.Until.Sub(now)
-		r.log.Warn("removing pod links, will try again", "links", len(batch), "in", wait, "err", err)
+		r.log.Warn("removing pod links failed, will try again", "links", len(batch), "in", wait, "err", err)
 		select {
 		case <-ctx.Done():
 			return

@@ -43,7 +43,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 	r.cooling(ctx) // first, because addresses that are released below start to cool
 	for _, rec := range d.Store.Records() {
 		if err := r.attachment(ctx, rec); err != nil {
-			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
+			d.Log.Error("recovering an attachment failed, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
 		}
 	}
 	damaged := d.quarantine.all()
@@ -52,7 +52,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 	}
 	for _, q := range damaged {
 		if err := r.quarantined(ctx, q); err != nil {
-			d.Log.Error("recovering a damaged record", "file", q.File, "err", err)
+			d.Log.Error("recovering a damaged record failed", "file", q.File, "err", err)
 		}
 	}
 	d.quarantine.report()
@@ -190,7 +190,7 @@ func (r *recovery) cooling(ctx context.Context) {
 		switch {
 		case held || c.BootID != r.d.Store.Node().BootID:
 			if err := r.d.Store.DeleteCooling(c.Addr); err != nil {
-				r.d.Log.Error("removing a cooling record", "address", c.Addr, "err", err)
+				r.d.Log.Error("removing a cooling record failed", "address", c.Addr, "err", err)
 			}
 		case boot-c.ReleasedBoot >= r.d.Source.CoolingPeriod():
 			over = append(over, cooled{c.Addr, c.ReleasedBoot})
@@ -224,7 +224,7 @@ func (r *recovery) leftovers(ctx context.Context) {
 		}
 		r.d.Log.Log(ctx, level, "removing a pod link without a record", "link", link, "addresses", addrs)
 		if err := r.leftover(ctx, link, addrs); err != nil {
-			r.d.Log.Error("removing a pod link without a record", "link", link, "err", err)
+			r.d.Log.Error("removing a pod link without a record failed", "link", link, "err", err)
 		}
 	}
 }

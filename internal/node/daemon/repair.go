@@ -121,7 +121,7 @@ func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 	events, err := r.upkeep.Watch(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			r.log.Warn("watching the kernel; repairs happen at the interval only", "err", err)
+			r.log.Warn("watching the kernel failed; repairs happen at the interval only", "err", err)
 		}
 		return nil
 	}
@@ -184,7 +184,7 @@ func (r *repairer) repair(ctx context.Context) (done bool) {
 		r.log.Warn("repaired kernel state", "what", did)
 	}
 	if err != nil && ctx.Err() == nil {
-		r.log.Warn("repairing kernel state, will try again", "err", err)
+		r.log.Warn("repairing kernel state failed, will try again", "err", err)
 	}
 	r.lookAtForwarding(ctx)
 	r.lookAtARP()
@@ -233,7 +233,7 @@ func (r *repairer) lookAtForwarding(ctx context.Context) {
 	found, err := r.upkeep.ForwardPolicy(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			r.log.Warn("listing packet filters that drop forwarded packets", "err", err)
+			r.log.Warn("listing packet filters that drop forwarded packets failed", "err", err)
 		}
 		return
 	}

@@ -55,7 +55,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	front.admit(d)
 	wg.Go(func() {
 		heartbeat.Run(ctx, front.Socket, d.Clock, func() bool { return d.status() == nil },
-			func(err error) { d.Log.Warn("writing the heartbeat", "err", err) })
+			func(err error) { d.Log.Warn("writing the heartbeat failed", "err", err) })
 	})
 	d.Log.Info("serving", "socket", front.Socket, "attachments", len(d.Store.Records()))
 

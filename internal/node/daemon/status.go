@@ -72,7 +72,7 @@ func (m *usableMark) set() {
 		err = statefile.Create(m.path, data, 0o600)
 	}
 	if err != nil {
-		m.log.Warn("recording that an address was usable", "err", err)
+		m.log.Warn("recording that an address was usable failed", "err", err)
 	}
 }
 
@@ -87,8 +87,8 @@ func (m *usableMark) read() {
 	}
 }
 
-// writableInterval is the interval of test writes of records, in addition to one after each call that failed
-// to write a record.
+// writableInterval is the interval between test writes of a record. A call that fails to write a record also
+// causes one.
 const writableInterval = 15 * time.Second
 
 // writable checks whether records can be written.
@@ -182,7 +182,7 @@ func (s *supply) run(ctx context.Context) {
 }
 
 // look sets the conditions, and reports whether ADDs wait for an address. Waiting ADDs make the
-// condition unhealthy if there were some at the last look too.
+// condition unhealthy if ADDs were waiting at the previous look, too.
 func (s *supply) look(waited bool) (waiting bool) {
 	if err := s.source.Ready(); err != nil {
 		s.conditions.set(ConditionSupply, false, "NoAddressYet", err.Error())

@@ -78,7 +78,7 @@ func (s *sweeper) finish(ctx context.Context, rec attachment.Record) {
 		return
 	}
 	if err := s.attachments.clear(ctx, now); err != nil {
-		s.attachments.log.Warn("finishing an incomplete attachment, will try again", "attachment", rec.Key.String(), "state", now.State, "err", err)
+		s.attachments.log.Warn("finishing an incomplete attachment failed, will try again", "attachment", rec.Key.String(), "state", now.State, "err", err)
 	}
 }
 
@@ -115,7 +115,7 @@ func (s *sweeper) releaseGone(ctx context.Context, gone []attachment.Record) {
 	}
 	inv, err := s.kernel.Inventory(ctx)
 	if err != nil {
-		s.attachments.log.Warn("listing the kernel's pod links", "err", err)
+		s.attachments.log.Warn("listing the kernel's pod links failed", "err", err)
 		return
 	}
 	inKernel := map[string]bool{}
@@ -129,7 +129,7 @@ func (s *sweeper) releaseGone(ctx context.Context, gone []attachment.Record) {
 			continue
 		}
 		if _, err := s.attachments.releaseIf(ctx, rec, "network namespace gone without a DEL"); err != nil {
-			s.attachments.log.Warn("releasing an attachment whose namespace is gone", "attachment", rec.Key.String(), "err", err)
+			s.attachments.log.Warn("releasing an attachment whose namespace is gone failed", "attachment", rec.Key.String(), "err", err)
 		}
 	}
 	if len(damaged) == 0 {
@@ -141,7 +141,7 @@ func (s *sweeper) releaseGone(ctx context.Context, gone []attachment.Record) {
 			continue
 		}
 		if err := s.attachments.quarantine.release(ctx, q); err != nil {
-			s.attachments.log.Warn("releasing the attachment of a damaged record", "file", q.File, "err", err)
+			s.attachments.log.Warn("releasing the attachment of a damaged record failed", "file", q.File, "err", err)
 		}
 	}
 }
@@ -156,7 +156,7 @@ func (s *sweeper) runtimeLists(ctx context.Context) map[string]bool {
 	defer cancel()
 	list, err := s.sandboxes.Sandboxes(ctx)
 	if err != nil {
-		s.attachments.log.Warn("listing the container runtime's sandboxes", "err", err)
+		s.attachments.log.Warn("listing the container runtime's sandboxes failed", "err", err)
 		return nil
 	}
 	return list

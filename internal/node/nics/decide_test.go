@@ -51,7 +51,7 @@ func TestRequestedNICs(t *testing.T) {
 		"annotations not passed, ignored":        {rules: rules{firstIsPort: true, ignoreUntold: true}, ns: "blue", want: "eth0"},
 		"beside: no VPC":                         {rules: beside, passed: annotations{}},
 		"beside: default NIC":                    {rules: beside, passed: annotations{}, ns: "blue", want: "eth1"},
-		"beside: NICs without a VPC":             {rules: beside, passed: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names their VPC"},
+		"beside: NICs without a VPC":             {rules: beside, passed: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names a VPC"},
 		"beside: name of the first interface":    {rules: beside, passed: annotations{nics: "[{name: eth0}]"}, ns: "blue", err: "is the name of the pod's first interface"},
 		"beside: opted out":                      {rules: beside, passed: annotations{vpc: ""}, ns: "blue"},
 		"beside: another interface":              {rules: beside, passed: annotations{}, ns: "blue", ifName: "net1"},

@@ -187,7 +187,7 @@ type egressClient struct {
 	version string // resourceVersion
 	pod     string // the pod's UID
 	uses    []use  // sorted by name, without duplicates
-	// selected are those of uses that select the pod without being named by it.
+	// selected are the Egresses of uses that select the pod without being named by it.
 	selected map[types.NamespacedName]bool
 	refused  []v1alpha1.EgressRefusal
 	node     *v1alpha1.EgressClientNode // status.node, which this node reported

@@ -155,7 +155,7 @@ func (t egress) choose(pod string, of []gateway, silent silentOnes) map[string]b
 	return chosen
 }
 
-// pick shortens lists of gateways to at most most gateways in total, as equally as possible. Within a
+// pick shortens lists of gateways, as equally as possible, until they have no more than most gateways in total. Within a
 // list, the gateway that new connections prefer comes first, and the others follow by weight, so that adding or
 // removing a gateway changes only its own position. Each list keeps its order.
 func pick(pod string, lists [][]gateway, most int) [][]gateway {

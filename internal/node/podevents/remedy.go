@@ -2,7 +2,7 @@ package podevents
 
 import "sync"
 
-// Busy is the cause of a wait for which the daemon has no reason.
+// Busy is the cause of a wait that the daemon cannot explain.
 const Busy = "busy"
 
 // ConnectionsFull is the cause of GatewayFull.
@@ -21,6 +21,7 @@ const (
 	inVPCs      = "Conditions of VPCs and NICs"
 	inEgress    = "No egress"
 	inOnNode    = "A pod's address on the node"
+	inPolicies  = "Network policies"
 	inPodSide   = "The pod's network namespace, the kernel, the record"
 	inOperator  = "Reasons of conditions"
 	inWaits     = "A pod waits"
@@ -36,8 +37,8 @@ type Remedy struct {
 	Heading string // heading of docs/troubleshoot.md with details
 }
 
-// RemedyOf returns the remedy for a cause. known is false for a cause without an entry, for example of a
-// newer operator.
+// RemedyOf returns the remedy for a cause. known is false for a cause without an entry, for example one that
+// a newer operator reports.
 func RemedyOf(cause string) (r Remedy, known bool) {
 	if r, known = remedies()[cause]; known {
 		return r, true
@@ -54,7 +55,7 @@ const (
 	seeSpec      = "Correct spec.eni of the node's NodeNetwork."
 	seeNodes     = "Check whether Node and NodeNetwork belong to the same instance."
 	largerNode   = "Run fewer pods on the node, take a larger instance type, or use prefixes."
-	correctPools = "Correct the AddressPool, or name another by the annotation berth.dev/pool."
+	correctPools = "Correct the AddressPool, or select another one with the annotation berth.dev/pool."
 )
 
 // advice groups causes by remedy. TestEveryCauseHasRemedy finds the causes in the code.
@@ -107,7 +108,7 @@ var advice = []struct {
 	{Remedy{"Check whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs}, []string{"nic-switch"}},
 	{Remedy{"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs}, []string{"nic-not-ready"}},
 	{Remedy{"Load the kernel module 8021q on the pod's node.", inNICs}, []string{"no-vlan"}},
-	{Remedy{"Wait a moment: the pod's former sandbox holds it until its DEL.", inNICs}, []string{"port-in-use"}},
+	{Remedy{"Wait a moment: the pod's previous sandbox uses the port until it is deleted.", inNICs}, []string{"port-in-use"}},
 	{Remedy{seeDaemon, inNICs}, []string{"nic"}},
 	// Conditions of PodNICs.
 	{Remedy{"", inVPCs}, []string{"vpc-not-ready", "no-host"}},
@@ -124,13 +125,15 @@ var advice = []struct {
 	{Remedy{"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs}, []string{"no-link"}},
 	{Remedy{"Check OVN's controller, or Neutron's agent, on the pod's node.", inNICs}, []string{"not-active"}},
 	{Remedy{"Check whether Open vSwitch runs on the pod's node.", inNICs}, []string{"ovsdb-unreachable"}},
-	// Causes concerning egress, and berth after another network's plugins.
+	// Causes concerning egress, and berth chained after another CNI plugin.
 	{Remedy{"Load the kernel modules that the message names on the pod's node, or schedule the pod elsewhere.", inEgress}, []string{"no-fou"}},
 	{Remedy{seeDaemon, inEgress}, []string{"egress"}},
 	{Remedy{"Start berthd with --egress again, or delete the pod.", inEgress}, []string{"no-egress"}},
 	{Remedy{"", inEgress}, []string{"chained", "not-chained"}},
 	{Remedy{"Check the Events of the pod, and whether berth-operator runs with the feature egress.", inEgress}, []string{"no-egressclient"}},
 	{Remedy{wait, inEgress}, []string{"egress-unknown"}},
+	{Remedy{"Check that a berth-operator pod is ready, and that the pod's node reaches it.", inPolicies}, []string{"policies-unknown"}},
+	{Remedy{seeDaemon, inPolicies}, []string{"policies-not-in-force"}},
 	{Remedy{"Correct what the message names in the Egress.", inEgress}, []string{"egress-invalid"}},
 	{Remedy{"Correct the annotation that the message names.", inEgress}, []string{"egress-annotation"}},
 	{Remedy{"Create the Egress, or correct the pod's annotation.", inEgress}, []string{"egress-not-found"}},
@@ -147,7 +150,7 @@ var advice = []struct {
 	{Remedy{"Check whether another program creates interfaces or routes of pods on the node.", inPodSide}, []string{"kernel"}},
 	{Remedy{"Free space in the node's /run, and check whether it is writable.", inPodSide}, []string{"record"}},
 	{Remedy{"Correct what the message names.", inPodSide}, []string{"bad-request"}},
-	{Remedy{"Report it with the log of berthd on the pod's node.", inPodSide}, []string{"internal", "panic"}},
+	{Remedy{"Report a bug, and attach the log of berthd on the pod's node.", inPodSide}, []string{"internal", "panic"}},
 }
 
 // remedies maps causes to remedies.

@@ -101,7 +101,7 @@ func (t *Recorder) Run(ctx context.Context) {
 			}
 		case !warned:
 			warned = true
-			t.o.Log.Warn("writing an Event", "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "reason", r.Reason, "err", err)
+			t.o.Log.Warn("writing an Event failed", "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "reason", r.Reason, "err", err)
 		}
 		if kept {
 			away.Fail(now, pauseFirst, pauseMost)

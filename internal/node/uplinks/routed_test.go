@@ -12,7 +12,7 @@ import (
 )
 
 // A repair of a routed node fails before the first SetBlocks, then restores the last blocks, and announces nothing
-// after a withdrawal. IPv6 is on while blocks have it, also after restarts.
+// after a withdrawal. IPv6 is on while blocks have it, even after restarts.
 func TestBlocksAreRepairedAndWithdrawn(t *testing.T) {
 	m := newMachine(t)
 	ctx := context.Background()

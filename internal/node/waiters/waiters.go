@@ -89,7 +89,7 @@ func (s *Set) Why(key attachment.Key) *source.Exhausted {
 	return nil
 }
 
-// Wake makes the ADDs of some pods re-evaluate their conditions; nil means all pods. The lock is held.
+// Wake makes the ADDs of the pods that of selects re-evaluate their conditions; nil selects all pods. The lock is held.
 func (s *Set) Wake(of func(attachment.Pod) bool) {
 	for w := range s.all {
 		if of == nil || of(w.pod) {

@@ -156,10 +156,10 @@ func blocksNow(t *testing.T) (names []string) {
 	return names
 }
 
-// poolIs waits until is returns nil for a pool.
-func poolIs(t *testing.T, name, what string, is func(*v1alpha1.AddressPool) error) {
+// poolIs waits until check returns nil for a pool.
+func poolIs(t *testing.T, name, what string, check func(*v1alpha1.AddressPool) error) {
 	t.Helper()
-	controllers.Await(t, client.ObjectKey{Name: name}, what, is)
+	controllers.Await(t, client.ObjectKey{Name: name}, what, check)
 }
 
 // condition checks that a pool has a condition.

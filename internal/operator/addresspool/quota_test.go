@@ -118,7 +118,7 @@ func newThief(t *testing.T, pods string) thief {
 	return thief{t, harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "thief"))}
 }
 
-// asks creates requests for a pool, numbered from from up to but not including to.
+// asks creates requests for a pool, numbered in the half-open range [from, to).
 func (c thief) asks(pool string, from, to int) {
 	c.t.Helper()
 	for i := from; i < to; i++ {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -51,16 +52,31 @@ func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, er
 		if err != nil {
 			return false, err
 		}
-		for i := range nics {
-			known = true
-			for _, has := range nics[i].Status.Addresses {
-				if is, err := netip.ParsePrefix(has.CIDR); err == nil && is.Addr() == a {
-					return true, nil
-				}
-			}
+		if known = known || len(nics) > 0; anyHas(nics, a) {
+			return true, nil
 		}
 	}
 	return !known, nil
+}
+
+// OfNIC reports whether a PodNIC of a pod has an address, as far as the cache knows.
+func (s Sources) OfNIC(pod types.NamespacedName, a netip.Addr) bool {
+	if !s.Ports {
+		return false
+	}
+	nics, err := podnics.NICsOf(context.Background(), s.Cache, pod)
+	return err == nil && anyHas(nics, a)
+}
+
+func anyHas(nics []v1alpha1.PodNIC, a netip.Addr) bool {
+	for i := range nics {
+		for _, has := range nics[i].Status.Addresses {
+			if is, err := netip.ParsePrefix(has.CIDR); err == nil && is.Addr() == a {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // available reports whether a NodeNetwork has an address, or the prefix around it that EC2 assigns.

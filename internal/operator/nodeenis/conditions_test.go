@@ -71,7 +71,7 @@ func TestConditions(t *testing.T) {
 	}
 	for c := cloud.Unknown; c <= cloud.Bug; c++ {
 		if text := reasonOf(c); strings.ContainsAny(text, "-( ") || text[0] < 'A' || text[0] > 'Z' {
-			t.Errorf("reasonOf() = %q, which is not a valid reason", text)
+			t.Errorf("reasonOf(%v) = %q, want a valid condition reason", c, text)
 		}
 	}
 	for c, want := range map[cloud.Class]string{cloud.Bug: "InvalidRequest", cloud.Gone: "NotFound", cloud.LimitReached: "LimitReached"} {
@@ -81,8 +81,8 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// A problem and its end are each reported once. The time of the next attempt is kept current, but not
-// updated on each retry.
+// A problem causes one Event, and so does its end. Retries only change the time of the next attempt in
+// the condition's message, which is written at most every timeEvery.
 func TestProblemsAreReportedOnce(t *testing.T) {
 	now := clock.NewFake(time.Now()) // advanced while the test waits
 	_, n := setUp(t, Options{Clock: now})
@@ -104,7 +104,7 @@ func TestProblemsAreReportedOnce(t *testing.T) {
 	}
 	harness.OK(t, inTime("Throttled")(get(t, "node-1")))
 	harness.OK(t, controllers.Same("resource version when only the time of the next attempt has changed", get(t, "node-1").ResourceVersion, first.ResourceVersion))
-	until(t, "node-1", "has the time of the last attempt", func(o *v1alpha1.NodeNetwork) error {
+	until(t, "node-1", "reports the latest time of the next attempt", func(o *v1alpha1.NodeNetwork) error {
 		now.Advance(timeEvery)
 		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded)
 		if want := withTime("assign: slow down", trouble.NextTry); c.Message != want {
@@ -136,14 +136,14 @@ func eventsOf(t *testing.T, name string) (out []string) {
 	return out
 }
 
-// An invalid spec is reported, leaves the valid settings in place, and is applied once corrected.
+// An invalid spec is reported and not applied: the previous settings remain until the spec is corrected.
 func TestInvalidSpec(t *testing.T) {
 	fl := newScript()
 	n := alone(fl)
 	c, s := n.c, &n.state
 	harness.OK(t, c.configure(t.Context(), n, nil))
 	if s.config.err != nil || !s.config.set {
-		t.Fatalf("configure() with a valid spec: %v", s.config.err)
+		t.Fatalf("configure() with a valid spec: config = %+v, want it set without an error", s.config)
 	}
 	o := s.obj.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(-5))
@@ -220,7 +220,7 @@ func TestGoneSince(t *testing.T) {
 	}
 }
 
-func TestObjectGoesWithItsNode(t *testing.T) {
+func TestNodeNetworkIsDeletedWithItsNode(t *testing.T) {
 	fl, _ := setUp(t, Options{Grace: 2 * time.Second})
 	create(t, "node-2", nil)
 	fl.node(t, "node-2")
@@ -252,8 +252,8 @@ func healthy(t *testing.T, n *node) {
 	})
 }
 
-// The fleet checks an instance when its Node stops being ready, and when it is ready again, including
-// when the operator did not see the change. A Node that was never ready is just joining.
+// The fleet checks an instance when its Node becomes unready and when it becomes ready again, even if the
+// operator was not running at the time. It does not check a Node that was never ready: it is still joining.
 func TestInstanceIsCheckedWhenNotReady(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	setReady(t, "node-1", corev1.ConditionFalse)
@@ -273,7 +273,7 @@ func TestInstanceIsCheckedWhenNotReady(t *testing.T) {
 }
 
 // The object of a deleted instance is deleted, unless its Node is ready.
-func TestObjectGoesWithItsInstance(t *testing.T) {
+func TestNodeNetworkIsDeletedWithItsInstance(t *testing.T) {
 	_, n := setUp(t, Options{Grace: time.Second})
 	setReady(t, "node-1", corev1.ConditionTrue)
 	healthy(t, n)
@@ -298,8 +298,8 @@ func throughout(t *testing.T, d time.Duration, check func()) {
 	})
 }
 
-// A Node recreated with another instance is another node. A pass of the fleet that began before writes
-// nothing about the old instance into its object.
+// A Node that is recreated with another instance counts as a new node. An inventory of the old instance,
+// which the fleet publishes late, is not written to its NodeNetwork.
 func TestNodeRecreatedWithAnotherInstance(t *testing.T) {
 	const other = "i-0aaaaaaaaaaaaaaaa"
 	fl, first := setUp(t, Options{})
@@ -316,7 +316,7 @@ func TestNodeRecreatedWithAnotherInstance(t *testing.T) {
 
 // Pods bound to the node that have no address yet are counted before their ADDs arrive, and the time
 // they waited is measured.
-func TestPodsWait(t *testing.T) {
+func TestWaitingPodsAreCounted(t *testing.T) {
 	served := make(chan time.Duration, 10)
 	fl, n := setUp(t, Options{DemandServed: func(d time.Duration) { served <- d }})
 	publish(t, n, inventory([]string{"10.0.0.1"}))

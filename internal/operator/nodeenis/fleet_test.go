@@ -204,7 +204,7 @@ func TestStaleLimitsDoNotBlock(t *testing.T) {
 	s.given(t, "settings of the object", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 3 })
 }
 
-// A template that a node cannot have is reported by name, and the settings stay in force, also after a
+// A template that a node cannot have is reported by name, and the settings stay in force, even after a
 // change of operator.
 func TestImpossibleTemplate(t *testing.T) {
 	s, n := setUp(t, Options{})

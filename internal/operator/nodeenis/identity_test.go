@@ -164,7 +164,7 @@ func TestTwoObjectsOfOneInstance(t *testing.T) {
 	}
 }
 
-// oldest returns the oldest of some objects, by creation time and name.
+// oldest returns the oldest of the named objects, by creation time and name.
 func oldest(t *testing.T, names ...string) string {
 	t.Helper()
 	var first *v1alpha1.NodeNetwork

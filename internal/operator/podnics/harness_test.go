@@ -275,8 +275,8 @@ func (w *world) nicsOf(pod string) map[string]*v1alpha1.PodNIC {
 	return out
 }
 
-// awaitNIC waits until is returns nil for a pod's NIC, and returns the NIC.
-func (w *world) awaitNIC(pod, name, what string, is func(*v1alpha1.PodNIC) error) (got *v1alpha1.PodNIC) {
+// awaitNIC waits until check returns nil for a pod's NIC, and returns the NIC.
+func (w *world) awaitNIC(pod, name, what string, check func(*v1alpha1.PodNIC) error) (got *v1alpha1.PodNIC) {
 	w.t.Helper()
 	harness.Eventually(w.t, limit, pod+"'s "+name+" "+what, func() error {
 		o := w.nicsOf(pod)[name]
@@ -284,7 +284,7 @@ func (w *world) awaitNIC(pod, name, what string, is func(*v1alpha1.PodNIC) error
 			return errors.New("no such NIC")
 		}
 		got = o
-		if err := is(o); err != nil {
+		if err := check(o); err != nil {
 			return fmt.Errorf("%w; status = %+v", err, o.Status)
 		}
 		return nil

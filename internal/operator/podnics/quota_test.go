@@ -326,6 +326,6 @@ func TestListedPodNICs(t *testing.T) {
 	b.with(of("db", "new", ""), true, func(*nic) {})
 	old, known, gone := b.addListed(of("db", "old", "p"), true), b.addListed(of("db", "new", ""), true), b.addListed(of("gone", "gone", "q"), true)
 	if !b.has("new") || b.has("old") || !b.has("gone") || old || known || !gone {
-		t.Errorf("known NICs %v; addListed() of the old, known and deleted PodNIC = %v, %v, %v, want false, false, true", b.uids, old, known, gone)
+		t.Errorf("known NICs %v; addListed() of the old, known and deleted PodNIC = %v, %v, %v, want false twice and then true", b.uids, old, known, gone)
 	}
 }

@@ -43,8 +43,14 @@ var Pods = &Kind{
 // EgressPods are the same pods, each additionally with its labels, the annotations about Egresses, its addresses, and whether it is ready;
 // gateways also have their owners, and the reason why they are not ready.
 var EgressPods = &Kind{
-	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
+	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} }, Within: PolicyPods,
 	Cache: cache.ByObject{Transform: trimEgressPod, Field: notEnded},
+}
+
+// PolicyPods are the same pods; of each also the named ports of its containers and sidecars, for network policies.
+var PolicyPods = &Kind{
+	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
+	Cache: cache.ByObject{Transform: trimPolicyPod, Field: notEnded},
 }
 
 // notEnded selects pods that may still run.
@@ -193,6 +199,33 @@ func trimEgressPod(in any) (any, error) {
 	p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork}
 	p.Status = status
 	return p, nil
+}
+
+func trimPolicyPod(in any) (any, error) {
+	p, ok := in.(*corev1.Pod)
+	if !ok {
+		return in, nil
+	}
+	containers, sidecars := withPorts(p.Spec.Containers), withPorts(p.Spec.InitContainers)
+	out, err := trimEgressPod(p)
+	p.Spec.Containers, p.Spec.InitContainers = containers, sidecars
+	return out, err
+}
+
+// withPorts returns the named ports of the containers that have some.
+func withPorts(all []corev1.Container) (out []corev1.Container) {
+	for _, c := range all {
+		var ports []corev1.ContainerPort
+		for _, p := range c.Ports {
+			if p.Name != "" {
+				ports = append(ports, corev1.ContainerPort{Name: p.Name, ContainerPort: p.ContainerPort, Protocol: p.Protocol})
+			}
+		}
+		if len(ports) > 0 {
+			out = append(out, corev1.Container{Ports: ports, RestartPolicy: c.RestartPolicy})
+		}
+	}
+	return out
 }
 
 func trimNamespace(in any) (any, error) {

@@ -53,7 +53,7 @@ func Metadata(gvk schema.GroupVersionKind, selector labels.Selector, transform t
 	return k
 }
 
-// isWithin reports whether another one of some declarations keeps everything that k keeps, and more.
+// isWithin reports whether one of the given declarations keeps everything that k keeps, and more.
 func (k *Kind) isWithin(kinds []*Kind) bool {
 	return k.Within != nil && (slices.Contains(kinds, k.Within) || k.Within.isWithin(kinds))
 }

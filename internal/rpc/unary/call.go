@@ -125,7 +125,7 @@ func unprefixed(body []byte) ([]byte, error) {
 		return nil, errorf(Internal, "the reply has no message")
 	}
 	if body[0] != 0 {
-		return nil, errorf(Internal, "the reply is compressed, which nobody asked for")
+		return nil, errorf(Internal, "the reply is compressed, but the client supports no compression")
 	}
 	if n := announced(body); n != int64(len(body)-prefixSize) {
 		return nil, errorf(Internal, "the reply has %d bytes, announced were %d", len(body)-prefixSize, n)

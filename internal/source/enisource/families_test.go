@@ -114,7 +114,7 @@ func (n *node) freeAtHome() int {
 	return list[0].Free
 }
 
-// IPv6-only pods get addresses of ENIs in an IPv6-only subnet, which have no IPv4 address, also after a
+// IPv6-only pods get addresses of ENIs in an IPv6-only subnet, which have no IPv4 address, even after a
 // restart, and after a restart while EC2 is unavailable.
 func TestPodsInIPv6OnlySubnet(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {

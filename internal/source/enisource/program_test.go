@@ -35,7 +35,7 @@ func (l *links) addresses(id string) []netip.Addr {
 }
 
 // An ENI's own address that is no longer for pods returns to the node once no pod holds it and it has
-// cooled, also after a restart.
+// cooled, even after a restart.
 func TestOwnAddressStaysWithItsPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memStore{}

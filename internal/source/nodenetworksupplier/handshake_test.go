@@ -280,7 +280,7 @@ func TestConflictStorm(t *testing.T) {
 // lagging is the connection to several API servers, of which the watched one falls behind:
 // it sends nothing new, and starts a watch with the state that it knows if that is recent enough.
 type lagging struct {
-	mu      sync.Mutex            // guards the fields below below
+	mu      sync.Mutex            // guards the fields below
 	old     *v1alpha1.NodeNetwork // the latest state that it knows; nil: up to date
 	expired bool                  // the next resumed watch fails as expired
 	lists   int                   // number of watches that started with a list

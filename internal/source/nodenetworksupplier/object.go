@@ -67,7 +67,7 @@ func (s *creator) ensure(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 		return time.Time{}
 	}
 	s.observed.update(func(o *observed) { o.createErr = err })
-	b.Fail(now, firstAttempt, lastAttempt) // also after a success, as a limit
+	b.Fail(now, firstAttempt, lastAttempt) // even after a success, as a limit
 	if err == nil {
 		return time.Time{}
 	}

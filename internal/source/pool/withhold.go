@@ -41,7 +41,7 @@ func (b blockFacts) withheldPlaces() (out []netip.Addr) {
 	return out
 }
 
-// ownerOf returns the first of some addresses that another object uses, and its owner.
+// ownerOf returns the first of addrs that another object uses, and its owner.
 func (b blockFacts) ownerOf(addrs []netip.Addr) (addr netip.Addr, owner string) {
 	for _, a := range addrs {
 		for _, w := range b.withheld {

@@ -14,8 +14,8 @@ import (
 )
 
 // Token returns a token of a service account, which it creates if missing. If pod is given, the token is bound to that pod
-// and names its node.
-func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, pod *corev1.Pod) (string, error) {
+// and names its node. Without audiences the token is for the API server.
+func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, pod *corev1.Pod, audiences ...string) (string, error) {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
 		return "", err
@@ -27,7 +27,7 @@ func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, 
 	}
 	seconds := int64(lifetime / time.Second) // not refreshed
 	request := &authenticationv1.TokenRequest{}
-	request.Spec.ExpirationSeconds = &seconds
+	request.Spec.ExpirationSeconds, request.Spec.Audiences = &seconds, audiences
 	if pod != nil {
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{
 			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
@@ -42,7 +42,7 @@ func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, 
 
 // NodeToken returns a token like that of a DaemonSet's pod on a node. It creates the account and that pod, named
 // account-node, if missing. The node need not exist.
-func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedName, node string) (string, error) {
+func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedName, node string, audiences ...string) (string, error) {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
 		return "", err
@@ -68,7 +68,7 @@ func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedNa
 	if err != nil {
 		return "", fmt.Errorf("read pod %s/%s: %w", account.Namespace, name, err)
 	}
-	return c.Token(ctx, account, pod)
+	return c.Token(ctx, account, pod, audiences...)
 }
 
 // exists treats "already exists" as success.

@@ -42,7 +42,8 @@ type Pod struct {
 type PodOptions struct {
 	Namespace   string            // default "default"
 	Ports       []PortMapping     // for the portmap plugin
-	Annotations map[string]string // of its object
+	Labels      map[string]string // of its object, as are Annotations
+	Annotations map[string]string
 	// Once returns the first failure instead of retrying like a kubelet.
 	Once bool
 	// Object is an existing Pod object. If nil, one is created and deleted with the pod.
@@ -88,7 +89,7 @@ func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text strin
 // PodObjects manages the Pod objects of a node's pods.
 type PodObjects interface {
 	// Bind creates the object of a pod, bound to the node, unless it exists, and returns its UID and its name.
-	Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error)
+	Bind(ctx context.Context, namespace, name string, labels, annotations map[string]string) (uid, objectName string, err error)
 	// Running and Gone report, like a kubelet, that a pod is running, or that it was deleted. They do not wait.
 	Running(p *Pod)
 	Gone(namespace, name string)
@@ -147,7 +148,7 @@ func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, object
 	if n.Objects == nil {
 		return randomHex(16), name, nil
 	}
-	return n.Objects.Bind(ctx, o.Namespace, name, o.Annotations)
+	return n.Objects.Bind(ctx, o.Namespace, name, o.Labels, o.Annotations)
 }
 
 // reserve reserves a name, so that the same pod is not added twice.

@@ -280,6 +280,15 @@ var elsewhere = map[string]string{
 	"BerthEgressConnectionsFull":       "needs an Egress",
 	"BerthEgressConnectionsNearlyFull": "needs an Egress",
 	"BerthEgressGatewayFails":          "needs an Egress",
+
+	// These labs enforce no network policies.
+	"BerthNetworkPoliciesNotInForceOnManyNodes": "needs network policies",
+	"BerthNetworkPoliciesNotInForce":            "needs network policies",
+	"BerthNetworkPoliciesOutdatedOnManyNodes":   "needs network policies",
+	"BerthNetworkPoliciesOutdated":              "needs network policies",
+	"BerthNetworkPoliciesUnknown":               "needs network policies",
+	"BerthNetworkPolicyUnresolved":              "needs network policies",
+	"BerthNetworkPolicyTableChanged":            "needs network policies",
 }
 
 // TestEveryAlertFires checks that each alert is in one of the tests above or in the list.

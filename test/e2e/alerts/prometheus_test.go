@@ -29,7 +29,7 @@ import (
 
 // ruleFiles are the rule files of the chart.
 var ruleFiles = []string{
-	"deploy/chart/files/monitoring/rules.yaml", "deploy/chart/files/monitoring/rules-ports.yaml", "deploy/chart/files/monitoring/rules-egress.yaml",
+	"deploy/chart/files/monitoring/rules.yaml", "deploy/chart/files/monitoring/rules-ports.yaml", "deploy/chart/files/monitoring/rules-egress.yaml", "deploy/chart/files/monitoring/rules-policies.yaml",
 }
 
 // prometheus is a real Prometheus, in the namespace of a lab's router.

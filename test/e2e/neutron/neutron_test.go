@@ -13,14 +13,14 @@ import (
 )
 
 // TestProviderWithNeutron tests the provider of VPC ports and the plugs with a real Neutron: with OVN, and with
-// Neutron's own agent, which puts a Linux bridge between a port and br-int. The lab's Neutron replies word for word
-// like each of them.
+// Neutron's own agent, which puts a Linux bridge between a port and br-int. It also compares the replies of the
+// lab's fake Neutron with those of the real one.
 func TestProviderWithNeutron(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		backend openstack.Backend
 		plug    vpcport.Plug
-		host    neutronfake.Host // host of the lab's Neutron
+		host    neutronfake.Host // host in the lab's fake Neutron
 	}{
 		{"OVN", openstack.OVN, byOVN, neutronfake.Host{}},
 		{"Agent", openstack.Agent, byHybrid, neutronfake.Host{Agent: true, Hybrid: true}},
@@ -36,9 +36,9 @@ func TestProviderWithNeutron(t *testing.T) {
 	}
 }
 
-// TestContractWithLeastRights runs the contract tests as a project user with exactly the rights that the provider
+// TestContractWithLeastPrivilege runs the contract tests as a project user with exactly the permissions that the provider
 // requires, with a password and with an application credential.
-func TestContractWithLeastRights(t *testing.T) {
+func TestContractWithLeastPrivilege(t *testing.T) {
 	w := of(t, openstack.OVN, true)
 	u, err := w.AddUser(t.Context(), name(), openstack.Role)
 	harness.OK(t, err)

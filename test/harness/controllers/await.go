@@ -22,8 +22,8 @@ import (
 // Limit is how long tests wait for steps that take a second on an idle machine.
 const Limit = 3 * time.Minute
 
-// Await waits until is returns nil for an object, and returns it.
-func Await[T any, P kind[T]](t *testing.T, key client.ObjectKey, what string, is func(P) error) (o P) {
+// Await waits until check returns nil for an object, and returns it.
+func Await[T any, P kind[T]](t *testing.T, key client.ObjectKey, what string, check func(P) error) (o P) {
 	t.Helper()
 	c := harness.KubeClient(t)
 	harness.Eventually(t, Limit, strings.TrimPrefix(key.String(), "/")+" "+what, func() error {
@@ -31,7 +31,7 @@ func Await[T any, P kind[T]](t *testing.T, key client.ObjectKey, what string, is
 		if err := c.Get(t.Context(), key, o); err != nil {
 			return err
 		}
-		if err := is(o); err != nil {
+		if err := check(o); err != nil {
 			return fmt.Errorf("%w: %+v", err, o)
 		}
 		return nil

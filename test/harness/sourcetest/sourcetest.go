@@ -55,7 +55,7 @@ func Add(t testing.TB, s source.Source, i int, within time.Duration) source.Leas
 	return l
 }
 
-// Burst makes concurrent requests for the pods from (inclusive) to to (exclusive). It returns the leases of those
+// Burst makes concurrent requests for the pods in the half-open range [from, to). It returns the leases of those
 // that got one in time, and the errors of the others. No address may belong to two pods.
 func Burst(t testing.TB, s source.Source, from, to int, within time.Duration) (leases map[int]source.Lease, failed map[int]error) {
 	t.Helper()

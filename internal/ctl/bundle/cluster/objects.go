@@ -52,6 +52,8 @@ var kinds = []kind{
 	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingwebhookconfigurations", others: ofWebhook},
 	{path: "/apis/admissionregistration.k8s.io/v1", resource: "mutatingwebhookconfigurations", others: ofWebhook},
 	{path: "/apis/apiextensions.k8s.io/v1", resource: "customresourcedefinitions", ours: true},
+	{path: "/apis/networking.k8s.io/v1", resource: "networkpolicies", others: fields{"spec"}},
+	{path: "/apis/policy.networking.k8s.io/v1beta1", resource: "clusternetworkpolicies", others: fields{"spec", "status"}},
 	{path: "/apis/k8s.cni.cncf.io/v1", resource: "network-attachment-definitions", others: fields{"spec"}},
 	{path: "/apis/berth.dev/v1alpha1", resource: "nodenetworks"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "addresspools"},

@@ -51,13 +51,7 @@ func ask(ctx context.Context, address, path string, read func(io.Reader) error) 
 
 // introspection adds the introspection document and the node's readiness.
 func (n *node) introspection(ctx context.Context, s *archive.Sink) error {
-	err := ask(ctx, n.Address, introspect.Path, func(r io.Reader) error {
-		data, err := io.ReadAll(io.LimitReader(r, s.Most()+1))
-		if err != nil {
-			return err
-		}
-		return s.Document("ip-manager.json", data)
-	})
+	err := n.document(ctx, s, introspect.Path, "ip-manager.json")
 	var ready bytes.Buffer
 	readyErr := ask(ctx, n.Address, "/readyz", func(r io.Reader) error {
 		_, err := io.Copy(&ready, io.LimitReader(r, 64<<10))
@@ -67,6 +61,25 @@ func (n *node) introspection(ctx context.Context, s *archive.Sink) error {
 		readyErr = s.Bytes("readyz.txt", ready.Bytes())
 	}
 	return errors.Join(err, readyErr)
+}
+
+// document adds a document of the introspection address.
+func (n *node) document(ctx context.Context, s *archive.Sink, path, name string) error {
+	return ask(ctx, n.Address, path, func(r io.Reader) error {
+		data, err := io.ReadAll(io.LimitReader(r, s.Most()+1))
+		if err != nil {
+			return err
+		}
+		return s.Document(name, data)
+	})
+}
+
+// networkPolicies adds which network policies are in force on the node.
+func (n *node) networkPolicies(ctx context.Context, s *archive.Sink) error {
+	if !n.policies {
+		return nil
+	}
+	return n.document(ctx, s, introspect.NetworkPoliciesPath, "network-policies.json")
 }
 
 func (n *node) scrape(ctx context.Context, s *archive.Sink) error {

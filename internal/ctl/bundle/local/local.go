@@ -44,6 +44,7 @@ type node struct {
 	cniBinDir string
 	ports     bool   // pods may have NICs in VPCs
 	ovsdbAt   string // value of --ovsdb, or ""
+	policies  bool   // it enforces network policies
 }
 
 // Parts returns all parts of a node. It reads the daemon's settings first.
@@ -55,6 +56,7 @@ func Parts(ctx context.Context, o Options) []archive.Part {
 	}
 	n := node{Options: o, metrics: get(settings, "metrics-address"), cniBinDir: get(settings, "cni-bin-dir"), ovsdbAt: get(settings, "ovsdb")}
 	n.ports = get(settings, "ipam") == config.IPAMPort || get(settings, "vpc-ports") == "true"
+	n.policies = get(settings, "network-policies") == "true"
 	for _, v := range []struct {
 		to   *string
 		name string
@@ -71,6 +73,7 @@ func Parts(ctx context.Context, o Options) []archive.Part {
 			return joinJSON(s, "settings.json", settings, err)
 		}),
 		n.part("introspection", n.introspection),
+		n.part("network policies", n.networkPolicies),
 		n.part("metrics", n.scrape),
 		n.part("state", func(ctx context.Context, s *archive.Sink) error { return folder(ctx, s, "state", n.at(n.StateDir)) }),
 		n.part("cni", func(ctx context.Context, s *archive.Sink) error { return folder(ctx, s, "cni", n.at(n.CNIConfDir)) }),

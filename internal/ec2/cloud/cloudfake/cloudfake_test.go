@@ -252,7 +252,7 @@ func TestManyNodes(t *testing.T) {
 	took := c.Front.CPU()
 	list, err := c.ENIs(ctx, cloud.ENIFilter{VPCID: VPC})
 	if err != nil || len(list) != 4*nodes || c.Front.Total(pace.DescribeENIs.Action).Calls != nodes+40 {
-		t.Errorf("ENIs() returned %d ENIs after %d calls, error %v", len(list), c.Front.Total(pace.DescribeENIs.Action).Calls, err)
+		t.Errorf("ENIs() = %d ENIs, error %v, after %d calls; want %d ENIs after %d calls", len(list), err, c.Front.Total(pace.DescribeENIs.Action).Calls, 4*nodes, nodes+40)
 	}
 	t.Logf("%d calls took %v of CPU, the listing %v", 7*nodes, took, c.Front.CPU()-took)
 	seen := make(map[netip.Addr]bool, 10*nodes)

@@ -12,8 +12,8 @@ const (
 	floorRate  = 0.5
 	topRate    = 1000
 
-	startWindow  = 4    // initial limit of calls in flight while saved-up credit is spent, which EC2's bucket may not have
-	windowGrowth = 0.25 // its growth per call that passes
+	startWindow  = 4    // initial limit of calls in flight while saved-up credit is spent, because EC2's bucket may hold less
+	windowGrowth = 0.25 // growth of that limit per call that passes
 
 	searchRate = 4.0   // start of the search for the granted rate
 	searchStep = 0.7   // added per call that passes: the rate doubles every second
@@ -26,24 +26,24 @@ const (
 
 	exhausted = 4 // excess of refusals over passes that means EC2 lacks the saved-up credit
 
-	judged       = 4     // replies needed to judge a rate,
-	judgedSearch = 8     // the rate that ends a search,
-	judgedDeep   = 10    // a rate that was more than halved,
-	judgedOthers = 12    // and a rate next to known unresponsive clients
-	between      = 40    // replies between two cuts next to such clients
-	trial        = 20    // replies after a cut that show whether it helped
-	inVain       = 3     // refusals among them that show that it did not
+	judged       = 4     // replies needed to judge a rate
+	judgedSearch = 8     // likewise, a rate at which a search ends
+	judgedDeep   = 10    // likewise, a rate that was at least halved
+	judgedOthers = 12    // likewise, a rate beside clients that are known not to back off
+	between      = 40    // minimum number of replies between two cuts beside such clients
+	trial        = 20    // number of replies after a cut that show whether it helped
+	inVain       = 3     // refusals among those replies that show that the cut did not help
 	slack        = 2     // tolerance, in calls, of the model of EC2's bucket
-	memory       = 3     // cuts for which unresponsive clients are remembered
+	memory       = 3     // number of cuts for which clients that do not back off are remembered
 	overdrive    = 2.4   // maximum calls per call that passes
-	recovery     = 0.02  // relative growth per call that passes next to such clients, up to the rate before the cut,
-	probeOthers  = 0.002 // and beyond that rate
+	recovery     = 0.02  // relative growth per call that passes beside such clients, up to the rate before the cut
+	probeOthers  = 0.002 // likewise, above that rate
 
 	firstHold = 500 * time.Millisecond // how long the queue is held after a refusal, at most for holdCalls calls
 	holdCalls = 5
 	longHold  = 30 * time.Second
-	storeTime = 2 // seconds of unused rate after which credit counts as saved up
-	storeGain = 0.02
+	storeTime = 2    // seconds of unused rate after which credit counts as saved up
+	storeGain = 0.02 // growth of the maximum credit per call that passes on saved-up credit
 )
 
 // pacer decides when the next call of an action, or of an account, may be sent. It is a token bucket with a
@@ -54,24 +54,24 @@ const (
 // of it. The pacer has three phases:
 //
 //   - open: the bucket has never been empty. Calls are sent at startRate. Single refusals mean nothing; the bucket
-//     is considered empty when refusals outnumber passes by exhausted or, among peers, at the first refusal.
+//     is considered empty once refusals outnumber passes by the constant exhausted or, among peers, at the first refusal.
 //   - searching: the queue is held for firstHold, then the rate starts at searchRate and doubles every second until
 //     a call is refused.
-//   - settled: a refusal cuts the rate to keep times the granted one, and calls that pass while others are queued
-//     raise it: mostly by a fixed amount a second, so that among clients that share a bucket small shares grow at
-//     the cost of large ones, and by less at low rates, so that refusals stay rare. The rate swings around the
+//   - settled: a refusal cuts the rate to a share of the granted one (keep), and calls that pass while others are queued
+//     raise it. It mostly rises by a fixed amount a second, so that among clients that share a bucket small shares
+//     grow at the cost of large ones. At low rates it rises by less, so that refusals stay rare. It swings around the
 //     granted one in cycles of about 40 calls at 1/s, 70 at 5/s and 500 at 20/s, with one refusal each.
 //
 // A cut is a test of the model. Below the granted rate EC2 has no reason to refuse calls. If it refuses one of the
 // first calls although the modelled bucket is not empty, or continues to refuse after the rate was halved, the
 // refusals do not depend on this client's rate: they are random, or due to another client that does not yield.
-// Single refusals are then tolerated, the rate returns to its value before the cut, and the next test is far off.
-// The rate stays below overdrive times the granted one, which bounds the number of wasted calls. Among peers this
+// Single refusals are then tolerated, the rate returns to its value before the cut, and the next test comes much later.
+// The rate stays below a multiple of the granted one (overdrive), which bounds the number of wasted calls. Among peers this
 // would escalate, so they run their tests together instead; see listen.go.
 //
 // Saved-up credit is spent carefully: few calls are in flight, and more with each that passes, so that no burst is
-// refused as a whole. Credit that EC2 lacks means nothing about the rate; the burst is halved instead. Cuts with no
-// pass in between double the hold, up to longHold.
+// refused as a whole. If EC2 refuses calls on saved-up credit, that says nothing about the rate, so the maximum credit is
+// halved instead. Cuts with no pass in between double the hold, up to longHold.
 type pacer struct {
 	phase   phase
 	rate    float64
@@ -116,7 +116,7 @@ type grant struct {
 	pacer   *pacer
 	epoch   int
 	at      time.Time // time of the grant
-	nth     int       // earlier grants of the epoch
+	nth     int       // number of earlier grants in the epoch
 	queued  bool      // calls were waiting for the pacer
 	stored  bool      // drawn from saved-up credit
 	listens bool      // sent in a quiet period
@@ -399,7 +399,7 @@ func (p *pacer) stop(now time.Time) {
 	}
 }
 
-// resume restarts an idle pacer with its old knowledge, after a refusal.
+// resume restarts a pacer after a refusal that follows an idle time, and keeps what it learned before.
 func (p *pacer) resume(now time.Time) {
 	if p.phase == open {
 		p.phase, p.rate = searching, searchRate

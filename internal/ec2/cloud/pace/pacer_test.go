@@ -94,7 +94,7 @@ func TestPacerBurst(t *testing.T) {
 		t.Errorf("%d calls passed in the second after the idle period, want at least 20 from EC2's bucket of 50", n)
 	}
 	check.AtMost(t, sum(got.refused), 60, "refused calls")
-	// The lessons of the burst do not disturb the rate.
+	// The burst's refusals do not change the settled rate.
 	s.run(time.Minute)
 	s.run(2*time.Minute).expect(t, "after the burst", 5)
 }
@@ -131,19 +131,19 @@ func TestPacerCeiling(t *testing.T) {
 
 // Next to a client that never backs off, a pacer gets about its proportional share of the bucket for any random
 // seed, and wastes a bounded number of calls.
-func TestPacerForeign(t *testing.T) {
+func TestPacerBesideUnyieldingClient(t *testing.T) {
 	const seeds = 9
 	for _, foreign := range []float64{4, 5.5, 8} {
 		took := besideForeign(t, foreign, seeds, 200, func(seed uint64) *simulation { return newSimulation(bucket{rate: 5, size: 50}, 1, false, seed) })
-		t.Logf("next to %v calls a second: %.2f times what a proportional share takes", foreign, took)
+		t.Logf("beside a client that makes %v calls a second: took %.2f times as long as with a proportional share", foreign, took)
 		if took[seeds/2] > 1.5 || took[seeds-1] > 2.5 {
-			t.Errorf("next to %v calls a second: %.2f times what a proportional share takes, want a median of 1.5 and at most 2.5", foreign, took)
+			t.Errorf("beside a client that makes %v calls a second: took %.2f times as long as with a proportional share, want at most 1.5 in the median and 2.5 in any run", foreign, took)
 		}
 	}
 }
 
 // Random refusals do not wear down the rate.
-func TestPacerChance(t *testing.T) {
+func TestPacerToleratesRandomRefusals(t *testing.T) {
 	for _, rate := range []float64{5, 20, 1000} {
 		for _, chance := range []float64{0.01, 0.02, 0.05, 0.1} {
 			s := simulate(bucket{rate: rate, size: 50})
@@ -164,20 +164,20 @@ func TestPacerOneRefusal(t *testing.T) {
 	s.callers = 200
 	s.pacers[0].take(s.now).refuse(s.now)
 	if n := sum(s.run(time.Second).passed); n < 50 {
-		t.Errorf("%d calls passed in the second after one refusal, want as many as without", n)
+		t.Errorf("%d calls passed in the second after one refusal, want at least 50", n)
 	}
 }
 
 // Next to a client that never backs off, peers that start cold complete their work at about the proportional
 // share of the bucket, regardless of their number.
-func TestPeersForeign(t *testing.T) {
+func TestPeersBesideUnyieldingClient(t *testing.T) {
 	const seeds = 21
 	for _, tt := range []struct{ foreign, median, worst float64 }{{4, 1, 1.5}, {5.5, 1.5, 2.5}, {8, 2.5, 4}} {
 		for _, peers := range []int{1, 2, 4} {
 			took := besideForeign(t, tt.foreign, seeds, 300, func(seed uint64) *simulation { return simulatePeers(bucket{rate: 5, size: 50}, peers, seed) })
-			t.Logf("%d peers next to %v calls a second: %.2f times what a proportional share takes", peers, tt.foreign, took)
+			t.Logf("%d peers beside a client that makes %v calls a second: took %.2f times as long as with a proportional share", peers, tt.foreign, took)
 			if took[seeds/2] > tt.median || took[seeds-1] > tt.worst {
-				t.Errorf("%d peers next to %v calls a second: %.2f times what a proportional share takes, want a median of %v and at most %v",
+				t.Errorf("%d peers beside a client that makes %v calls a second: took %.2f times as long as with a proportional share, want at most %v in the median and %v in any run",
 					peers, tt.foreign, took, tt.median, tt.worst)
 			}
 		}
@@ -185,7 +185,7 @@ func TestPeersForeign(t *testing.T) {
 }
 
 // Random refusals do not wear down the rate of peers.
-func TestPeersChance(t *testing.T) {
+func TestPeersTolerateRandomRefusals(t *testing.T) {
 	const seeds = 3
 	for _, rate := range []float64{5, 20} {
 		for _, peers := range []int{1, 4} {
@@ -197,7 +197,7 @@ func TestPeersChance(t *testing.T) {
 					s.run(time.Minute)
 					got = append(got, s.run(10*time.Minute).rate()/(rate*(1-chance)))
 				}
-				t.Logf("%d peers, %v/s granted, %.0f %% refused: %.2f of the rest", peers, rate, 100*chance, got)
+				t.Logf("%d peers, %v/s granted, %.0f %% refused: %.2f of the possible rate", peers, rate, 100*chance, got)
 				if slices.Min(got) < 0.8 {
 					t.Errorf("%d peers, %v/s granted, %.0f %% refused: %.2f of the possible rate, want at least 0.8", peers, rate, 100*chance, got)
 				}
@@ -223,7 +223,7 @@ func TestPeersAlone(t *testing.T) {
 				s.foreign = 0
 				at := s.run(2 * time.Minute).wasted()
 				got := s.run(10 * time.Minute)
-				t.Logf("%.0f %% refused next to the client, %.0f %% in the two minutes after, then %.1f %% and %.2f/s", 100*beside, 100*at, 100*got.wasted(), got.rate())
+				t.Logf("%.0f %% refused beside the other client, %.0f %% in the two minutes after it stopped, then %.1f %% and %.2f/s passed", 100*beside, 100*at, 100*got.wasted(), got.rate())
 				if got.wasted() > 0.1 || got.rate() < 0.9*tt.rate {
 					t.Errorf("%.1f %% refused, want at most 10 %%; %.2f/s passed of %v/s", 100*got.wasted(), got.rate(), tt.rate)
 				}

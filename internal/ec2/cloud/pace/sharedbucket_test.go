@@ -68,7 +68,7 @@ func (j joins) run(t *testing.T) (r result) {
 				began := time.Now()
 				takeTurn(ctx)
 				if err := join(ctx, api, id, cloud.Priority(8+i%8)); err != nil {
-					t.Errorf("%s: %v", id, err)
+					t.Errorf("node %s failed to join: %v", id, err)
 				}
 				results <- done{time.Since(start), time.Since(began)}
 			}()

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// Three subnets have 400 free addresses each, and 100 nodes need 11 addresses and one for the ENI: exactly 1,200.
+// Three subnets have 400 free addresses each, and 100 nodes need 11 addresses each and one for their ENI: exactly 1,200.
 // The last node is served from the remainders of all three.
 func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 	bubble(t, 100, func(t *testing.T, w *world) {
@@ -42,7 +42,7 @@ func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 		for _, o := range w.objects {
 			short += 11 - o.available()
 		}
-		// Two more ENIs than nodes need two addresses for themselves.
+		// There are two more ENIs than nodes, and each of the two occupies an address itself.
 		if n := w.cloud.Front.Count("CreateENI"); short != 2 || n != 102 {
 			t.Errorf("%d addresses missing and %d ENIs created, want 2 and 102", short, n)
 		}
@@ -82,7 +82,7 @@ func TestInvalidSettingsAffectOneNode(t *testing.T) {
 		ill, well := p.set(t, w.objects[0], bad), p.set(t, w.objects[1], settings(0, 8))
 		pass(minute)
 		if s := ill.last(); s.Class != cloud.Gone || !strings.Contains(s.LastError, "team=nobody") || s.NextTry.IsZero() {
-			t.Errorf("status = %+v, want an error about the tag with a retry", s)
+			t.Errorf("status = %+v, want an error about the tag, and a time of the next try", s)
 		}
 		if s := well.last(); s.LastError != "" || s.Available != 8 || s.Needed != 0 {
 			t.Errorf("status of the other node = %+v, want 8 available addresses and no error", s)
@@ -105,7 +105,7 @@ func TestSettingSameSettingsDoesNotRetry(t *testing.T) {
 			pass(100 * time.Millisecond)
 			n.configure(t, settings(0, 8))
 		}
-		check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "CreateENI calls during 10 s of Set")
+		check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "CreateENI calls while the same settings were set for 10 s")
 		w.cloud.Front.ClearFaults()
 		pass(3 * minute)
 	})
@@ -128,7 +128,7 @@ func TestPublishFailureAffectsOneNode(t *testing.T) {
 }
 
 // A process that assigned an address does not publish it again after another process released it.
-func TestDoubtObservesBeforePublishing(t *testing.T) {
+func TestReleasedAddressIsNotPublishedAgain(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		o := p.set(t, w.objects[0], settings(0, 8))
@@ -187,7 +187,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 		s.UsePrimaryAddress, w.usePrimary = true, true
 		n := p.set(t, w.objects[0], s)
 		pass(10 * time.Second)
-		check.Equal(t, n.last().Available, 8, "status")
+		check.Equal(t, n.last().Available, 8, "available addresses")
 		for _, c := range w.cloud.Front.Calls() {
 			if c.Op == "CreateENI" && c.N != 7 {
 				t.Errorf("ENI created with %d secondary addresses, want 7", c.N)

@@ -244,7 +244,7 @@ func (o *observatory) owner(e cloud.ENI) (string, bool) {
 	return id, id != "" && e.Tags[eni.TagCluster] == o.cfg.Cluster
 }
 
-// describeNodes lists the ENIs of some instances, or of the whole account if that takes no more calls.
+// describeNodes lists the ENIs of the given instances, or of the whole account if that takes no more calls.
 func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	ctx = cloud.WithPriority(ctx, cloud.Begun)
 	o.mu.Lock()

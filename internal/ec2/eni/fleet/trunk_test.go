@@ -67,7 +67,7 @@ func TestTrunk(t *testing.T) {
 		tags := trunk.Tags
 		if trunk.SubnetID != "subnet-home" || !slices.Equal(trunk.Groups, s.Groups) || trunk.Description != eni.Description("i-000") ||
 			tags[eni.TagCluster] != "test" || tags[eni.TagOwner] != eni.Owner || tags[eni.TagInstanceID] != "i-000" || tags[eni.TagCreatedAt] == "" {
-			t.Errorf("%+v", trunk)
+			t.Errorf("trunk = %+v, want it in subnet-home with groups %v and Berth's description and tags", trunk, s.Groups)
 		}
 		if at := trunk.Attachment; at.DeviceIndex != 3 || !at.DeleteOnTermination || len(trunk.Addresses)+len(trunk.Prefixes) > 0 {
 			t.Errorf("trunk = %+v, attachment = %+v, want device index 3 and no addresses", trunk, at)
@@ -79,7 +79,7 @@ func TestTrunk(t *testing.T) {
 			t.Error("the trunk is published as an ENI for pods")
 		}
 		if st := n.last(); st.LastError != "" || st.Shortage != plan.ReasonENILimit || st.Outdated != 0 {
-			t.Errorf("%+v", st)
+			t.Errorf("status = %+v, want a shortage for the reason %s, no error and no outdated ENIs", st, plan.ReasonENILimit)
 		}
 	})
 }
@@ -386,7 +386,7 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 			}
 			n.wantPods(t, 20)
 			if !reported {
-				t.Errorf("%+v", n.last())
+				t.Errorf("no status had an error of %s; last status = %+v", plan.AttachTrunk, n.last())
 			}
 			pass(2 * time.Hour)
 			check.AtMost(t, w.cloud.Front.Count("CreateENI"), 15, "CreateENI calls in two hours")

@@ -166,7 +166,7 @@ func (s *sim) sync() {
 	}
 }
 
-// runPods starts pods one by one until n run, with a pause after each.
+// runPods starts pods one by one until n run, and carries out all plans after each.
 func (s *sim) runPods(n int) {
 	s.t.Helper()
 	for s.pods < n {

@@ -60,10 +60,10 @@ func (n *Node) keepTable() (table nft.Table, conn *nftables.Conn, err error) {
 	}
 	filter, raw := nftables.ChainTypeFilter, nftables.ChainPriorityRaw
 	table = nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Chains: []nft.Chain{
-		nft.Base("from_switch", filter, nftables.ChainHookPrerouting, raw, drop("links of a switch in user space", comesBy("tap")), drop("links of a switch", comesBy("qvo"))),
-		nft.Base("from_bridge", filter, nftables.ChainHookInput, raw, drop("bridges of ports", comesBy("qbr"))),
+		nft.Base("from_switch", filter, nftables.ChainHookPrerouting, raw, drop("from a link of a user-space switch", comesBy("tap")), drop("from a link of a switch", comesBy("qvo"))),
+		nft.Base("from_bridge", filter, nftables.ChainHookInput, raw, drop("from a port's bridge", comesBy("qbr"))),
 		nft.Base("by_bridge", filter, nftables.ChainHookForward, raw,
-			drop("leaves by no port", comesBy("qbr"), nft.Meta(expr.MetaKeyOIFGROUP), nft.IsNot(nft.Word(plug.LinkGroup)...))),
+			drop("from a port's bridge, but not to a port", comesBy("qbr"), nft.Meta(expr.MetaKeyOIFGROUP), nft.IsNot(nft.Word(plug.LinkGroup)...))),
 	}}
 	if table.Tag, err = table.Fingerprint(); err != nil {
 		return table, nil, err

@@ -236,7 +236,7 @@ func TestUnplugWhenLinkCannotBeMovedBack(t *testing.T) {
 	}
 }
 
-// Unplug clears the alias of a link that was never moved, also if the pod is gone.
+// Unplug clears the alias of a link that was never moved, even if the pod is gone.
 func TestCrashBeforeTheMove(t *testing.T) {
 	a := newAgent(t)
 	pod, w := a.port()

@@ -180,7 +180,7 @@ func endsWith(t *testing.T, c *ovsdb.Client, says string) {
 	})
 }
 
-// Calls wait for a server that is down. They use a server that comes back without its data, also if they started to
+// Calls wait for a server that is down. They use a server that comes back without its data, even if they started to
 // wait before.
 func TestServerOutage(t *testing.T) {
 	server := plugtest.NewServer(t)

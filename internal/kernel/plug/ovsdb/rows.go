@@ -80,7 +80,7 @@ func (c *Client) Bridge(ctx context.Context, name string) (*Bridge, error) {
 	return &b, nil
 }
 
-// Interfaces lists the rows that have an attachment of Berth's, by name.
+// Interfaces lists the rows with an attachment ID, which are Berth's, sorted by name.
 func (c *Client) Interfaces(ctx context.Context) ([]Interface, error) {
 	results, err := c.transact(ctx, lib.Operation{Op: lib.OperationSelect, Table: "Interface", Where: []lib.Condition{}, Columns: []string{"_uuid", "name", "external_ids"}})
 	if err != nil {

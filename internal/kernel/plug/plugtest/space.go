@@ -44,7 +44,7 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// Settings creates a substitute for /proc/sys with folders for the IPv6 sysctls of some links. read
+// Settings creates a substitute for /proc/sys with folders for the IPv6 sysctls of the given links. read
 // returns the value of a sysctl there.
 func Settings(t testing.TB, links ...string) (dir string, read func(link, setting string) string) {
 	t.Helper()

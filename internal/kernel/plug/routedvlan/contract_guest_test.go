@@ -56,7 +56,7 @@ func TestContract(t *testing.T) {
 }
 
 // After it is associated again, a branch has another VLAN. Plug replaces the link and removes all state of the old VLAN
-// from the node, also after a crash at any failpoint.
+// from the node, even after a crash at any failpoint.
 func TestBranchAssociatedAgain(t *testing.T) {
 	w := newWorld(t)
 	w.families = ipfamily.Dual

@@ -84,8 +84,8 @@ func New(o Options) (*Plugger, error) {
 // Close releases the handles of the node's namespace. Ports stay plugged.
 func (p *Plugger) Close() { p.node.Close() }
 
-// LinkName is the name of a pod's veth on the node. It has the prefix of pods that the data path
-// filters, and never equals a name that the data path chooses.
+// LinkName is the name of a pod's veth on the node. It has the prefix by which the data path's filters recognize
+// pod links, and never equals a name that the data path chooses.
 func LinkName(r plug.Ref) string { return datapath.LinkPrefix + r.Short() }
 
 // Expect implements plug.Plugger: it waits for the trunk.
@@ -186,8 +186,8 @@ func (b branch) has(family int) bool {
 	return slices.ContainsFunc(b.hops, func(h hop) bool { return h.family() == family })
 }
 
-// podInterface is the interface that the pod sees: host addresses without a subnet, and the gateways of
-// all pods that the node routes to.
+// podInterface is the interface that the pod sees: its addresses as /32 and /128, and the same gateways as
+// in every pod whose packets the node routes.
 func podInterface(w plug.Want) plug.Interface {
 	i := w.Interface
 	i.Addresses, i.Gateways, i.Routes = nil, nil, nil
@@ -198,7 +198,7 @@ func podInterface(w plug.Want) plug.Interface {
 	return i
 }
 
-// raise sets a link of a branch up. Without IPv6 addresses, it turns IPv6 off on the link first.
+// raise sets a link of a branch up. If the branch has no IPv6 address, it turns IPv6 off on the link first.
 func (p *Plugger) raise(b branch, l hostlink.Link) error {
 	if !b.has(unix.AF_INET6) {
 		return p.node.Raise(l)

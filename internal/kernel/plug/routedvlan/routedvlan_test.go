@@ -28,7 +28,7 @@ func branchFor(mode plug.Enforcing, id int) branch {
 // families are the IP families of policy rules.
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
-// Marks use only the six bits of the ENI's number, also when shifted. The rules of strict branches precede all others,
+// Marks use only the six bits of the ENI's number, even when shifted. The rules of strict branches precede all others,
 // so that no other rule matches their packets first.
 func TestRules(t *testing.T) {
 	for _, shift := range []uint{0, 8, 24} {

@@ -1,11 +1,11 @@
 // Package tap puts a tap device for a VM runtime into a pod, in place of the pod's interface. It forwards frames between
 // the device and the port that another Plugger has put into the pod:
 //
-//	tap device, with the interface's name = nic and 11 characters of the port's (plug.Ref.Short), as plugged
+//	tap device (named like the pod's interface) = the port's link (named nic and plug.Ref.Short)
 //
 // The runtime opens the device by the name of the pod's interface (TUNSETIFF) and gives the machine its MAC address,
-// which is the port's. The machine has the port's addresses; the pod's namespace has none. The device is persistent,
-// also while berthd is not running. Filters forward frames before the pod's network stack sees them, so frames for the
+// which is the port's. The machine has the port's addresses; the pod's namespace has none. The device persists
+// while berthd is not running. Filters forward frames before the pod's network stack sees them, so frames for the
 // MAC addresses of the links themselves are not lost.
 package tap
 
@@ -174,7 +174,8 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 			return r.Unplugged(err)
 		}
 	}
-	return p.Plugger.Unplug(ctx, r) // the error of opening the namespace, if any
+	// If the namespace cannot be opened, the wrapped Plugger decides whether that is an error.
+	return p.Plugger.Unplug(ctx, r)
 }
 
 // removeTap removes the device that connect created, and thereby its filters.

@@ -36,7 +36,7 @@ func wants(t *testing.T, s *podif.Namespace, want map[string]int) {
 	}
 }
 
-// After it is associated again, a branch has another VLAN or trunk. Plug replaces the link, also after a crash at any
+// After it is associated again, a branch has another VLAN or trunk. Plug replaces the link, even after a crash at any
 // failpoint.
 func TestBranchAssociatedAgain(t *testing.T) {
 	w := newWorld(t)

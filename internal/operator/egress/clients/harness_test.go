@@ -250,10 +250,10 @@ func (w *world) object(p *corev1.Pod) *v1alpha1.EgressClient {
 	return o
 }
 
-// await waits until is returns nil for a pod's EgressClient.
-func (w *world) await(p *corev1.Pod, what string, is func(*v1alpha1.EgressClient) error) *v1alpha1.EgressClient {
+// await waits until check returns nil for a pod's EgressClient.
+func (w *world) await(p *corev1.Pod, what string, check func(*v1alpha1.EgressClient) error) *v1alpha1.EgressClient {
 	w.t.Helper()
-	return controllers.Await(w.t, client.ObjectKeyFromObject(p), what, is)
+	return controllers.Await(w.t, client.ObjectKeyFromObject(p), what, check)
 }
 
 func (w *world) awaitNone(p *corev1.Pod) {
@@ -312,7 +312,8 @@ func (w *world) awaitServed(egress string, want ...string) {
 	controllers.AwaitValue(w.t, "clients of "+egress, func() []string { return w.served(egress) }, want)
 }
 
-// awaitCounts waits until the status of an Egress has these client counts.
+// awaitCounts waits until the status of an Egress has these client counts, and its condition ClientsReady has this
+// reason and a message with these words.
 func (w *world) awaitCounts(egress string, clients, refused int32, reason string, words ...string) {
 	w.t.Helper()
 	controllers.Await(w.t, client.ObjectKey{Namespace: "internet", Name: egress}, "has the client counts", func(o *v1alpha1.Egress) error {

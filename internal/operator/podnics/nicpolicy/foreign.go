@@ -3,126 +3,27 @@ package nicpolicy
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"log/slog"
-	"sync"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // securityGroupPolicies is the kind of the Amazon VPC resource controller.
 var securityGroupPolicies = schema.GroupVersionResource{Group: "vpcresources.k8s.aws", Version: "v1beta1", Resource: "securitygrouppolicies"}
 
-const (
-	// lookEvery is the interval at which the operator checks whether the kind is installed.
-	lookEvery = 30 * time.Second
-	// lookFirst is that interval while it is unknown.
-	lookFirst = time.Second
-	// lookTimeout limits one check.
-	lookTimeout = 10 * time.Second
-)
-
 // longest is the maximum size of a SecurityGroupPolicy's spec in bytes of JSON. The CRD of that kind has no limit.
 const longest = 16 << 10
 
-// errUnknown is the error before the SecurityGroupPolicies have been read.
-var errUnknown = errors.New("the SecurityGroupPolicies of the cluster have not been read yet")
-
-// foreign caches the SecurityGroupPolicies of the cluster. Their kind may be installed or removed at any time.
-type foreign struct {
-	api     dynamic.Interface
-	clock   clock.Clock
-	log     *slog.Logger
-	changed func() // called when the set of namespaces with policies may have changed; must return quickly
-
-	mu    sync.Mutex // guards known, store and said
-	known bool
-	store cache.Indexer // nil if the kind is not installed
-	said  string        // the last logged error
-}
-
-// run tracks whether the kind is installed, until ctx ends.
-func (f *foreign) run(ctx context.Context) error {
-	var stop func() // stops the informer; nil if there is none
-	for {
-		installed, err := f.look(ctx)
-		switch {
-		case ctx.Err() != nil:
-		case err != nil:
-			f.complain(err)
-		case installed && stop == nil:
-			stop = f.follow(ctx)
-		case !installed:
-			if stop != nil {
-				stop()
-				stop = nil
-			}
-			f.settle(nil)
-		}
-		wait := lookEvery
-		if _, err := f.read(); err != nil {
-			wait = lookFirst
-		}
-		select {
-		case <-ctx.Done():
-			if stop != nil {
-				stop()
-			}
-			return nil
-		case <-f.clock.After(wait):
-		}
-	}
-}
-
-// look reports whether the kind is installed.
-func (f *foreign) look(ctx context.Context) (installed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	_, err = f.api.Resource(securityGroupPolicies).List(ctx, metav1.ListOptions{Limit: 1})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("list SecurityGroupPolicies: %w", err)
-	}
-	return true, nil
-}
-
-// follow starts an informer. stop ends it and waits for that.
-func (f *foreign) follow(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	informer := dynamicinformer.NewFilteredDynamicInformer(f.api, securityGroupPolicies, metav1.NamespaceAll, 0,
-		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()
-	// These cannot fail before an informer runs.
-	_ = informer.SetTransform(trimForeign)
-	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { f.changed() }, UpdateFunc: func(any, any) { f.changed() }, DeleteFunc: func(any) { f.changed() },
-	})
-	_ = informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { f.complain(err) })
-	var wg sync.WaitGroup
-	wg.Go(func() { informer.RunWithContext(ctx) })
-	wg.Go(func() {
-		if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-			f.settle(informer.GetIndexer())
-		}
-	})
-	return func() {
-		cancel()
-		wg.Wait()
-	}
-}
+// foreign are the SecurityGroupPolicies of the cluster.
+type foreign struct{ *watched.Optional }
 
 // trimForeign keeps only the fields of a SecurityGroupPolicy that make up a policy, or only the fact that it is too large.
 func trimForeign(in any) (any, error) {
@@ -147,49 +48,10 @@ func trimForeign(in any) (any, error) {
 // tooLarge is the only field that trimForeign leaves in a large spec. The kind has no such field.
 const tooLarge = "berth.dev/too-large"
 
-// settle sets the store, which is nil if the kind is not installed.
-func (f *foreign) settle(store cache.Indexer) {
-	f.mu.Lock()
-	news := !f.known || (f.store == nil) != (store == nil)
-	f.known, f.store, f.said = true, store, ""
-	f.mu.Unlock()
-	if !news {
-		return
-	}
-	if store != nil {
-		f.log.Info("the kind SecurityGroupPolicy is installed: its objects apply to pods")
-	}
-	f.changed()
-}
-
-// complain logs an error, unless the last one was the same.
-func (f *foreign) complain(err error) {
-	f.mu.Lock()
-	news := f.said != err.Error()
-	f.said = err.Error()
-	f.mu.Unlock()
-	if news {
-		f.log.Warn("reading the SecurityGroupPolicies of the cluster failed: those read before still apply", "err", err)
-	}
-}
-
-// read returns the store, or nil if the kind is not installed.
-func (f *foreign) read() (cache.Indexer, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.known {
-		if f.said != "" {
-			return nil, fmt.Errorf("%w: %s", errUnknown, f.said)
-		}
-		return nil, errUnknown
-	}
-	return f.store, nil
-}
-
 // of returns the policies of a namespace from the cache or, if live is set, from the API server. It is an error if there are too
 // many, or one is too large: a pod selected by it must not run without its groups.
 func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]nicrequest.Policy, error) {
-	store, err := f.read()
+	store, err := f.Read()
 	if err != nil || store == nil {
 		return nil, err
 	}
@@ -199,7 +61,7 @@ func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]nicreq
 	}
 	if live && len(items) <= most { // not needed if the cache already has too many
 		items = nil
-		list, err := f.api.Resource(securityGroupPolicies).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: most + 1})
+		list, err := f.API.Resource(securityGroupPolicies).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: most + 1})
 		if apierrors.IsNotFound(err) { // the CRD was just removed
 			return nil, nil
 		}
@@ -229,7 +91,7 @@ func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]nicreq
 
 // namespaces returns the namespaces with SecurityGroupPolicies.
 func (f *foreign) namespaces() ([]string, error) {
-	store, err := f.read()
+	store, err := f.Read()
 	if err != nil || store == nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ var Objects = watched.Of(&v1alpha1.NICPolicy{}, &v1alpha1.NICPolicyList{}, watch
 // Policies reads the policies of both kinds.
 type Policies struct {
 	cached, live client.Reader
-	foreign      *foreign
+	foreign      foreign
 	own          string // the operator's own namespace, in which policies have no effect
 	tell         []func()
 }
@@ -37,12 +37,15 @@ func NewPolicies(mgr manager.Manager, own string, c clock.Clock, log *slog.Logge
 		return nil, fmt.Errorf("connect to the Kubernetes API for SecurityGroupPolicies: %w", err)
 	}
 	p := &Policies{cached: mgr.GetClient(), live: mgr.GetAPIReader(), own: own}
-	p.foreign = &foreign{api: api, clock: c, log: log, changed: func() {
-		for _, f := range p.tell {
-			f()
-		}
+	p.foreign = foreign{&watched.Optional{
+		API: api, Resource: securityGroupPolicies, Kind: string(nicrequest.KindSecurityGroupPolicy), Transform: trimForeign, Clock: c, Log: log,
+		Changed: func() {
+			for _, f := range p.tell {
+				f()
+			}
+		},
 	}}
-	return p, mgr.Add(always(p.foreign.run))
+	return p, mgr.Add(always(p.foreign.Run))
 }
 
 // always runs in every operator, whether it leads or not, because each serves the webhook.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // having is a reader with this many NICPolicies in each namespace, which counts its calls.
@@ -57,7 +58,7 @@ func TestLivePolicies(t *testing.T) {
 	p := &Policies{
 		cached:  of("old", `"vpc":"a","subnet":"s","podSelector":{"matchLabels":{"app":"web"}},"serviceAccountSelector":{"matchLabels":{"team":"shop"}},"securityGroups":["g-1","g-2"]`),
 		live:    of("new", `"securityGroups":["g-3"]`),
-		foreign: &foreign{known: true},
+		foreign: none(t),
 	}
 	got, err := p.Of(t.Context(), "shop", true)
 	if want := []nicrequest.Policy{{Kind: nicrequest.KindNICPolicy, Name: "new", SecurityGroups: []string{"g-3"}}}; err != nil || !reflect.DeepEqual(got, want) {
@@ -78,7 +79,7 @@ func TestTooManyPolicies(t *testing.T) {
 		"above the maximum, not in the cache yet": {most, most + 1, 1, "namespace shop has 101 NICPolicies"},
 	} {
 		cached, live := 0, 0
-		p := &Policies{cached: having{policies: tt.cached, asked: &cached}, live: having{policies: tt.live, asked: &live}, foreign: &foreign{known: true}}
+		p := &Policies{cached: having{policies: tt.cached, asked: &cached}, live: having{policies: tt.live, asked: &live}, foreign: none(t)}
 		all, err := p.Of(t.Context(), "shop", true)
 		switch {
 		case live != tt.asks:
@@ -92,13 +93,21 @@ func TestTooManyPolicies(t *testing.T) {
 }
 
 // answering returns a foreign whose lists fail with err, or are empty if err is nil.
-func answering(err error) *foreign {
+func answering(err error) foreign {
 	kinds := map[schema.GroupVersionResource]string{securityGroupPolicies: "SecurityGroupPolicyList"}
 	api := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	if err != nil {
 		api.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, err })
 	}
-	return &foreign{api: api, log: slog.New(slog.DiscardHandler), changed: func() {}}
+	return foreign{&watched.Optional{API: api, Resource: securityGroupPolicies, Kind: string(nicrequest.KindSecurityGroupPolicy), Log: slog.New(slog.DiscardHandler), Changed: func() {}}}
+}
+
+// none is a cluster without the kind.
+func none(t *testing.T) foreign {
+	t.Helper()
+	f := answering(nil)
+	f.Settle(nil)
+	return f
 }
 
 // As long as the SecurityGroupPolicies are unknown, reading them is an error, so that no pod is admitted without its policy. Once
@@ -109,20 +118,15 @@ func TestUnreadableSecurityGroupPolicies(t *testing.T) {
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 
 	f := answering(forbidden)
-	if _, err := f.look(t.Context()); err == nil {
-		t.Error("look() succeeded although listing is forbidden")
-	} else {
-		f.complain(err)
-	}
 	for _, live := range []bool{false, true} {
-		if _, err := f.of(t.Context(), "shop", live); !errors.Is(err, errUnknown) || !strings.Contains(err.Error(), "forbidden") {
-			t.Errorf("of(live = %v) before the first list: error = %v, want errUnknown with the cause", live, err)
+		if _, err := f.of(t.Context(), "shop", live); !errors.Is(err, watched.ErrUnknown) {
+			t.Errorf("of(live = %v) before the first list: error = %v, want %v", live, err, watched.ErrUnknown)
 		}
 	}
-	if _, err := f.namespaces(); !errors.Is(err, errUnknown) {
-		t.Errorf("namespaces() before the first list: error = %v, want errUnknown", err)
+	if _, err := f.namespaces(); !errors.Is(err, watched.ErrUnknown) {
+		t.Errorf("namespaces() before the first list: error = %v, want %v", err, watched.ErrUnknown)
 	}
-	f.settle(store)
+	f.Settle(store)
 	if all, err := f.of(t.Context(), "shop", false); len(all) > 0 || err != nil {
 		t.Errorf("of() from the cache = %v, %v, want none", all, err)
 	}
@@ -131,14 +135,11 @@ func TestUnreadableSecurityGroupPolicies(t *testing.T) {
 	}
 
 	f = answering(gone)
-	if installed, err := f.look(t.Context()); installed || err != nil {
-		t.Errorf("look() without the kind = %v, %v, want false, nil", installed, err)
-	}
-	f.settle(store) // the CRD was just removed
+	f.Settle(store) // the CRD was just removed
 	if all, err := f.of(t.Context(), "shop", true); len(all) > 0 || err != nil {
 		t.Errorf("of() of a removed kind = %v, %v, want none", all, err)
 	}
-	f.settle(nil)
+	f.Settle(nil)
 	if names, err := f.namespaces(); len(names) > 0 || err != nil {
 		t.Errorf("namespaces() without the kind = %v, %v, want none", names, err)
 	}
@@ -185,8 +186,10 @@ func TestTooManySecurityGroupPolicies(t *testing.T) {
 		for _, o := range tt.live {
 			live = append(live, o)
 		}
-		f := &foreign{known: true, store: store, api: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
-			map[schema.GroupVersionResource]string{securityGroupPolicies: "SecurityGroupPolicyList"}, live...)}
+		f := answering(nil)
+		f.API = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+			map[schema.GroupVersionResource]string{securityGroupPolicies: "SecurityGroupPolicyList"}, live...)
+		f.Settle(store)
 		all, err := f.of(t.Context(), "shop", len(tt.live) > 0)
 		if tt.refused == "" && (err != nil || len(all) != tt.want) || tt.refused != "" && (err == nil || !strings.Contains(err.Error(), tt.refused)) {
 			t.Errorf("%s: of() = %d policies, %v, want %d and error %q", name, len(all), err, tt.want, tt.refused)

@@ -169,10 +169,10 @@ func (b *bed) read(name string) *v1alpha1.VPC {
 	return controllers.Get[v1alpha1.VPC](b.t, client.ObjectKey{Name: name})
 }
 
-// until waits until is returns nil for a VPC.
-func (b *bed) until(name, what string, is func(*v1alpha1.VPC) error) *v1alpha1.VPC {
+// until waits until check returns nil for a VPC.
+func (b *bed) until(name, what string, check func(*v1alpha1.VPC) error) *v1alpha1.VPC {
 	b.t.Helper()
-	return controllers.Await(b.t, client.ObjectKey{Name: name}, what, is)
+	return controllers.Await(b.t, client.ObjectKey{Name: name}, what, check)
 }
 
 // condition checks a condition of a VPC.

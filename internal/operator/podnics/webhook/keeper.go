@@ -111,7 +111,7 @@ func (k *keeper) require(authority []byte) (err error) {
 	var pool *x509.CertPool
 	if len(authority) > 0 {
 		if pool = x509.NewCertPool(); !pool.AppendCertsFromPEM(authority) {
-			err = fmt.Errorf("secret %s: %s: expected certificates in PEM; nobody is answered", SecretName, keyClients)
+			err = fmt.Errorf("secret %s: %s: expected PEM certificates; all client certificates are rejected", SecretName, keyClients)
 		}
 	}
 	k.mu.Lock()

@@ -52,7 +52,7 @@ func asksOf(c *corev1.Container) int64 {
 // already does.
 func lacks(p *corev1.Pod, branches int) int64 {
 	n, together := asks(p)
-	if n >= int64(branches) { // also if both are 0
+	if n >= int64(branches) { // even if both are 0
 		return 0
 	}
 	first := int64(branches) - together

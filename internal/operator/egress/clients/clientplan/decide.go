@@ -26,7 +26,7 @@ type Decision struct {
 	Wanted bool
 	// Egresses are the Egresses that the pod uses, ordered by namespace and name.
 	Egresses []v1alpha1.EgressReference
-	// Selected are those of Egresses, as namespace/name, that select the pod and that it does not name.
+	// Selected are the entries of Egresses, as namespace/name, that select the pod and that it does not name.
 	Selected []string
 	// Refused are the Egresses that the pod is refused, and why, in the same order.
 	Refused []v1alpha1.EgressRefusal
@@ -65,7 +65,7 @@ func Decide(p Pod, all Egresses) Decision {
 func (p Pod) cannot() string {
 	switch {
 	case p.HostNetwork:
-		return "a pod in the node's network (spec.hostNetwork) cannot use"
+		return "a host-network pod cannot use"
 	case p.Static:
 		return "a static pod cannot use"
 	case p.Gateway:

@@ -104,7 +104,7 @@ func TestDecide(t *testing.T) {
 		"namespace labels do not match":              {pod: pay, none: true},
 		"selected in own namespace":                  {pod: internet, want: "ours"},
 		"invalid annotation":                         {pod: names(shop, "nat,,dc"), refused: []string{" Invalid named"}, words: `metadata.annotations[egress.berth.dev/internet]: is "nat,,dc"`},
-		"host network":                               {pod: names(hosts, "nat"), labels: team, refused: []string{"nat Invalid named"}, words: "metadata.annotations[egress.berth.dev/internet] names Egress internet/nat, which a pod in the node's network (spec.hostNetwork) cannot use"},
+		"host network":                               {pod: names(hosts, "nat"), labels: team, refused: []string{"nat Invalid named"}, words: "metadata.annotations[egress.berth.dev/internet] names Egress internet/nat, which a host-network pod cannot use"},
 		"host network, selected":                     {pod: hosts, labels: team, none: true},
 		"static pod":                                 {pod: names(static, "nat"), refused: []string{"nat Invalid named"}, words: "a static pod cannot use"},
 		"static pod, selected":                       {pod: static, labels: team},

@@ -1,0 +1,139 @@
+package policytable
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// Expected is an element of a policy's set that the kernel should have, or should not.
+type Expected struct {
+	Set policy.SetID
+	policy.Element
+	Has bool
+}
+
+// Compare compares the kernel with what was applied, as far as it decides about connections of some pods of the node: rules,
+// which chains the pods' addresses lead to, and some elements of sets. The error says what differs.
+func (t *Table) Compare(pods []netip.Addr, elements []Expected) error {
+	present, err := t.Present()
+	if err != nil {
+		return err
+	}
+	if !present {
+		return errors.New("rules are missing or differ")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.have == nil {
+		return errors.New("the table is being replaced")
+	}
+	if err := t.compareMaps(pods); err != nil {
+		return err
+	}
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(t.ns)})
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	for _, e := range elements {
+		name := familyName(string(e.Set)+"-ip", rtnl.FamilyOf(e.Addr))
+		s, there := t.have.sets[name]
+		if !there {
+			if e.Has {
+				return fmt.Errorf("set %s is missing", name)
+			}
+			continue
+		}
+		key, _ := s.key(e.Element)
+		switch has, err := hasElement(conn, name, key); {
+		case err != nil:
+			return err
+		case has && !e.Has:
+			return fmt.Errorf("set %s has %s, and should not", name, e.Addr)
+		case !has && e.Has:
+			return fmt.Errorf("set %s lacks %s", name, e.Addr)
+		}
+	}
+	return nil
+}
+
+// compareMaps compares to which chains the addresses of pods lead.
+func (t *Table) compareMaps(pods []netip.Addr) error {
+	conn, err := t.open()
+	if err != nil {
+		return err
+	}
+	for _, name := range sorted(t.have.sets) {
+		s := t.have.sets[name]
+		if !s.kind.IsMap {
+			continue
+		}
+		handle := transaction{table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}}.handle(name, s)
+		list, err := conn.GetSetElements(handle)
+		if err != nil {
+			return fmt.Errorf("nftables: list map %s: %w", name, err)
+		}
+		chains := map[string]string{}
+		for _, e := range list {
+			chains[string(e.Key)] = verdictChain(e.Val)
+		}
+		for _, a := range pods {
+			has, wants := chains[string(a.AsSlice())], s.elements[string(a.AsSlice())]
+			if rtnl.FamilyOf(a) == s.family && has != wants {
+				return fmt.Errorf("map %s leads from %s to chain %q, want %q", name, a, has, wants)
+			}
+		}
+	}
+	return nil
+}
+
+// verdictChain returns the chain of a verdict, which the library leaves encoded.
+func verdictChain(verdict []byte) string {
+	attrs, _ := netlink.UnmarshalAttributes(verdict)
+	for _, a := range attrs {
+		if a.Type == unix.NFTA_VERDICT_CHAIN {
+			return strings.TrimRight(string(a.Data), "\x00")
+		}
+	}
+	return ""
+}
+
+// hasElement tells whether a set of the table has an element.
+func hasElement(conn *netlink.Conn, set string, key []byte) (bool, error) {
+	nested := func(kind uint16, data []byte) []byte {
+		b, _ := netlink.MarshalAttributes([]netlink.Attribute{{Type: kind | unix.NLA_F_NESTED, Data: data}})
+		return b
+	}
+	value, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NFTA_DATA_VALUE, Data: key}})
+	if err != nil {
+		return false, err
+	}
+	data, err := netlink.MarshalAttributes([]netlink.Attribute{
+		{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: append([]byte(Name), 0)},
+		{Type: unix.NFTA_SET_ELEM_LIST_SET, Data: append([]byte(set), 0)},
+		{Type: unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED, Data: nested(unix.NFTA_LIST_ELEM, nested(unix.NFTA_SET_ELEM_KEY, value))},
+	})
+	if err != nil {
+		return false, err
+	}
+	_, err = conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM, Flags: netlink.Request},
+		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, data...),
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("nftables: look up an element of set %s: %w", set, err)
+	}
+	return true, nil
+}

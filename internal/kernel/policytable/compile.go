@@ -1,0 +1,141 @@
+package policytable
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// compiler builds the contents of a table. It keeps what it compiled for the last one, so that a change of a pod does
+// not compile policies again. A policy's value never changes: one that changes has another pointer.
+type compiler struct {
+	ids      uint64
+	base     base
+	inside   *inside
+	own      *content // chains of base
+	policies map[source]*compiled
+	pods     map[string]*judged // by the policies' IDs
+}
+
+// source is what is compiled: a policy for pods with or without egress tunnels.
+type source struct {
+	*policy.Policy
+	tunnels bool
+}
+
+// ways are those by which connections of such pods are judged.
+func (s source) ways() []way {
+	if s.tunnels {
+		return ways[:]
+	}
+	return ways[:2]
+}
+
+// compiled has the chains of a policy.
+type compiled struct {
+	content
+	id uint64
+}
+
+// judged has the chains of pods with the same policies: by way the first one, and the one behind the Admin tier.
+type judged struct {
+	content
+	first, rest [len(ways)]string
+}
+
+// content builds the content of a table. It returns an error if a rule cannot be encoded.
+func (k *compiler) content(pods []Pod, b base) (content, error) {
+	c := newContent()
+	c.addSets()
+	next := &compiler{ids: k.ids, base: b, inside: k.inside, own: k.own, policies: map[source]*compiled{}, pods: map[string]*judged{}}
+	for _, p := range pods {
+		next.base.tunnels = next.base.tunnels || len(p.Tunnels) > 0
+	}
+	if k.inside != nil {
+		if len(pods) != 1 {
+			return content{}, fmt.Errorf("%d pods, expected the one whose network namespace it is", len(pods))
+		}
+		by, _, err := next.judged(pods[0].Policies, next.base.tunnels, k)
+		if err != nil {
+			return content{}, err
+		}
+		next.base.inside, next.base.first, next.base.rest = true, by.first, by.rest
+		if err := k.inside.addTo(&c); err != nil {
+			return content{}, err
+		}
+	}
+	if next.own == nil || next.base != k.base {
+		own := newContent()
+		if err := own.addBase(next.base); err != nil {
+			return content{}, err
+		}
+		next.own = &own
+	}
+	c.add(*next.own)
+	for _, p := range pods {
+		by, isNew, err := next.judged(p.Policies, len(p.Tunnels) > 0, k)
+		if err != nil {
+			return content{}, err
+		}
+		if isNew || k.inside != nil {
+			c.add(by.content)
+		}
+		c.addPod(p, by)
+	}
+	*k = *next
+	return c, nil
+}
+
+// judged returns the chains of a pod with some policies, and whether no pod had the same before.
+func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compiler) (by *judged, isNew bool, err error) {
+	var key []byte
+	for _, p := range policies {
+		from := source{p, tunnels}
+		one := k.policies[from]
+		if one == nil {
+			if one = last.policies[from]; one == nil {
+				k.ids++
+				one = &compiled{newContent(), k.ids}
+				for _, w := range from.ways() {
+					if err := one.addPolicy(w, p); err != nil {
+						return nil, false, err
+					}
+				}
+			}
+			k.policies[from] = one
+		}
+		key = binary.NativeEndian.AppendUint64(key, one.id)
+	}
+	if by = k.pods[string(key)]; by != nil {
+		return by, false, nil
+	}
+	if by = last.pods[string(key)]; by == nil {
+		by = &judged{content: newContent()}
+		for i, w := range (source{tunnels: tunnels}).ways() {
+			if by.first[i], by.rest[i], err = by.addTiers(w, policies); err != nil {
+				return nil, false, err
+			}
+		}
+		for _, p := range policies {
+			by.add(k.policies[source{p, tunnels}].content)
+		}
+	}
+	k.pods[string(key)] = by
+	return by, true, nil
+}
+
+// addBase adds the chains and counters of a base.
+func (c *content) addBase(b base) error {
+	for _, w := range ways {
+		if !w.tunnelled || b.tunnels {
+			c.counters[w.refuse()] = Refused{Direction: w.Direction}
+		}
+	}
+	for _, ch := range b.chains() {
+		if err := c.addChain(ch); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,303 @@
+package policytable
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// Name is the table's name, in the family inet.
+const Name = "berth-policy"
+
+// Pod is a pod of the node with the policies that select it, in the order in which they are judged.
+type Pod struct {
+	Addrs    []netip.Addr
+	Policies []*policy.Policy
+	Tunnels  []netip.AddrPort // of its Egresses: gateways, their Services, and the UDP port of Foo over UDP
+}
+
+// Elements calls yield for each element of a set.
+type Elements func(id policy.SetID, yield func(policy.Element))
+
+// content is what a table contains. Keys of chains, sets, maps and counters are their names.
+type content struct {
+	chains   map[string]*chain
+	sets     map[string]set
+	counters map[string]Refused // without Packets
+}
+
+func newContent() content {
+	return content{map[string]*chain{}, map[string]set{}, map[string]Refused{}}
+}
+
+// add adds what another content has.
+func (c *content) add(other content) {
+	maps.Copy(c.chains, other.chains)
+	maps.Copy(c.sets, other.sets)
+	maps.Copy(c.counters, other.counters)
+}
+
+// chain is a chain that is identified by its text.
+type chain struct {
+	nft.Chain
+	text string // its rules as the kernel takes them
+}
+
+// set is a set or a verdict map. Of a policy's set the caller has the elements.
+type set struct {
+	kind     nftables.Set // without Table and Name
+	id       policy.SetID // of a policy's set
+	family   int
+	elements map[string]string // of others: key, and the chain that a map leads to
+}
+
+// ownNames are the chains and sets that do not depend on policies.
+const (
+	selfSet   = "self"
+	endedSet  = "ended"
+	tunnelSet = "tunnels"
+	nodeSet   = "node"  // the node's addresses, in a pod's table
+	linkSet   = "links" // the interfaces that a pod's table is for
+)
+
+// families are both.
+var families = [...]int{unix.AF_INET, unix.AF_INET6}
+
+func familyName(name string, family int) string {
+	if family == unix.AF_INET6 {
+		return name + "6"
+	}
+	return name + "4"
+}
+
+// way is how connections are judged: by direction, and those that leave by an egress tunnel by the header inside.
+type way struct {
+	policy.Direction
+	tunnelled bool
+}
+
+var (
+	ingress   = way{Direction: policy.Ingress}
+	egress    = way{Direction: policy.Egress}
+	tunnelled = way{Direction: policy.Egress, tunnelled: true}
+	ways      = [...]way{ingress, egress, tunnelled}
+)
+
+// name names what belongs to a way.
+func (w way) name() string {
+	if w.tunnelled {
+		return "tunnelled"
+	}
+	return strings.ToLower(w.String())
+}
+
+// podMap leads from a pod's address to the chain of its policies, and passMap to those behind the Admin tier.
+func (w way) podMap() string  { return w.name() }
+func (w way) passMap() string { return "pass-" + w.name() }
+
+// refuse is the chain that refuses a packet, and the counter of those.
+func (w way) refuse() string { return "refuse-" + w.name() }
+
+// destination loads the destination of what is judged.
+func (w way) destination(family int) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerDestination(family)
+	}
+	return nft.Destination(family)
+}
+
+// own loads the address of the pod whose policies judge. peer loads the other one.
+func (w way) own(family int) nft.Exprs {
+	if w.Direction == policy.Ingress {
+		return nft.Destination(family)
+	}
+	return nft.Source(family)
+}
+
+func (w way) peer(family int) nft.Exprs {
+	if w.Direction == policy.Ingress {
+		return nft.Source(family)
+	}
+	return w.destination(family)
+}
+
+// portsTo matches some ports.
+func (w way) portsTo(family int, p policy.Ports) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerPortsTo(family, p.Protocol, p.First, p.Last)
+	}
+	return nft.PortsTo(p.Protocol, p.First, p.Last)
+}
+
+// portOf matches a protocol and loads the destination port.
+func (w way) portOf(family int, protocol byte) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerPortOf(family, protocol)
+	}
+	return nft.PortOf(protocol)
+}
+
+func (w way) destinationAndPort(family int) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerDestinationAndPort(family)
+	}
+	return nft.DestinationAndPort(family)
+}
+
+// addPod adds a pod to the maps.
+func (c *content) addPod(p Pod, by *judged) {
+	for _, a := range p.Addrs {
+		family, key := rtnl.FamilyOf(a), string(a.AsSlice())
+		elements := func(name string) map[string]string { return c.sets[familyName(name, family)].elements }
+		for i, w := range ways {
+			first, rest := by.first[i], by.rest[i]
+			if first == "" {
+				continue
+			}
+			elements(w.podMap())[key] = first
+			elements(selfSet)[key+key] = ""
+			if first != rest && rest != "" {
+				elements(w.passMap())[key] = rest
+			}
+		}
+		for _, t := range p.Tunnels {
+			if rtnl.FamilyOf(t.Addr()) == family {
+				elements(tunnelSet)[string(tunnelKey(a, t))] = ""
+			}
+		}
+	}
+}
+
+// addSets adds the sets and maps that do not depend on policies.
+func (c *content) addSets() {
+	for _, family := range families {
+		address := nft.AddressType(family)
+		add := func(name string, kind nftables.Set) {
+			c.sets[familyName(name, family)] = set{kind, "", family, map[string]string{}}
+		}
+		for _, w := range ways {
+			add(w.podMap(), nftables.Set{KeyType: address, DataType: nftables.TypeVerdict, IsMap: true})
+			add(w.passMap(), nftables.Set{KeyType: address, DataType: nftables.TypeVerdict, IsMap: true})
+		}
+		add(selfSet, nftables.Set{KeyType: nftables.MustConcatSetType(address, address), Concatenation: true})
+		add(tunnelSet, nftables.Set{KeyType: nftables.MustConcatSetType(address, address, nftables.TypeInetService), Concatenation: true})
+		c.sets[familyName(endedSet, family)] = set{nftables.Set{
+			KeyType: endedType(family), Concatenation: true, HasTimeout: true, Timeout: endedFor,
+		}, "", family, nil}
+	}
+}
+
+// addChain adds a chain unless it is there.
+func (c *content) addChain(ch nft.Chain) error {
+	if _, there := c.chains[ch.Name]; there {
+		return nil
+	}
+	var comments []string // Present compares them too
+	for _, r := range ch.Rules {
+		comments = append(comments, r.Comment)
+	}
+	text, err := nft.Table{Family: nftables.TableFamilyINet, Chains: []nft.Chain{ch}}.Fingerprint(comments)
+	if err != nil {
+		return err
+	}
+	c.chains[ch.Name] = &chain{ch, text}
+	return nil
+}
+
+// addTiers adds the chain of some policies for a way, and returns its name, and that of the chain for
+// connections that the Admin tier passes. A name is empty if nothing is judged there. The chains of policies are added
+// by addPolicy.
+func (c *content) addTiers(w way, policies []*policy.Policy) (first, rest string, err error) {
+	var admin, namespaced, baseline []*policy.Policy
+	var isolating []policy.Ref
+	for _, p := range policies {
+		if !p.Judges(w.Direction) {
+			continue
+		}
+		switch p.Tier {
+		case policy.Admin:
+			admin = append(admin, p)
+		case policy.Namespaced:
+			namespaced = append(namespaced, p)
+			if p.Isolates[w.Direction] {
+				isolating = append(isolating, p.Ref)
+			}
+		case policy.Baseline:
+			baseline = append(baseline, p)
+		}
+	}
+	then := namespaced
+	if len(isolating) == 0 {
+		then = append(then, baseline...)
+	}
+	if len(then) > 0 {
+		rest = "tiers-" + w.name() + "-" + hash(then)
+		last := nft.NewRule("no policy refuses it", nft.Accept())
+		if len(isolating) > 0 {
+			c.counters[rest] = Refused{Direction: w.Direction, Policies: isolating}
+			last = nft.NewRule("no policy accepts it", nft.CountAs(rest), nft.GoTo(w.refuse()))
+		}
+		if err := c.addJumps(rest, w, then, last); err != nil {
+			return "", "", err
+		}
+	}
+	if len(admin) == 0 {
+		return rest, rest, nil
+	}
+	last := nft.NewRule("no rule of the Admin tier decides", nft.Accept())
+	if rest != "" {
+		last = nft.NewRule("no rule of the Admin tier decides", nft.GoTo(rest))
+	}
+	first = "admin-" + w.name() + "-" + hash(policies)
+	return first, rest, c.addJumps(first, w, admin, last)
+}
+
+func (c *content) addJumps(name string, w way, policies []*policy.Policy, last nft.Rule) error {
+	var rules []nft.Rule
+	for _, p := range policies {
+		if len(p.Rules[w.Direction]) > 0 {
+			rules = append(rules, nft.NewRule(comment(p.String()), nft.Jump(policyChain(w, p))))
+		}
+	}
+	return c.addChain(nft.Regular(name, append(rules, last)...))
+}
+
+func policyChain(w way, p *policy.Policy) string {
+	return "policy-" + w.name() + "-" + hash([]*policy.Policy{p})
+}
+
+// hash identifies some policies by their names.
+func hash(policies []*policy.Policy) string {
+	h := sha256.New()
+	for _, p := range policies {
+		fmt.Fprintf(h, "%d %q %q\n", p.Tier, p.Namespace, p.Name)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}
+
+// comment shortens a text to what the kernel takes (NFT_USERDATA_MAXLEN is 256 bytes, of which nft(8) prints 128).
+func comment(text string) string { return text[:min(len(text), 120)] }
+
+// sorted are the keys of a map in order, or those of entries that are wanted.
+func sorted[K cmp.Ordered, V any](m map[K]V, wanted ...func(K, V) bool) []K {
+	var keys []K
+	for k, v := range m {
+		if !slices.ContainsFunc(wanted, func(w func(K, V) bool) bool { return !w(k, v) }) {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}

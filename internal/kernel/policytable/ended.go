@@ -1,0 +1,190 @@
+package policytable
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// connection is one that connection tracking knows.
+type connection struct {
+	policy.Flow
+	sourcePort uint16
+}
+
+// End ends connections that allowed rejects, and returns how many. It is called after policies have changed in the
+// kernel: connections that began before are not judged there again. Then their next packet is judged as a first one, and
+// answers are recognized for half an hour, those of UDP for three minutes, so that none begins a connection in the other direction. TCP is reset. Connections of
+// programs of the node itself go on.
+func (t *Table) End(allowed func(policy.Flow) bool) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h, err := netlink.NewHandleAt(t.ns, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
+	if err != nil {
+		return 0, fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	skip, err := t.compile.inside.notJudged(h)
+	if err != nil {
+		return 0, err
+	}
+	flows, err := rtnl.Whole(func() ([]*netlink.ConntrackFlow, error) {
+		return h.ConntrackTableList(netlink.ConntrackTable, unix.AF_UNSPEC) // it may take 10 ms, whatever the family
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list connections: %w", err)
+	}
+	refused := map[int]refusals{unix.AF_INET: {}, unix.AF_INET6: {}}
+	for _, f := range flows {
+		if c := connectionOf(f); !skip(c.Flow) && !allowed(c.Flow) {
+			refused[rtnl.FamilyOf(c.Source)][c] = true
+		}
+	}
+	ended := 0
+	for _, family := range families {
+		if err := t.recognize(family, refused[family], allowed); err != nil {
+			return ended, err
+		}
+		if len(refused[family]) == 0 {
+			continue
+		}
+		n, err := h.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(family), refused[family])
+		if err != nil {
+			return ended, fmt.Errorf("end connections: %w", err)
+		}
+		ended += int(n)
+	}
+	return ended, nil
+}
+
+// addresses are those of a network namespace.
+func addresses(h *netlink.Handle) (map[netip.Addr]bool, error) {
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	own := map[netip.Addr]bool{}
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			own[addr.Unmap()] = true
+		}
+	}
+	return own, nil
+}
+
+// connectionOf is a connection behind the translation of its destination: as the one that answers has it.
+func connectionOf(f *netlink.ConntrackFlow) connection {
+	source, _ := netip.AddrFromSlice(f.Forward.SrcIP)
+	destination, _ := netip.AddrFromSlice(f.Reverse.SrcIP)
+	return connection{
+		policy.Flow{Source: source.Unmap(), Destination: destination.Unmap(), Protocol: f.Forward.Protocol, Port: f.Reverse.SrcPort},
+		f.Forward.SrcPort,
+	}
+}
+
+// refusals are connections that are to be ended.
+type refusals map[connection]bool
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (r refusals) MatchConntrackFlow(f *netlink.ConntrackFlow) bool { return r[connectionOf(f)] }
+
+// recognize brings the set of answers of ended connections up to date: those of refused come, and those of connections
+// that are allowed now go.
+func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow) bool) (err error) {
+	conn, err := t.connection()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			t.disconnect()
+		}
+	}()
+	name := familyName(endedSet, family)
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}
+	handle := &nftables.Set{Table: table, Name: name, KeyType: endedType(family), Concatenation: true, HasTimeout: true}
+	known, err := conn.GetSetElements(handle)
+	if err != nil {
+		return fmt.Errorf("nftables: list set %s: %w", name, err)
+	}
+	var gone, come []nftables.SetElement
+	had := map[string]bool{}
+	for _, e := range known {
+		if answer, ok := decode(family, e.Key); ok && !allowed(answer.reverse().Flow) {
+			had[string(e.Key)] = true
+			continue
+		}
+		gone = append(gone, nftables.SetElement{Key: e.Key})
+	}
+	for c := range refused {
+		if c.Port == 0 && c.sourcePort == 0 {
+			continue // without ports: its next packet is judged as a new one
+		}
+		if key := c.reverse().encode(); !had[string(key)] {
+			e := nftables.SetElement{Key: key}
+			if c.Protocol == unix.IPPROTO_UDP {
+				e.Timeout = endedUDPFor
+			}
+			come = append(come, e)
+		}
+	}
+	if err := errors.Join(inChunks(gone, func(part []nftables.SetElement) error { return conn.SetDeleteElements(handle, part) }),
+		inChunks(come, func(part []nftables.SetElement) error { return conn.SetAddElements(handle, part) })); err != nil {
+		return fmt.Errorf("encode set %s: %w", name, err)
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("nftables: change set %s: %w", name, err)
+	}
+	return nil
+}
+
+func inChunks(elements []nftables.SetElement, do func([]nftables.SetElement) error) error {
+	for part := range slices.Chunk(elements, nft.ElementChunk) {
+		if err := do(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func endedType(family int) nftables.SetDatatype {
+	address := nft.AddressType(family)
+	return nftables.MustConcatSetType(address, address, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeInetService)
+}
+
+// reverse is the connection as its answers have it.
+func (c connection) reverse() connection {
+	return connection{policy.Flow{Source: c.Destination, Destination: c.Source, Protocol: c.Protocol, Port: c.sourcePort}, c.Port}
+}
+
+// encode is a connection as a key of the set: each part begins a word of 32 bits.
+func (c connection) encode() []byte {
+	b := append(c.Source.AsSlice(), c.Destination.AsSlice()...)
+	b = append(b, c.Protocol, 0, 0, 0)
+	b = append(binary.BigEndian.AppendUint16(b, c.sourcePort), 0, 0)
+	return append(binary.BigEndian.AppendUint16(b, c.Port), 0, 0)
+}
+
+func decode(family int, key []byte) (connection, bool) {
+	_, n := nft.SourceAt(family)
+	if len(key) != int(2*n)+12 {
+		return connection{}, false
+	}
+	source, _ := netip.AddrFromSlice(key[:n])
+	destination, _ := netip.AddrFromSlice(key[n : 2*n])
+	rest := key[2*n:]
+	return connection{
+		policy.Flow{Source: source, Destination: destination, Protocol: rest[0], Port: binary.BigEndian.Uint16(rest[8:])},
+		binary.BigEndian.Uint16(rest[4:]),
+	}, true
+}

@@ -1,0 +1,132 @@
+package policytable
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// inside is what a pod's table depends on besides policies. It is nil for the node's table.
+type inside struct {
+	links []string
+	node  netns.NsHandle
+	addrs map[netip.Addr]bool // of the node, which always reaches its pods
+}
+
+// NewInside returns the table of a pod's network namespace, for interfaces whose packets do not pass the IP stack of the node:
+// its links are ports of a switch, or VLANs that were moved into the pod. Apply takes this pod only. A program in the pod with
+// CAP_NET_ADMIN can change the table, and one with CAP_NET_RAW can send frames that no chain sees.
+func NewInside(pod, node netns.NsHandle, links []string) *Table {
+	return &Table{ns: pod, compile: compiler{inside: &inside{links: links, node: node}}}
+}
+
+// Inside is the table of a pod with what is open for it.
+type Inside struct {
+	*Table
+	Log *Log // nil: it cannot be opened
+}
+
+// OpenInside opens the table of a pod beside that of its node, t. id is that of the pod's network namespace; zero: not
+// checked. Errors: rtnl.ErrNoNetns.
+func (t *Table) OpenInside(path string, id rtnl.NetnsID, links []string) (*Inside, error) {
+	node, err := rtnl.Identify(t.ns)
+	if err != nil {
+		return nil, err
+	}
+	pod, err := rtnl.OpenPodNetns(path, id, node)
+	if err != nil {
+		return nil, err
+	}
+	i := &Inside{Table: NewInside(pod, t.ns, links)}
+	i.Log, _ = i.OpenLog() // a kernel without it says so for the node
+	return i, nil
+}
+
+// Close closes the log. The table stays in force.
+func (i *Inside) Close() error {
+	var err error
+	if i.Log != nil {
+		err = i.Log.Close()
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.have = nil
+	i.disconnect()
+	return errors.Join(err, i.ns.Close())
+}
+
+// refresh reads the node's addresses.
+func (i *inside) refresh() error {
+	if i == nil {
+		return nil
+	}
+	h, err := netlink.NewHandleAt(i.node, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	i.addrs, err = addresses(h)
+	return err
+}
+
+// addTo adds the sets of a pod's table.
+func (i *inside) addTo(c *content) error {
+	links := set{nftables.Set{KeyType: nftables.TypeIFName}, "", 0, map[string]string{}}
+	for _, name := range i.links {
+		if !rtnl.ValidName(name) {
+			return fmt.Errorf("%q is no name of an interface", name)
+		}
+		links.elements[string(nft.LinkName(name))] = ""
+	}
+	c.sets[linkSet] = links
+	for _, family := range families {
+		node := set{nftables.Set{KeyType: nft.AddressType(family)}, "", family, map[string]string{}}
+		for a := range i.addrs {
+			if rtnl.FamilyOf(a) == family && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+				node.elements[string(a.AsSlice())] = ""
+			}
+		}
+		c.sets[familyName(nodeSet, family)] = node
+	}
+	return nil
+}
+
+// notJudged tells which connections the table does not judge: those of the node's own programs; in a pod those of other
+// interfaces too.
+func (i *inside) notJudged(h *netlink.Handle) (func(policy.Flow) bool, error) {
+	if i == nil {
+		own, err := addresses(h)
+		return func(f policy.Flow) bool { return own[f.Source] }, err
+	}
+	judged := map[netip.Addr]bool{}
+	for _, name := range i.links {
+		l, err := h.LinkByName(name)
+		if rtnl.IsNoLink(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look up %s: %w", name, err)
+		}
+		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })
+		if err != nil {
+			return nil, fmt.Errorf("list addresses of %s: %w", name, err)
+		}
+		for _, a := range list {
+			if addr, ok := netip.AddrFromSlice(a.IP); ok {
+				judged[addr.Unmap()] = true
+			}
+		}
+	}
+	return func(f policy.Flow) bool {
+		return i.addrs[f.Source] || !judged[f.Source] && !judged[f.Destination] || f.Source == f.Destination
+	}, nil
+}

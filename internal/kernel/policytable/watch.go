@@ -1,0 +1,121 @@
+package policytable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/google/nftables"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+)
+
+// Forget has the next Apply replace the whole table: other software may have changed it.
+func (t *Table) Forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.have = nil
+}
+
+// There tells whether the kernel has a table of this name.
+func (t *Table) There() (bool, error) {
+	conn, err := t.open()
+	if err != nil {
+		return false, err
+	}
+	return nft.Table{Family: nftables.TableFamilyINet, Name: Name}.There(conn)
+}
+
+// Watch sends what programs of other names than this one's change in the table, until ctx ends. Several changes in a row are one.
+// An empty text says that changes may have been missed, as after many of this program. The channel is closed when it cannot go
+// on.
+func (t *Table) Watch(ctx context.Context) (<-chan string, error) {
+	name, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		return nil, fmt.Errorf("find the name by which the kernel reports this program's changes: %w", err)
+	}
+	s, err := nl.SubscribeAt(t.ns, netns.None(), unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	if err != nil {
+		return nil, fmt.Errorf("watch nftables: %w", err)
+	}
+	w := watcher{process: strings.TrimSpace(string(name)), changes: make(chan string, 1)}
+	stop := context.AfterFunc(ctx, s.Close)
+	go func() {
+		defer close(w.changes)
+		defer s.Close()
+		defer stop()
+		for {
+			messages, from, err := s.Receive()
+			switch {
+			case ctx.Err() != nil, err != nil && !errors.Is(err, unix.ENOBUFS):
+				return
+			case err != nil:
+				w.pending = ""
+				w.tell("")
+			case from.Pid == nl.PidKernel:
+				for _, m := range messages {
+					w.message(m.Header.Type, m.Data)
+				}
+			}
+		}
+	}()
+	return w.changes, nil
+}
+
+// watcher turns messages of the kernel into changes.
+type watcher struct {
+	process string
+	changes chan string
+	pending string // in the transaction whose end was not read yet
+}
+
+func (w *watcher) tell(what string) {
+	select {
+	case w.changes <- what:
+	default: // an earlier one was not received yet
+	}
+}
+
+// whatChanged are the messages about a table's content, in all of which the table's name is attribute 1.
+var whatChanged = map[uint16]string{
+	unix.NFT_MSG_NEWTABLE: "the table was changed", unix.NFT_MSG_DELTABLE: "the table was removed",
+	unix.NFT_MSG_NEWCHAIN: "a chain was added", unix.NFT_MSG_DELCHAIN: "a chain was removed",
+	unix.NFT_MSG_NEWRULE: "a rule was added", unix.NFT_MSG_DELRULE: "a rule was removed",
+	unix.NFT_MSG_DELSET:     "a set was removed",
+	unix.NFT_MSG_NEWSETELEM: "elements of a set were added", unix.NFT_MSG_DELSETELEM: "elements of a set were removed",
+}
+
+// message reads one message. The kernel names the program at the end of a transaction only, so changes wait until then.
+func (w *watcher) message(kind uint16, data []byte) {
+	if kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(data) < 4 {
+		return
+	}
+	attrs, err := netlink.UnmarshalAttributes(data[4:])
+	if err != nil {
+		return
+	}
+	text := func(kind uint16) string {
+		i := slices.IndexFunc(attrs, func(a netlink.Attribute) bool { return a.Type == kind })
+		if i < 0 {
+			return ""
+		}
+		return strings.TrimRight(string(attrs[i].Data), "\x00")
+	}
+	switch {
+	case kind&0xff == unix.NFT_MSG_NEWGEN:
+		if w.pending != "" && text(unix.NFTA_GEN_PROC_NAME) != w.process {
+			w.tell(w.pending)
+		}
+		w.pending = ""
+	case w.pending == "" && data[0] == unix.NFPROTO_INET && text(unix.NFTA_TABLE_NAME) == Name:
+		w.pending = whatChanged[kind&0xff]
+	}
+}

@@ -1,0 +1,86 @@
+package networkpolicy
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/berthnet/berth/internal/policy/wire"
+)
+
+// Access is how a node finds the operator that leads, and authenticates.
+type Access struct {
+	Namespace string // of the ConfigMap
+	// ConfigMap reads the data of a ConfigMap.
+	ConfigMap func(ctx context.Context, namespace, name string) (map[string]string, error)
+	TokenFile string
+}
+
+const (
+	// largestPart is that of a message, in bytes: a part of an update has all policies of the node's pods.
+	largestPart = 16 << 20
+	// A connection that is idle for pingAfter is probed, and ends if there is no answer within pingTimeout.
+	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
+)
+
+// Dial implements Dialer. It reads the ConfigMap each time, as another operator may lead by now.
+func (a Access) Dial(ctx context.Context) (wire.PoliciesClient, func(), error) {
+	address, roots, err := a.operator(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := grpc.NewClient("passthrough:///"+address,
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: wire.ServerName, MinVersion: tls.VersionTLS13})),
+		grpc.WithPerRPCCredentials(tokenFile(a.TokenFile)), grpc.WithNoProxy(),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largestPart)))
+	if err != nil {
+		return nil, nil, fmt.Errorf("berth-operator at %s: %w", address, err)
+	}
+	return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
+}
+
+// operator reads the address of the operator, and the authority that has signed its certificate.
+func (a Access) operator(ctx context.Context) (address string, roots *x509.CertPool, err error) {
+	what := fmt.Sprintf("ConfigMap %s/%s", a.Namespace, wire.ConfigMapName)
+	data, err := a.ConfigMap(ctx, a.Namespace, wire.ConfigMapName)
+	switch {
+	case apierrors.IsNotFound(err):
+		return "", nil, fmt.Errorf("%s does not exist: berth-operator creates it, with --network-policies", what)
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return "", nil, fmt.Errorf("the Kubernetes API refuses berthd: %w: apply the chart with networkPolicies.enabled", err)
+	case err != nil:
+		return "", nil, fmt.Errorf("%s: %w", what, err)
+	case data[wire.KeyAddress] == "":
+		return "", nil, fmt.Errorf("%s has no %s: no berth-operator leads yet", what, wire.KeyAddress)
+	}
+	roots = x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(data[wire.KeyCA])) {
+		return "", nil, fmt.Errorf("%s: %s has no certificate, expected PEM", what, wire.KeyCA)
+	}
+	return data[wire.KeyAddress], roots, nil
+}
+
+// tokenFile has the token of each call, as the kubelet replaces the file.
+type tokenFile string
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	token, err := os.ReadFile(string(f))
+	if err != nil {
+		return nil, fmt.Errorf("the token for berth-operator: %w", err)
+	}
+	return map[string]string{"authorization": "Bearer " + strings.TrimSpace(string(token))}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials.
+func (tokenFile) RequireTransportSecurity() bool { return true }

@@ -1,0 +1,492 @@
+package networkpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/policytable"
+	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+var _ = failpoint.Register(
+	"networkpolicy.taken", "networkpolicy.applied", "networkpolicy.enforced", "networkpolicy.ended",
+	"networkpolicy.store.written", "networkpolicy.store.after",
+)
+
+// Kernel enforces policies. *policytable.Table implements it.
+type Kernel interface {
+	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
+	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
+	End(allowed func(policy.Flow) bool) (int, error)
+	// Refused returns how many packets were refused, by direction and policies.
+	Refused() ([]policytable.Refused, error)
+	// Present tells whether the kernel has what was applied last.
+	Present() (bool, error)
+	// Forget has the next Apply replace everything, as other software may have changed anything.
+	Forget()
+	// Watch sends what other software changes, until ctx ends, and an empty text when changes may have been missed. The
+	// channel is closed when it cannot go on.
+	Watch(ctx context.Context) (<-chan string, error)
+}
+
+// Pod is a pod that runs on the node, or is about to.
+type Pod struct {
+	policy.PodName
+	UID   string
+	Addrs []netip.Addr // by which other pods and nodes know it
+	Local []netip.Addr // its other addresses, which count on this node only
+	// Inside is for interfaces whose packets do not pass the node's IP stack; nil: there are none that policies concern.
+	Inside *Inside
+	// Tunnels are the gateways of its Egresses, and their Services, with the UDP port of tunnels. What leaves in tunnels is judged
+	// by what is inside.
+	Tunnels []netip.AddrPort
+
+	set      int  // counts calls of Set: that of a pod's latest sandbox is the highest; 0: it was restored
+	known    bool // the operator has told about it
+	restored bool // it ran when the process began
+}
+
+func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
+
+// Options are what an Enforcer is made of.
+type Options struct {
+	Kernel  Kernel
+	Denials Denials // nil: denied connections are not logged. Run closes it
+	// OpenInside opens the table of a pod, and its log unless that is nil, which the table closes.
+	OpenInside func(i Inside) (PodKernel, Denials, error)
+	Dial       Dialer
+	Dir        string // of the stored file; it has to outlast a reboot
+	// StartUnknown: a pod is open until the operator has told about it. Otherwise it is closed.
+	StartUnknown bool
+	Interval     time.Duration // how often the kernel is looked at, in addition to each observed change
+	Metrics      Metrics
+	Clock        clock.Clock
+	Log          *slog.Logger
+}
+
+// Enforcer keeps the policies of a node's pods in force. The goroutine of Run is the only one that changes state and the
+// kernel.
+type Enforcer struct {
+	Options
+	calls   *calls
+	dirty   retry.Signal // apply has something to do
+	own     own
+	insides insides
+
+	mu      sync.Mutex       // guards below; nothing waits while it is held
+	updates []*policy.Update // that state does not have yet
+	foreign string           // what other software may have changed in the kernel; empty: nothing
+	session uint64           // of the last of them; 0: the file
+	state   *policy.State    // others than Run read it
+	pods    map[string]Pod   // by attachment
+	rules   bool             // pods or policies changed since the kernel had them
+	round   *round           // the next one that changes the kernel
+	moved   chan struct{}    // closed and replaced whenever state changes
+	record  record
+}
+
+// own is the state of the goroutine of Run.
+type own struct {
+	applied bool // the last change of the kernel succeeded
+	file    stored
+	// unstored: the file lacks what the operator has told. urgent: not only about sets.
+	unstored, urgent bool
+
+	ended  time.Time        // when connections were looked at last
+	took   time.Duration    // to do so
+	endDue <-chan time.Time // when they have to be looked at again; nil: they need not
+}
+
+// round is one change of the kernel.
+type round struct {
+	done   chan struct{}
+	err    error
+	failed map[string]error // of attachments with a table of their own
+}
+
+func newRound() *round { return &round{done: make(chan struct{})} }
+
+// New returns an Enforcer with what the file says. The error of a file that cannot be read is logged: then nothing is known
+// until the operator says it.
+func New(o Options) *Enforcer {
+	e := &Enforcer{
+		Options: o, calls: newCalls(), dirty: retry.NewSignal(), record: record{began: o.Clock.Now()},
+		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
+	}
+	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{e, newDenialLimit(o.Clock)}, tables: map[string]insidePod{}}
+	e.own.file = stored{dir: o.Dir, clock: o.Clock, log: o.Log, state: e.state}
+	if u := e.own.file.load(); u != nil {
+		e.updates = append(e.updates, u)
+		e.dirty.Set()
+	}
+	return e
+}
+
+// Known returns once it is known which policies select a pod, or when ctx ends.
+func (e *Enforcer) Known(ctx context.Context, name policy.PodName, uid string) error {
+	for {
+		e.mu.Lock()
+		_, known := e.state.Of(name, uid)
+		moved := e.moved
+		e.mu.Unlock()
+		if known {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", e.Unknown(name), context.Cause(ctx))
+		}
+	}
+}
+
+// Unknown says why it is not known which policies select a pod.
+func (e *Enforcer) Unknown(name policy.PodName) string {
+	text := fmt.Sprintf("berth-operator has not told this node which network policies select pod %s/%s", name.Namespace, name.Name)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := &e.record; !r.connected && r.lost != "" {
+		text += fmt.Sprintf("; it has not been connected since %s: %s", r.away().UTC().Format(time.RFC3339), r.lost)
+	}
+	return text
+}
+
+// Set has the policies of a pod in force when it returns without an error. A pod that is not known is open or closed by
+// Options.StartUnknown.
+func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
+	e.mu.Lock()
+	e.record.sets++
+	p.set = e.record.sets
+	e.pods[attachment] = p
+	r := e.wantRound()
+	nothing := e.state.Version() == 0 && len(e.updates) == 0
+	e.mu.Unlock()
+	if nothing && e.StartUnknown {
+		return nil // nothing is applied before the operator speaks
+	}
+	select {
+	case <-r.done:
+		if r.err != nil {
+			return r.err
+		}
+		return r.failed[attachment]
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Holds tells whether an attachment was Set, or restored, as this pod.
+func (e *Enforcer) Holds(attachment string, p Pod) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	have, there := e.pods[attachment]
+	return there && have.PodName == p.PodName && have.UID == p.UID && slices.Equal(have.Addrs, p.Addrs) && slices.Equal(have.Local, p.Local) &&
+		have.Inside.equal(p.Inside) && slices.Equal(have.Tunnels, p.Tunnels)
+}
+
+// Remove forgets a pod that is gone. The kernel forgets it soon after.
+func (e *Enforcer) Remove(attachment string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, there := e.pods[attachment]; there {
+		delete(e.pods, attachment)
+		e.wantRound()
+	}
+}
+
+// Restore takes in the pods that run when the process begins. Those about which the stored file says nothing keep what they have:
+// they may be from before policies were enforced. Once the operator speaks they are closed if it does not know them.
+func (e *Enforcer) Restore(pods map[string]Pod) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for attachment, p := range pods {
+		p.restored = true
+		e.pods[attachment] = p
+	}
+	e.wantRound()
+}
+
+// wantRound has pods and policies applied, and returns the round in which they are.
+func (e *Enforcer) wantRound() *round {
+	e.rules = true
+	e.dirty.Set()
+	return e.round
+}
+
+// take takes in an update of the operator.
+func (e *Enforcer) take(session uint64, u *policy.Update) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.updates, e.session = append(e.updates, u), session
+	e.dirty.Set()
+}
+
+// Run follows the operator and changes the kernel until ctx ends.
+func (e *Enforcer) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { follower{e.Options, e.calls, e.take, e.following, e.known}.run(ctx) })
+	running.Go(func() { watch(ctx, e.Options, e.suspect) })
+	defer e.own.file.flush()
+	if e.Denials != nil {
+		stop := context.AfterFunc(ctx, func() { _ = e.Denials.Close() })
+		defer stop()
+		running.Go(func() { e.insides.denied.run(e.Denials) })
+	}
+	defer e.insides.closeAll()
+	var failures, partly retry.Backoff
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.own.file.due:
+			e.own.file.write()
+			continue
+		case <-e.own.endDue:
+			e.own.endDue = nil
+		case <-again:
+		case <-e.dirty:
+		}
+		again = nil
+		err := e.apply()
+		e.mu.Lock()
+		news := e.record.failed(err, e.Clock.Now())
+		e.mu.Unlock()
+		if news {
+			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
+		}
+		if err == nil {
+			failures, partly = retry.Backoff{}, retry.Backoff{}
+			continue
+		}
+		if _, some := errors.AsType[partialError](err); some {
+			failures = retry.Backoff{}
+			partly.Fail(e.Clock.Now(), retry.First, retry.Most)
+			again = e.Clock.After(partly.Until.Sub(e.Clock.Now()))
+			continue
+		}
+		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.Clock.After(failures.Until.Sub(e.Clock.Now())):
+			e.dirty.Set()
+		}
+	}
+}
+
+// partialError is an error about pods with a table of their own, or about connections that have to end. The node's table is as it
+// should be, so other pods do not wait for the next attempt.
+type partialError struct{ error }
+
+// Unwrap returns what failed.
+func (p partialError) Unwrap() error { return p.error }
+
+// apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
+// hear how it went. An error may be a partialError.
+func (e *Enforcer) apply() error {
+	e.repair()
+	e.mu.Lock()
+	changed := policy.SetChanges{}
+	urgent := false
+	e.own.unstored = e.own.unstored || len(e.updates) > 0
+	for _, u := range e.updates {
+		if u.Whole {
+			changed = policy.SetChanges{}
+		}
+		for id, change := range u.Sets {
+			changed.Of(id).Then(change)
+		}
+		urgent = e.state.Take(u) || urgent
+	}
+	e.rules, e.own.urgent = e.rules || urgent, e.own.urgent || urgent
+	e.updates = nil
+	close(e.moved)
+	e.moved = make(chan struct{})
+	if e.state.Version() == 0 { // what the kernel has stays until it is known what it should have
+		e.mu.Unlock()
+		return nil
+	}
+	e.noteKnown()
+	lists := e.lists()
+	r, rules, view, session := e.round, e.rules, e.view(lists), e.session
+	e.round, e.rules = newRound(), false
+	e.mu.Unlock()
+	began := e.Clock.Now()
+	if rules {
+		r.err = e.Kernel.Apply(view.pods, e.state.Elements, changed)
+	} else {
+		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
+		lists = nil
+	}
+	if r.err == nil {
+		r.err = failpoint.Hit("networkpolicy.applied")
+	}
+	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
+	if r.err == nil {
+		for attachment := range r.failed {
+			delete(lists, attachment)
+		}
+		e.mu.Lock()
+		e.record.succeeded(lists, e.Clock.Now())
+		e.mu.Unlock()
+	}
+	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
+	e.own.applied = r.err == nil
+	close(r.done)
+	if r.err != nil || len(r.failed) > 0 {
+		e.mu.Lock()
+		e.rules = true // what the kernel has is unknown, so all of it is applied
+		e.mu.Unlock()
+	}
+	failed := errors.Join(slices.Collect(maps.Values(r.failed))...)
+	if r.err != nil {
+		return errors.Join(r.err, failed)
+	}
+	e.calls.enforced(session, e.state.Version())
+	if err := failpoint.Hit("networkpolicy.enforced"); err != nil {
+		return err
+	}
+	if e.own.unstored {
+		e.own.file.changed(e.own.urgent)
+		e.own.unstored, e.own.urgent = false, false
+	}
+	if err := errors.Join(failed, e.end(view)); err != nil {
+		return partialError{err}
+	}
+	return nil
+}
+
+// endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
+const endShare = 10
+
+// end ends connections that policies forbid by now, or does so a little later.
+func (e *Enforcer) end(v view) error {
+	now := e.Clock.Now()
+	if wait := e.own.ended.Add(endShare * e.own.took).Sub(now); wait > 0 {
+		if e.own.endDue == nil {
+			e.own.endDue = e.Clock.After(wait)
+		}
+		return nil
+	}
+	e.own.endDue = nil
+	n, err := e.Kernel.End(v.allows)
+	err = errors.Join(err, e.insides.end(v))
+	e.own.ended = e.Clock.Now()
+	e.own.took = e.own.ended.Sub(now)
+	if n > 0 {
+		e.Log.Info("policies forbid connections that were open", "ended", n)
+	}
+	if err != nil {
+		return fmt.Errorf("end connections: %w", err)
+	}
+	return failpoint.Hit("networkpolicy.ended")
+}
+
+// view is which policies the pods have.
+type view struct {
+	pods   []policytable.Pod              // as the node's table has them
+	node   map[netip.Addr]policytable.Pod // these by address
+	inside map[string]wanted              // by attachment
+	byAddr map[netip.Addr][]*policy.Policy
+	sets   policy.Sets
+}
+
+// view returns the view of the node's attachments with their policies.
+func (e *Enforcer) view(lists map[string]inForce) view {
+	v := view{node: map[netip.Addr]policytable.Pod{}, inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
+	for attachment, f := range lists {
+		p := e.pods[attachment]
+		addrs := p.allAddrs()
+		if p.Inside == nil || !p.Inside.Only {
+			pod := policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}
+			v.pods = append(v.pods, pod)
+			for _, a := range addrs {
+				v.node[a] = pod
+			}
+		}
+		if p.Inside != nil {
+			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
+		}
+		for _, a := range addrs {
+			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // in networks of their own, pods may have the same addresses
+				v.byAddr[a] = f.list
+			}
+		}
+	}
+	v.expect(e.state, lists)
+	return v
+}
+
+// expect adds the policies of pods that are known and have no attachment, so that an ADD adds little more than addresses.
+func (v *view) expect(state *policy.State, lists map[string]inForce) {
+	here := map[policy.PodName]bool{}
+	for _, f := range lists {
+		here[f.pod] = true
+	}
+	for name, uid := range state.Pods() {
+		if list, _ := state.Of(name, uid); !here[name] && len(list) > 0 {
+			v.pods = append(v.pods, policytable.Pod{Policies: list})
+		}
+	}
+}
+
+// lists are the policies that attachments should have. A pod of which the operator says nothing any more is about to end, and
+// nobody reaches it.
+func (e *Enforcer) lists() map[string]inForce {
+	all := map[string]inForce{}
+	for attachment, p := range e.pods {
+		list, known := e.state.Of(p.PodName, p.UID)
+		if !known && !e.open(p) {
+			list = []*policy.Policy{closed(p.PodName)}
+		}
+		all[attachment] = inForce{pod: p.PodName, uid: p.UID, list: list}
+	}
+	return all
+}
+
+// open tells whether a pod has no policies while the operator says nothing about it.
+func (e *Enforcer) open(p Pod) bool {
+	return !p.known && (e.StartUnknown || p.restored && e.session == 0)
+}
+
+// noteKnown remembers which pods the operator has told about.
+func (e *Enforcer) noteKnown() {
+	for attachment, p := range e.pods {
+		if _, known := e.state.Of(p.PodName, p.UID); known && !p.known {
+			p.known = true
+			e.pods[attachment] = p
+		}
+	}
+}
+
+// closed is a policy that accepts nothing.
+func closed(name policy.PodName) *policy.Policy {
+	return &policy.Policy{Ref: policy.Ref{Namespace: name.Namespace, Name: "(unknown pod)"}, Tier: policy.Namespaced, Isolates: [2]bool{true, true}}
+}
+
+// allows tells whether the node's table allows a connection. As there, tunnels of Egresses are judged by what is inside, and a pod
+// that is judged in its own network namespace does not count: elsewhere, another pod or host may have the same address.
+func (v view) allows(f policy.Flow) bool {
+	from, to := v.node[f.Source], v.node[f.Destination]
+	return (tunnelTo(from, f.Destination, f) || policy.Decide(from.Policies, policy.Egress, f, v.sets).Allowed) &&
+		(tunnelTo(to, f.Source, f) || policy.Decide(to.Policies, policy.Ingress, f, v.sets).Allowed)
+}
+
+// tunnelTo tells whether a connection is a tunnel between a pod and a gateway of its Egresses. Both ends send to the same port.
+func tunnelTo(pod policytable.Pod, gateway netip.Addr, f policy.Flow) bool {
+	return f.Protocol == unix.IPPROTO_UDP && slices.Contains(pod.Tunnels, netip.AddrPortFrom(gateway, f.Port))
+}

@@ -1,0 +1,214 @@
+package networkpolicy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/berthnet/berth/internal/kernel/policytable"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// Inside is where policies are enforced for interfaces of a pod whose packets do not pass the node's IP stack: in the pod's own
+// network namespace.
+type Inside struct {
+	Netns string       // path of the pod's network namespace
+	ID    rtnl.NetnsID // of that namespace; zero: not checked
+	Links []string     // the interfaces
+	// Only: nothing of the pod passes the node's IP stack. Otherwise its first interface is none of Links.
+	Only bool
+}
+
+func (i *Inside) equal(o *Inside) bool {
+	if i == nil || o == nil {
+		return i == o
+	}
+	return i.Netns == o.Netns && i.ID == o.ID && i.Only == o.Only && slices.Equal(i.Links, o.Links)
+}
+
+// PodKernel enforces the policies of one pod in its network namespace. *policytable.Inside implements it.
+type PodKernel interface {
+	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
+	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
+	End(allowed func(policy.Flow) bool) (int, error)
+	Refused() ([]policytable.Refused, error)
+	Present() (bool, error)
+	Forget()
+	Remove() error
+	Close() error
+}
+
+// insides are the pods with an Inside. Only the goroutine of Run changes them.
+type insides struct {
+	open    func(i Inside) (PodKernel, Denials, error)
+	log     *slog.Logger
+	denied  denialLog      // also that of the node
+	running sync.WaitGroup // logs of denied connections
+
+	mu     sync.Mutex // guards tables, which others read
+	tables map[string]insidePod
+}
+
+// insidePod is a pod with its table; without one the pod has no policies, and no table in the kernel.
+type insidePod struct {
+	Inside
+	kernel PodKernel
+}
+
+// wanted is an Inside with what should be in force there.
+type wanted struct {
+	Inside
+	policytable.Pod
+}
+
+// apply brings the tables of pods up to date, and returns an error for each attachment whose table is not.
+func (i *insides) apply(v view, rules bool, elements policytable.Elements, changed policy.SetChanges) map[string]error {
+	failed := map[string]error{}
+	for attachment, t := range i.all() {
+		if w, there := v.inside[attachment]; !there || !w.Inside.equal(&t.Inside) {
+			i.drop(attachment, t)
+		}
+	}
+	for attachment, w := range v.inside {
+		t, err := i.opened(attachment, w)
+		if err == nil && t.kernel != nil {
+			err = t.apply(w, rules, elements, changed)
+		}
+		if err != nil && !errors.Is(err, rtnl.ErrNoNetns) { // without it the pod is gone
+			failed[attachment] = fmt.Errorf("in the network namespace of attachment %s: %w", attachment, err)
+		}
+	}
+	return failed
+}
+
+// opened returns the table of a pod, which is open if the pod has policies. One that has none may have had some when the process
+// began.
+func (i *insides) opened(attachment string, w wanted) (insidePod, error) {
+	i.mu.Lock()
+	t, known := i.tables[attachment]
+	i.mu.Unlock()
+	if known && (t.kernel == nil) == (len(w.Policies) == 0) {
+		return t, nil
+	}
+	if t.kernel == nil {
+		kernel, log, err := i.open(w.Inside)
+		if err != nil {
+			return t, err
+		}
+		t = insidePod{w.Inside, kernel}
+		i.set(attachment, t)
+		if log != nil {
+			i.running.Go(func() { i.denied.run(log) })
+		}
+	}
+	if len(w.Policies) == 0 {
+		if err := t.kernel.Remove(); err != nil {
+			return t, err // it stays open for the next attempt
+		}
+		err := t.kernel.Close()
+		t.kernel = nil
+		i.set(attachment, t)
+		return t, err
+	}
+	return t, nil
+}
+
+func (i *insides) set(attachment string, t insidePod) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.tables[attachment] = t
+}
+
+// apply enforces a pod's policies in its network namespace.
+func (t insidePod) apply(w wanted, rules bool, elements policytable.Elements, changed policy.SetChanges) error {
+	err := policytable.ErrUnknown
+	if !rules {
+		err = t.kernel.ApplyElements(elements, changed)
+	}
+	if errors.Is(err, policytable.ErrUnknown) {
+		err = t.kernel.Apply([]policytable.Pod{w.Pod}, elements, changed)
+	}
+	return err
+}
+
+// end ends connections of pods that their policies forbid by now. Listing those of one pod costs as much as those of the node, since
+// the kernel keeps all in one table.
+func (i *insides) end(v view) error {
+	var errs []error
+	for attachment, t := range i.all() {
+		w, there := v.inside[attachment]
+		if !there || t.kernel == nil {
+			continue
+		}
+		_, err := t.kernel.End(func(f policy.Flow) bool {
+			return (!slices.Contains(w.Addrs, f.Source) || policy.Decide(w.Policies, policy.Egress, f, v.sets).Allowed) &&
+				(!slices.Contains(w.Addrs, f.Destination) || policy.Decide(w.Policies, policy.Ingress, f, v.sets).Allowed)
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("in the network namespace of attachment %s: %w", attachment, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// drop removes the table of a pod that is gone or has no Inside any more.
+func (i *insides) drop(attachment string, t insidePod) {
+	if t.kernel != nil {
+		if err := errors.Join(t.kernel.Remove(), t.kernel.Close()); err != nil {
+			i.log.Warn("cannot remove network policies from a pod's network namespace", "attachment", attachment, "err", err)
+		}
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.tables, attachment)
+}
+
+// closeAll closes the tables, which stay in force, and ends their logs.
+func (i *insides) closeAll() {
+	for _, t := range i.all() {
+		if t.kernel != nil {
+			_ = t.kernel.Close()
+		}
+	}
+	i.running.Wait()
+}
+
+func (i *insides) all() map[string]insidePod {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return maps.Clone(i.tables)
+}
+
+// changed forgets the tables that other software changed, and tells whether there were any.
+func (i *insides) changed() (some bool) {
+	for _, t := range i.all() {
+		if t.kernel == nil {
+			continue
+		}
+		if present, err := t.kernel.Present(); !present && err == nil {
+			t.kernel.Forget()
+			some = true
+		}
+	}
+	return some
+}
+
+// refused returns the counters of the node and of pods, as far as the kernel tells.
+func (i *insides) refused(node Kernel) []policytable.Refused {
+	list, err := node.Refused()
+	if err != nil {
+		i.log.Warn("packets that network policies refused cannot be counted", "err", err)
+	}
+	for _, t := range i.all() {
+		if t.kernel != nil {
+			if more, err := t.kernel.Refused(); err == nil { // a pod may be gone
+				list = append(list, more...)
+			}
+		}
+	}
+	return list
+}

@@ -1,0 +1,133 @@
+// Package operatorfake is an operator on a loopback address that tells nodes about network policies, with TLS and tokens as the
+// real one. A token is the name of its node.
+package operatorfake
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/internal/clock"
+	operator "github.com/berthnet/berth/internal/operator/networkpolicy"
+	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
+	"github.com/berthnet/berth/internal/policy/wire"
+)
+
+// Operator is an operator. The zero value is one that never ran.
+type Operator struct {
+	t testing.TB
+
+	mu     sync.Mutex // guards below
+	data   map[string]string
+	err    error // of ConfigMap
+	server *grpc.Server
+}
+
+// New returns an operator that does not run.
+func New(t testing.TB) *Operator {
+	o := &Operator{t: t}
+	t.Cleanup(o.Stop)
+	return o
+}
+
+// Start starts it with what a feed knows, at another address and with another certificate than before.
+func (o *Operator) Start(f *feed.Feed) {
+	o.t.Helper()
+	certificate, text, err := newCertificate()
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})))
+	wire.RegisterPoliciesServer(server, &operator.Server{
+		Feed: f,
+		Node: func(_ context.Context, token string) (string, error) {
+			if token == "" {
+				return "", errors.New("no token")
+			}
+			return token, nil
+		},
+		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
+		Serves:    func() error { return nil },
+		Clock:     clock.Real{}, Log: slog.New(slog.DiscardHandler),
+	})
+	go func() { _ = server.Serve(l) }()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.server, o.data = server, map[string]string{wire.KeyAddress: l.Addr().String(), wire.KeyCA: string(text)}
+}
+
+// Stop stops it. The ConfigMap stays.
+func (o *Operator) Stop() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.server != nil {
+		o.server.Stop()
+	}
+}
+
+// Set changes a key of the ConfigMap.
+func (o *Operator) Set(key, value string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.data[key] = value
+}
+
+// Fail has the API server answer with an error.
+func (o *Operator) Fail(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.err = err
+}
+
+// ConfigMap reads the ConfigMap, as networkpolicy.Access has it.
+func (o *Operator) ConfigMap(_ context.Context, namespace, name string) (map[string]string, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err != nil {
+		return nil, o.err
+	}
+	if namespace != "kube-system" || name != wire.ConfigMapName || o.data == nil {
+		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, name)
+	}
+	out := map[string]string{}
+	for k, v := range o.data {
+		out[k] = v
+	}
+	return out, nil
+}
+
+// newCertificate returns a self-signed certificate of wire.ServerName, and its PEM.
+func newCertificate() (tls.Certificate, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, nil, err
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), DNSNames: []string{wire.ServerName}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), err
+}

@@ -1,0 +1,20 @@
+// Package networkpolicy is the operator's side of network policies: it follows pods, namespaces, nodes and policies
+// for all nodes, and sends each node what its own pods need (package feed).
+//
+//	setup.go        settings, the server and metrics
+//	follow.go       changes of objects, and problems of policies
+//	serve.go        the stream to a node
+//	token.go        which node calls
+//	certificate.go  the server's certificate, and how nodes find the leader
+package networkpolicy
+
+// The operator's rights for network policies.
+//
+// +kubebuilder:rbac:groups="",resources=pods;namespaces;nodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=networking.k8s.io,resources=networkpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=policy.networking.k8s.io,resources=clusternetworkpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
+// +kubebuilder:rbac:groups="",namespace=kube-system,resources=configmaps,resourceNames=berth-network-policies,verbs=get;patch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+//
+//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/chart/files/rbac/policies/berth-operator

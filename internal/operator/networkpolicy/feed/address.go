@@ -1,0 +1,118 @@
+package feed
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/internal/policy/resolve"
+)
+
+// assignment is what a node said about a pod's addresses before the pod's status does.
+type assignment struct {
+	uid    types.UID
+	addrs  []netip.Addr
+	status []netip.Addr // what the status said by then: it is stale until it says something else
+}
+
+// maxWaiting is how many addresses a subscriber may not have confirmed. More are not waited for: their nodes have given up by
+// then, unless hundreds of thousands of pods start at once.
+const maxWaiting = 4096
+
+// waiting is an address that counts as known once a subscriber enforces a version.
+type waiting struct {
+	version uint64
+	ticket  *ticket
+}
+
+// ticket counts who does not enforce something yet.
+type ticket struct {
+	left int
+	done chan struct{}
+}
+
+func (t *ticket) confirmed() {
+	if t.left--; t.left == 0 {
+		close(t.done)
+	}
+}
+
+// Assign takes in the addresses of a pod that its node is about to start. The channel is closed once all nodes that were told
+// of them enforce it, or have gone. Other pods of the node do not have these addresses any more, whatever their status says, unless
+// one of the pods has its address from a NIC. The error says that the pod is not one of that node, or not known yet.
+func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, addrs []netip.Addr) (<-chan struct{}, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	pod, there := resolve.PodOf(f.resolver, name)
+	switch {
+	case !there || pod.UID != uid:
+		return nil, fmt.Errorf("pod %s with UID %s is not known", name, uid)
+	case pod.Node != node:
+		return nil, fmt.Errorf("pod %s is on node %q, not on %q", name, pod.Node, node)
+	}
+	t := &ticket{left: 1, done: make(chan struct{})}
+	defer t.confirmed()
+	concerned := map[*Subscriber]bool{}
+	for other := range f.nodes[node] {
+		if other == name {
+			continue
+		}
+		before, _ := resolve.PodOf(f.resolver, other)
+		left := slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool {
+			return slices.Contains(addrs, a) && !f.ofNIC(name, a) && !f.ofNIC(other, a)
+		})
+		if len(left) < len(before.Addrs) {
+			f.assign(before, left, concerned)
+		}
+	}
+	if !slices.Equal(pod.Addrs, addrs) {
+		f.assign(pod, addrs, concerned)
+	}
+	for s := range concerned {
+		t.left++
+		s.wait(t)
+	}
+	return t.done, nil
+}
+
+func (f *Feed) ofNIC(name types.NamespacedName, a netip.Addr) bool {
+	return f.OfNIC != nil && f.OfNIC(name, a)
+}
+
+// assign has addresses of a pod count instead of those of its status, and notes who is concerned.
+func (f *Feed) assign(p resolve.Pod, addrs []netip.Addr, concerned map[*Subscriber]bool) {
+	a, has := f.assigned[p.NamespacedName]
+	if !has {
+		a.status = p.Addrs
+	}
+	a.uid, a.addrs = p.UID, addrs
+	f.assigned[p.NamespacedName] = a
+	p.Addrs = addrs
+	for id := range f.setPod(p).Sets {
+		for _, s := range f.watchers[id] {
+			concerned[s] = true
+		}
+	}
+}
+
+// wait has a ticket wait for the next version.
+func (s *Subscriber) wait(t *ticket) {
+	if len(s.waiting) >= maxWaiting {
+		s.waiting[0].ticket.confirmed()
+		s.waiting = s.waiting[1:]
+	}
+	s.waiting = append(s.waiting, waiting{s.version + 1, t})
+}
+
+// Confirm notes that the node enforces a version and all before.
+func (s *Subscriber) Confirm(version uint64) {
+	s.feed.mu.Lock()
+	defer s.feed.mu.Unlock()
+	n := 0
+	for ; n < len(s.waiting) && s.waiting[n].version <= version; n++ {
+		s.waiting[n].ticket.confirmed()
+	}
+	s.waiting = s.waiting[n:]
+}

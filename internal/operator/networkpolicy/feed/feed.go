@@ -1,0 +1,205 @@
+package feed
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/compile"
+	"github.com/berthnet/berth/internal/policy/resolve"
+)
+
+// Feed follows the cluster for all nodes.
+type Feed struct {
+	// OfNIC reports whether an address of a pod is that of a NIC, in a network that may have the same addresses as others;
+	// nil: none is. It is set before use, and returns quickly.
+	OfNIC func(types.NamespacedName, netip.Addr) bool
+
+	mu       sync.Mutex // guards all of it, with subscribers; nothing waits while it is held
+	resolver *resolve.Resolver
+	nodes    map[string]map[types.NamespacedName]bool // pods by node
+	on       map[types.NamespacedName]string          // node by pod
+	sets     map[policy.SetID]*log                    // of sets that a subscriber has
+	watchers map[policy.SetID][]*Subscriber
+	byNode   map[string]*Subscriber
+	assigned map[types.NamespacedName]assignment
+}
+
+// New returns a Feed that knows nothing.
+func New() *Feed {
+	return &Feed{
+		resolver: resolve.New(), nodes: map[string]map[types.NamespacedName]bool{}, on: map[types.NamespacedName]string{},
+		sets: map[policy.SetID]*log{}, watchers: map[policy.SetID][]*Subscriber{}, byNode: map[string]*Subscriber{},
+		assigned: map[types.NamespacedName]assignment{},
+	}
+}
+
+// SetPod takes in a new state of a pod. Addresses that its node assigned count until its status has others than by then.
+func (f *Feed) SetPod(p resolve.Pod) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a, has := f.assigned[p.NamespacedName]
+	switch {
+	case !has:
+	case a.uid != p.UID, len(p.Addrs) > 0 && !slices.Equal(p.Addrs, a.status):
+		delete(f.assigned, p.NamespacedName)
+	default:
+		p.Addrs = a.addrs
+	}
+	f.setPod(p)
+}
+
+func (f *Feed) setPod(p resolve.Pod) *resolve.Changes {
+	if before := f.on[p.NamespacedName]; before != p.Node {
+		f.move(p.NamespacedName, before, p.Node)
+	}
+	changes := f.resolver.SetPod(p)
+	f.spread(changes)
+	return changes
+}
+
+// move notes that a pod is bound to another node. An empty name is no node.
+func (f *Feed) move(name types.NamespacedName, from, to string) {
+	delete(f.nodes[from], name)
+	if len(f.nodes[from]) == 0 {
+		delete(f.nodes, from)
+	}
+	delete(f.on, name)
+	if s := f.byNode[from]; s != nil {
+		s.podChanged(name)
+	}
+	if to == "" {
+		return
+	}
+	if f.nodes[to] == nil {
+		f.nodes[to] = map[types.NamespacedName]bool{}
+	}
+	f.nodes[to][name], f.on[name] = true, to
+}
+
+// DeletePod forgets a pod.
+func (f *Feed) DeletePod(name types.NamespacedName) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.assigned, name)
+	if node := f.on[name]; node != "" {
+		f.move(name, node, "")
+	}
+	f.spread(f.resolver.DeletePod(name))
+}
+
+// SetNamespace takes in the labels of a namespace.
+func (f *Feed) SetNamespace(name string, labels map[string]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.spread(f.resolver.SetNamespace(name, labels))
+}
+
+// DeleteNamespace forgets the labels of a namespace.
+func (f *Feed) DeleteNamespace(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.spread(f.resolver.DeleteNamespace(name))
+}
+
+// SetNode takes in the labels and addresses of a node.
+func (f *Feed) SetNode(name string, labels map[string]string, addrs []netip.Addr) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.spread(f.resolver.SetNode(name, labels, addrs))
+}
+
+// DeleteNode forgets a node's labels and addresses.
+func (f *Feed) DeleteNode(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.spread(f.resolver.DeleteNode(name))
+}
+
+// SetPolicy takes in a policy.
+func (f *Feed) SetPolicy(c compile.Compiled) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.spread(f.resolver.SetPolicy(c))
+}
+
+// DeletePolicy forgets a policy.
+func (f *Feed) DeletePolicy(ref policy.Ref) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.spread(f.resolver.DeletePolicy(ref))
+}
+
+// UnknownPorts describes the port names in the rules of a policy that no pod concerned has, sorted.
+func (f *Feed) UnknownPorts(c compile.Compiled) (problems []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, s := range c.Sets {
+		if n, _ := f.resolver.Size(id); s.Kind == compile.Ports && n == 0 {
+			problems = append(problems, fmt.Sprintf("no pod that a rule applies to has a container port named %q, so that the rule matches nothing", s.Port))
+		}
+	}
+	slices.Sort(problems)
+	return slices.Compact(problems)
+}
+
+// Counts returns the numbers of connected nodes, and of sets and addresses in them that these have.
+func (f *Feed) Counts() (nodes, sets, addresses int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id := range f.sets {
+		n, _ := f.resolver.Size(id)
+		addresses += n
+	}
+	return len(f.byNode), len(f.sets), addresses
+}
+
+// spread notes for each node that is concerned that something changed.
+func (f *Feed) spread(c *resolve.Changes) {
+	for id, change := range c.Sets {
+		watchers := f.watchers[id]
+		if len(watchers) == 0 {
+			continue
+		}
+		size, _ := f.resolver.Size(id)
+		f.sets[id].add(change, size)
+		for _, s := range watchers {
+			s.wake()
+		}
+	}
+	for name := range c.Pods {
+		if s := f.byNode[f.on[name]]; s != nil {
+			s.podChanged(name)
+		}
+	}
+	for ref := range c.Policies {
+		for _, s := range f.byNode {
+			if s.policies[ref] != nil {
+				s.changed[ref] = true
+				s.wake()
+			}
+		}
+	}
+}
+
+// watch notes that a subscriber has a set, and returns the number of its next change.
+func (f *Feed) watch(id policy.SetID, s *Subscriber) uint64 {
+	f.watchers[id] = append(f.watchers[id], s)
+	if f.sets[id] == nil {
+		f.sets[id] = &log{}
+	}
+	return f.sets[id].next
+}
+
+// unwatch notes that it has it no more.
+func (f *Feed) unwatch(id policy.SetID, s *Subscriber) {
+	left := slices.DeleteFunc(f.watchers[id], func(w *Subscriber) bool { return w == s })
+	if f.watchers[id] = left; len(left) == 0 {
+		delete(f.watchers, id)
+		delete(f.sets, id)
+	}
+}

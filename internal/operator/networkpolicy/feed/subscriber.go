@@ -1,0 +1,232 @@
+package feed
+
+import (
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// Subscriber is one node that is being told. Its state is guarded by the Feed's lock.
+type Subscriber struct {
+	feed  *Feed
+	node  string
+	ready chan struct{}
+	ended chan struct{} // closed when it is told nothing more
+
+	whole    bool                                      // it is to be told everything
+	version  uint64                                    // of the last update
+	pods     map[types.NamespacedName]*policy.Selected // its pods, as it was told
+	policies map[policy.Ref]*policyTold                // what it was told of policies
+	sets     map[policy.SetID]*setTold                 // what it was told of sets
+	dirty    map[types.NamespacedName]bool             // pods of which it has to be told
+	changed  map[policy.Ref]bool                       // policies likewise
+	waiting  []waiting                                 // for it to enforce something, in the order of versions
+}
+
+type policyTold struct {
+	*policy.Policy
+	pods int // of the node that have it
+}
+
+type setTold struct {
+	policies int    // that it has and that name the set
+	next     uint64 // change
+}
+
+// Subscribe begins to tell a node, from the beginning. A subscription that the node had before is told nothing more.
+func (f *Feed) Subscribe(node string) *Subscriber {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before := f.byNode[node]; before != nil {
+		before.end()
+	}
+	s := &Subscriber{
+		feed: f, node: node, ready: make(chan struct{}, 1), ended: make(chan struct{}), whole: true,
+		pods: map[types.NamespacedName]*policy.Selected{}, policies: map[policy.Ref]*policyTold{}, sets: map[policy.SetID]*setTold{},
+		dirty: map[types.NamespacedName]bool{}, changed: map[policy.Ref]bool{},
+	}
+	f.byNode[node] = s
+	for name := range f.nodes[node] {
+		s.dirty[name] = true
+	}
+	s.wake()
+	return s
+}
+
+// Close ends the subscription.
+func (s *Subscriber) Close() {
+	s.feed.mu.Lock()
+	defer s.feed.mu.Unlock()
+	s.end()
+}
+
+func (s *Subscriber) end() {
+	if s.feed.byNode[s.node] != s {
+		return
+	}
+	delete(s.feed.byNode, s.node)
+	close(s.ended)
+	for id := range s.sets {
+		s.feed.unwatch(id, s)
+	}
+	for _, w := range s.waiting {
+		w.ticket.confirmed()
+	}
+	s.waiting = nil
+}
+
+// Ended is closed when the subscription has ended, as when the node has another.
+func (s *Subscriber) Ended() <-chan struct{} { return s.ended }
+
+// Ready has an element when Next may have an update.
+func (s *Subscriber) Ready() <-chan struct{} { return s.ready }
+
+func (s *Subscriber) wake() {
+	select {
+	case s.ready <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Subscriber) podChanged(name types.NamespacedName) {
+	s.dirty[name] = true
+	s.wake()
+}
+
+// Next returns everything that changed for the node since it was called last. Its version is 0 if that is nothing.
+func (s *Subscriber) Next() *policy.Update {
+	s.feed.mu.Lock()
+	defer s.feed.mu.Unlock()
+	u := &policy.Update{Whole: s.whole, Pods: map[policy.PodName]*policy.Selected{}, Policies: map[policy.Ref]*policy.Policy{}, Sets: policy.SetChanges{}}
+	if s.feed.byNode[s.node] != s {
+		return &policy.Update{}
+	}
+	s.whole = false
+	for id, t := range s.sets { // before sets come, which are told whole
+		if l := s.feed.sets[id]; l.next != t.next {
+			u.Sets[id] = s.changesOf(id, l, t.next)
+			t.next = l.next
+		}
+	}
+	for name := range s.dirty {
+		s.tellPod(u, name)
+	}
+	for ref := range s.changed {
+		s.tellPolicy(u, ref)
+	}
+	clear(s.dirty)
+	clear(s.changed)
+	maps.DeleteFunc(u.Sets, func(id policy.SetID, _ *policy.SetChange) bool { return s.sets[id] == nil })
+	if u.Empty() && len(s.waiting) == 0 {
+		return u
+	}
+	s.version++
+	u.Version = s.version
+	return u
+}
+
+// changesOf are the changes of a set from one on, or the whole set if they are not kept.
+func (s *Subscriber) changesOf(id policy.SetID, l *log, from uint64) *policy.SetChange {
+	if change := l.since(from); change != nil {
+		return change
+	}
+	return s.wholeSet(id)
+}
+
+func (s *Subscriber) wholeSet(id policy.SetID) *policy.SetChange {
+	l := s.feed.sets[id]
+	if l.whole != nil && l.wholeAt == l.next {
+		return l.whole
+	}
+	change := &policy.SetChange{Whole: true, Elements: map[policy.Element]bool{}}
+	s.feed.resolver.Elements(id, func(e policy.Element) { change.Elements[e] = true })
+	l.whole, l.wholeAt = change, l.next
+	return change
+}
+
+// tellPod adds a pod, unless the node knows all about it, and the policies that come or go with it.
+func (s *Subscriber) tellPod(u *policy.Update, name types.NamespacedName) {
+	key := policy.PodName(name)
+	before, known := s.pods[name]
+	delete(s.pods, name)
+	pod, policies, there := s.feed.resolver.Policies(name)
+	switch {
+	case there && pod.Node == s.node:
+		selected := &policy.Selected{UID: string(pod.UID)}
+		for _, p := range policies {
+			selected.Policies = append(selected.Policies, p.Ref)
+			s.addPolicy(u, p)
+		}
+		s.pods[name] = selected
+		if !known || before.UID != selected.UID || !slices.Equal(before.Policies, selected.Policies) {
+			u.Pods[key] = selected
+		}
+	case known:
+		u.Pods[key] = nil
+	}
+	if known {
+		for _, ref := range before.Policies {
+			s.dropPolicy(u, ref)
+		}
+	}
+}
+
+// addPolicy notes that one more pod has a policy.
+func (s *Subscriber) addPolicy(u *policy.Update, p *policy.Policy) {
+	t := s.policies[p.Ref]
+	if t == nil {
+		t = &policyTold{Policy: p}
+		s.policies[p.Ref] = t
+		u.Policies[p.Ref] = p
+		s.addSets(u, p)
+	}
+	t.pods++
+}
+
+// dropPolicy notes that one pod has a policy no more.
+func (s *Subscriber) dropPolicy(u *policy.Update, ref policy.Ref) {
+	t := s.policies[ref]
+	if t.pods--; t.pods == 0 {
+		delete(s.policies, ref)
+		u.Policies[ref] = nil
+		s.dropSets(t.Policy)
+	}
+}
+
+// tellPolicy adds a policy whose content changed.
+func (s *Subscriber) tellPolicy(u *policy.Update, ref policy.Ref) {
+	t, now := s.policies[ref], s.feed.resolver.Policy(ref)
+	if t == nil || now == nil || t.Policy == now {
+		return
+	}
+	before := t.Policy
+	t.Policy, u.Policies[ref] = now, now
+	s.addSets(u, now)
+	s.dropSets(before)
+}
+
+func (s *Subscriber) addSets(u *policy.Update, p *policy.Policy) {
+	for id := range p.Sets() {
+		t := s.sets[id]
+		if t == nil {
+			t = &setTold{next: s.feed.watch(id, s)}
+			s.sets[id] = t
+			u.Sets[id] = s.wholeSet(id)
+		}
+		t.policies++
+	}
+}
+
+func (s *Subscriber) dropSets(p *policy.Policy) {
+	for id := range p.Sets() {
+		if t := s.sets[id]; t.policies > 1 {
+			t.policies--
+		} else {
+			delete(s.sets, id)
+			s.feed.unwatch(id, s)
+		}
+	}
+}

@@ -1,0 +1,368 @@
+package networkpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
+	"github.com/berthnet/berth/internal/operator/watched"
+	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/compile"
+	"github.com/berthnet/berth/internal/policy/resolve"
+)
+
+// Watches are the kinds that the operator caches for network policies, except ClusterNetworkPolicies, whose kind may not
+// be installed.
+func Watches() []*watched.Kind {
+	return []*watched.Kind{watched.PolicyPods, watched.Namespaces, watched.Nodes, networkPolicies}
+}
+
+var networkPolicies = watched.Of(&networkingv1.NetworkPolicy{}, &networkingv1.NetworkPolicyList{}, nil)
+
+// clusterPolicies is the kind ClusterNetworkPolicy.
+var clusterPolicies = schema.GroupVersionResource{Group: networkpolicy.GroupName, Version: networkpolicy.GroupVersion.Version, Resource: "clusternetworkpolicies"}
+
+const kindClusterPolicy = "ClusterNetworkPolicy"
+
+const (
+	// reasonUnresolved is the reason of the Event of a policy that has problems.
+	reasonUnresolved = "PolicyUnresolved"
+	// reviewEvery is the interval at which policies are searched for port names that no pod has.
+	reviewEvery = time.Minute
+	// maxProblems is how many problems of a policy are reported at once. Whoever writes policies can make thousands.
+	maxProblems = 10
+)
+
+// follower passes changes of objects on to a Feed, and reports the problems of policies.
+type follower struct {
+	feed     *feed.Feed
+	events   events.EventRecorder
+	optional *watched.Optional // ClusterNetworkPolicies
+	clock    clock.Clock
+	nodes    *nodeAddresses
+
+	order      sync.Mutex // held while pods and namespaces are passed on; guards the next two
+	namespaces map[string]bool
+	held       map[string]map[string]resolve.Pod // pods whose namespace is not known yet, by namespace and name
+
+	mu       sync.Mutex // guards policies
+	policies map[policy.Ref]*followed
+	synced   func() bool // all objects that existed at start were passed on; set before start returns
+}
+
+// followed is a policy that was passed on.
+type followed struct {
+	object   client.Object
+	compiled compile.Compiled
+	reported map[string]bool // problems
+}
+
+// start passes on the objects of the cache and all their changes from now on.
+func (f *follower) start(ctx context.Context, c cache.Cache) error {
+	var registrations []toolscache.ResourceEventHandlerRegistration
+	for _, kind := range []struct {
+		object  client.Object
+		handler toolscache.ResourceEventHandler
+	}{
+		{watched.PolicyPods.Object, handler(f.setPod, f.deletePod)},
+		{watched.Namespaces.Object, handler(f.setNamespace, f.deleteNamespace)},
+		{watched.Nodes.Object, handler(
+			func(o *corev1.Node) {
+				addrs := addressesOf(o)
+				f.nodes.set(o.Name, addrs)
+				f.feed.SetNode(o.Name, o.Labels, addrs)
+			},
+			func(o *corev1.Node) {
+				f.nodes.set(o.Name, nil)
+				f.feed.DeleteNode(o.Name)
+			})},
+		{networkPolicies.Object, handler(
+			func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
+			func(o *networkingv1.NetworkPolicy) { f.deletePolicy(policy.Ref{Namespace: o.Namespace, Name: o.Name}) })},
+	} {
+		informer, err := c.GetInformer(ctx, kind.object)
+		if err != nil {
+			return fmt.Errorf("follow %T for network policies: %w", kind.object, err)
+		}
+		r, err := informer.AddEventHandler(kind.handler)
+		if err != nil {
+			return fmt.Errorf("follow %T for network policies: %w", kind.object, err)
+		}
+		registrations = append(registrations, r)
+	}
+	f.synced = func() bool {
+		return !slices.ContainsFunc(registrations, func(r toolscache.ResourceEventHandlerRegistration) bool { return !r.HasSynced() })
+	}
+	return nil
+}
+
+// errReading is the error of serves before all objects were passed on.
+var errReading = errors.New("the operator has not read all pods and network policies of the cluster yet")
+
+// serves returns why nodes cannot be told anything yet, or nil.
+func (f *follower) serves() error {
+	if !f.synced() {
+		return errReading
+	}
+	_, err := f.optional.Read()
+	return err
+}
+
+// handler calls set for each new state of an object, and remove when it is deleted.
+func handler[O client.Object](set, remove func(O)) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { set(o.(O)) },
+		UpdateFunc: func(_, o any) { set(o.(O)) },
+		DeleteFunc: func(o any) {
+			if unknown, is := o.(toolscache.DeletedFinalStateUnknown); is {
+				o = unknown.Obj
+			}
+			if object, is := o.(O); is { // the last state may be lost
+				remove(object)
+			}
+		},
+	}
+}
+
+// setPod passes on a pod, once its namespace is known: the watches of both kinds are independent, and without the namespace's
+// labels the pod's node would learn that no ClusterNetworkPolicy selects the pod, and start it.
+func (f *follower) setPod(o *corev1.Pod) {
+	p, ok := resolve.ReadPod(o)
+	if !ok {
+		f.deletePod(o)
+		return
+	}
+	f.order.Lock()
+	defer f.order.Unlock()
+	switch {
+	case f.namespaces[p.Namespace]:
+		f.feed.SetPod(p)
+	case f.held[p.Namespace] == nil:
+		f.held[p.Namespace] = map[string]resolve.Pod{p.Name: p}
+	default:
+		f.held[p.Namespace][p.Name] = p
+	}
+}
+
+func (f *follower) deletePod(o *corev1.Pod) {
+	f.order.Lock()
+	defer f.order.Unlock()
+	if held := f.held[o.Namespace]; held != nil {
+		if delete(held, o.Name); len(held) == 0 {
+			delete(f.held, o.Namespace)
+		}
+	}
+	f.feed.DeletePod(client.ObjectKeyFromObject(o))
+}
+
+func (f *follower) setNamespace(o *metav1.PartialObjectMetadata) {
+	f.order.Lock()
+	defer f.order.Unlock()
+	f.feed.SetNamespace(o.Name, o.Labels)
+	f.namespaces[o.Name] = true
+	for _, p := range f.held[o.Name] {
+		f.feed.SetPod(p)
+	}
+	delete(f.held, o.Name)
+}
+
+func (f *follower) deleteNamespace(o *metav1.PartialObjectMetadata) {
+	f.order.Lock()
+	defer f.order.Unlock()
+	f.feed.DeleteNamespace(o.Name)
+	delete(f.namespaces, o.Name)
+}
+
+// addressesOf are a node's own addresses.
+func addressesOf(n *corev1.Node) (addrs []netip.Addr) {
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// nodeAddresses are the addresses of nodes.
+type nodeAddresses struct {
+	mu     sync.Mutex // guards below
+	byNode map[string][]netip.Addr
+	nodes  map[netip.Addr]int // how many have the address
+}
+
+func newNodeAddresses() *nodeAddresses {
+	return &nodeAddresses{byNode: map[string][]netip.Addr{}, nodes: map[netip.Addr]int{}}
+}
+
+func (n *nodeAddresses) set(node string, addrs []netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, a := range n.byNode[node] {
+		if n.nodes[a]--; n.nodes[a] == 0 {
+			delete(n.nodes, a)
+		}
+	}
+	for _, a := range addrs {
+		n.nodes[a]++
+	}
+	if n.byNode[node] = addrs; len(addrs) == 0 {
+		delete(n.byNode, node)
+	}
+}
+
+// has reports whether an address is a node's.
+func (n *nodeAddresses) has(a netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.nodes[a] > 0
+}
+
+// clusterHandler passes on ClusterNetworkPolicies.
+func (f *follower) clusterHandler() toolscache.ResourceEventHandler {
+	return handler(func(o *unstructured.Unstructured) {
+		typed := &networkpolicy.ClusterNetworkPolicy{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, typed); err != nil {
+			c := f.lastReadable(policy.Ref{Name: o.GetName()})
+			c.Problems = []string{fmt.Sprintf("expected %s of %s; what it said before remains in force: %v", kindClusterPolicy, clusterPolicies.GroupVersion(), err)}
+			f.setPolicy(o, c)
+			return
+		}
+		f.setPolicy(o, compile.ClusterNetworkPolicy(typed))
+	}, func(o *unstructured.Unstructured) { f.deletePolicy(policy.Ref{Name: o.GetName()}) })
+}
+
+// lastReadable returns a policy as it was when it could be read last, or one that selects nothing, as what it should select is
+// not known.
+func (f *follower) lastReadable(ref policy.Ref) compile.Compiled {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before := f.policies[ref]; before != nil {
+		return before.compiled
+	}
+	return compile.Compiled{Policy: &policy.Policy{Ref: ref, Tier: policy.Admin}, Subject: compile.Nothing}
+}
+
+// clusterChanged deletes all ClusterNetworkPolicies when their kind was removed.
+func (f *follower) clusterChanged() {
+	if store, err := f.optional.Read(); err != nil || store != nil {
+		return
+	}
+	f.mu.Lock()
+	var gone []policy.Ref
+	for ref := range f.policies {
+		if ref.Namespace == "" {
+			gone = append(gone, ref)
+		}
+	}
+	f.mu.Unlock()
+	for _, ref := range gone {
+		f.deletePolicy(ref)
+	}
+}
+
+func (f *follower) setPolicy(o client.Object, c compile.Compiled) {
+	f.feed.SetPolicy(c)
+	f.mu.Lock()
+	p := &followed{o, c, map[string]bool{}}
+	if before := f.policies[c.Policy.Ref]; before != nil {
+		p.reported = before.reported
+	}
+	f.policies[c.Policy.Ref] = p
+	f.mu.Unlock()
+	f.report(p, c.Problems, false)
+}
+
+func (f *follower) deletePolicy(ref policy.Ref) {
+	f.feed.DeletePolicy(ref)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.policies, ref)
+}
+
+// report records an Event for each problem that is new. all: the problems reported before are gone unless they are among
+// these.
+func (f *follower) report(p *followed, problems []string, all bool) {
+	f.mu.Lock()
+	reported, fresh := map[string]bool{}, []string{}
+	for _, text := range problems {
+		if len(reported) == maxProblems {
+			break
+		}
+		if !p.reported[text] && !reported[text] {
+			fresh = append(fresh, text)
+		}
+		reported[text] = true
+	}
+	if !all && len(p.reported) < 2*maxProblems { // else it is reported again
+		maps.Copy(reported, p.reported)
+	}
+	p.reported = reported
+	f.mu.Unlock()
+	for _, text := range fresh {
+		f.events.Eventf(p.object, nil, corev1.EventTypeWarning, reasonUnresolved, "Resolve", "%s", text)
+	}
+}
+
+// run reviews policies until ctx ends.
+func (f *follower) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.clock.After(reviewEvery):
+		}
+		if f.serves() == nil {
+			f.review()
+		}
+	}
+}
+
+// review reports also the port names that no pod has. They are no problem while pods are still starting, so
+// a change of a policy does not look for them.
+func (f *follower) review() {
+	f.mu.Lock()
+	var all []*followed
+	for _, p := range f.policies {
+		all = append(all, p)
+	}
+	f.mu.Unlock()
+	for _, p := range all {
+		f.report(p, slices.Concat(p.compiled.Problems, f.feed.UnknownPorts(p.compiled)), true)
+	}
+}
+
+// counts returns the numbers of policies of both kinds, and of those with problems.
+func (f *follower) counts() (namespaced, cluster, unresolved int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for ref, p := range f.policies {
+		if ref.Namespace == "" {
+			cluster++
+		} else {
+			namespaced++
+		}
+		if len(p.reported) > 0 {
+			unresolved++
+		}
+	}
+	return namespaced, cluster, unresolved
+}

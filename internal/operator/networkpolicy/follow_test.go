@@ -1,0 +1,221 @@
+package networkpolicy
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
+	"github.com/berthnet/berth/internal/operator/watched"
+	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/compile"
+	"github.com/berthnet/berth/internal/policy/resolve"
+)
+
+func read[T any](t *testing.T, text string) *T {
+	t.Helper()
+	o := new(T)
+	if err := yaml.Unmarshal([]byte(text), o); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// newFollower follows a cluster in which ClusterNetworkPolicies are the given objects.
+func newFollower(t *testing.T, cluster ...runtime.Object) (*follower, *events.FakeRecorder) {
+	t.Helper()
+	recorder := events.NewFakeRecorder(100)
+	f := &follower{feed: feed.New(), events: recorder, clock: clock.Real{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return true },
+		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}}
+	f.optional = &watched.Optional{
+		API:      dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{clusterPolicies: kindClusterPolicy + "List"}, cluster...),
+		Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
+	}
+	return f, recorder
+}
+
+func recorded(r *events.FakeRecorder) (all []string) {
+	for {
+		select {
+		case e := <-r.Events:
+			all = append(all, e)
+		default:
+			return all
+		}
+	}
+}
+
+// policiesOf are the names of the policies that the node of a pod is sent.
+func policiesOf(f *follower, node string) (names []string) {
+	s := f.feed.Subscribe(node)
+	defer s.Close()
+	for ref := range s.Next().Policies {
+		names = append(names, ref.String())
+	}
+	slices.Sort(names)
+	return names
+}
+
+const pod = `{metadata: {name: web, namespace: shop, uid: u, labels: {app: web}}, spec: {nodeName: node-a, containers: [{name: c, ports: [{name: http, containerPort: 80}]}]}, status: {podIPs: [{ip: 10.0.0.7}]}}`
+
+// A port name that no pod has is an Event once the pods have had time to start, and again only after it was right in
+// between.
+func TestUnknownPortNameIsAnEvent(t *testing.T) {
+	f, recorder := newFollower(t)
+	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+	f.setPod(read[corev1.Pod](t, pod))
+	set := func(port string) {
+		o := read[networkingv1.NetworkPolicy](t, `{metadata: {name: web, namespace: shop}, spec: {podSelector: {}, ingress: [{ports: [{port: `+port+`}]}]}}`)
+		f.setPolicy(o, compile.NetworkPolicy(o))
+	}
+	for _, step := range []struct {
+		port       string
+		unresolved int
+		events     int
+	}{{"http", 0, 0}, {"htpp", 1, 1}, {"htpp", 1, 0}, {"http", 0, 0}, {"htpp", 1, 1}} {
+		set(step.port)
+		if all := recorded(recorder); len(all) > 0 {
+			t.Errorf("port %s: Events %q right after the change, want none", step.port, all)
+		}
+		f.review()
+		_, _, unresolved := f.counts()
+		all := recorded(recorder)
+		if unresolved != step.unresolved || len(all) != step.events {
+			t.Errorf("port %s: %d unresolved policies and Events %q, want %d and %d", step.port, unresolved, all, step.unresolved, step.events)
+		}
+		for _, e := range all {
+			if !strings.Contains(e, `no pod that a rule applies to has a container port named "htpp"`) {
+				t.Errorf("Event = %q, want it to name the port", e)
+			}
+		}
+	}
+}
+
+// What makes no sense in a policy is an Event at once.
+func TestProblemOfPolicyIsAnEvent(t *testing.T) {
+	f, recorder := newFollower(t)
+	o := read[networkingv1.NetworkPolicy](t, `{metadata: {name: web, namespace: shop}, spec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/24, except: [10.1.0.0/24]}}]}]}}`)
+	f.setPolicy(o, compile.NetworkPolicy(o))
+	if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "Warning PolicyUnresolved spec.ingress[0].from[0].ipBlock.except[0]: 10.1.0.0/24 is not inside 10.0.0.0/24") {
+		t.Errorf("Events = %q, want one that names the field", all)
+	}
+	f.deletePolicy(policy.Ref{Namespace: "shop", Name: "web"})
+	if _, _, unresolved := f.counts(); unresolved != 0 {
+		t.Errorf("%d unresolved policies after the deletion, want 0", unresolved)
+	}
+}
+
+// ClusterNetworkPolicies apply while their kind is installed. Until it is known whether it is, no node is served.
+func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		of := func(text string) *unstructured.Unstructured {
+			return &unstructured.Unstructured{Object: *read[map[string]any](t, text)}
+		}
+		f, recorder := newFollower(t,
+			of(`{apiVersion: policy.networking.k8s.io/v1beta1, kind: ClusterNetworkPolicy, metadata: {name: good}, spec: {tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}]}}`),
+			of(`{apiVersion: policy.networking.k8s.io/v1beta1, kind: ClusterNetworkPolicy, metadata: {name: odd}, spec: {priority: high}}`))
+		f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+		f.setPod(read[corev1.Pod](t, pod))
+		if f.serves() == nil {
+			t.Error("the operator serves before it knows whether there are ClusterNetworkPolicies")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = f.optional.Run(ctx) })
+		defer running.Wait()
+		defer cancel()
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
+		synctest.Wait()
+		if err := f.serves(); err != nil {
+			t.Errorf("serves() = %v, want nil", err)
+		}
+		if got := policiesOf(f, "node-a"); !slices.Equal(got, []string{"ClusterNetworkPolicy good"}) {
+			t.Errorf("policies of the node = %q, want good", got)
+		}
+		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "expected ClusterNetworkPolicy of policy.networking.k8s.io/v1beta1") {
+			t.Errorf("Events = %q, want one of the policy that cannot be read", all)
+		}
+		f.clusterHandler().OnUpdate(nil, of(`{metadata: {name: good}, spec: {priority: high}}`))
+		if got := policiesOf(f, "node-a"); !slices.Equal(got, []string{"ClusterNetworkPolicy good"}) {
+			t.Errorf("policies of the node = %q, want good as it was before it could not be read", got)
+		}
+		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "what it said before remains in force") {
+			t.Errorf("Events = %q, want one of the change that cannot be read", all)
+		}
+		f.optional.Settle(nil) // the kind was removed
+		if got := policiesOf(f, "node-a"); len(got) != 0 {
+			t.Errorf("policies of the node = %q, want none without the kind", got)
+		}
+	})
+}
+
+// A node is not told about a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
+func TestPodsWaitForTheirNamespace(t *testing.T) {
+	f, _ := newFollower(t)
+	s := f.feed.Subscribe("node-a")
+	defer s.Close()
+	f.setPod(read[corev1.Pod](t, pod))
+	if told := s.Next().Pods; len(told) > 0 {
+		t.Errorf("pods = %v before their namespace is known", told)
+	}
+	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+	if told := s.Next().Pods; len(told) != 1 {
+		t.Errorf("%d pods once their namespace is known, want 1", len(told))
+	}
+	f.deletePod(read[corev1.Pod](t, pod))
+	f.deleteNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+	f.setPod(read[corev1.Pod](t, pod))
+	f.deletePod(read[corev1.Pod](t, pod))
+	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+	s.Next()
+	if _, known := f.feed.Assign("node-a", types.NamespacedName{Namespace: "shop", Name: "web"}, "u", nil); known == nil {
+		t.Error("a pod that was deleted while it waited for its namespace is known")
+	}
+}
+
+// A policy with thousands of problems is a few Events.
+func TestEventsOfAPolicyAreBounded(t *testing.T) {
+	f, recorder := newFollower(t)
+	peers := strings.Repeat("{ipBlock: {cidr: x}}, ", 99)
+	o := read[networkingv1.NetworkPolicy](t, `{metadata: {name: web, namespace: shop}, spec: {podSelector: {}, ingress: [{from: [`+peers+`]}]}}`)
+	f.setPolicy(o, compile.NetworkPolicy(o))
+	f.review()
+	if n := len(recorded(recorder)); n != maxProblems {
+		t.Errorf("%d Events, want %d", n, maxProblems)
+	}
+}
+
+// An address stays a node's as long as any node has it.
+func TestNodeAddresses(t *testing.T) {
+	n, a, b := newNodeAddresses(), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	for i, step := range []struct {
+		node  string
+		addrs []netip.Addr
+		a, b  bool
+	}{
+		{"one", []netip.Addr{a}, true, false}, {"two", []netip.Addr{a, b}, true, true}, {"one", []netip.Addr{b}, true, true},
+		{"two", nil, false, true}, {"one", nil, false, false},
+	} {
+		if n.set(step.node, step.addrs); n.has(a) != step.a || n.has(b) != step.b {
+			t.Errorf("step %d: has(%s) = %v, has(%s) = %v, want %v and %v", i, a, n.has(a), b, n.has(b), step.a, step.b)
+		}
+	}
+}

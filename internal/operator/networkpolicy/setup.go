@@ -1,0 +1,163 @@
+package networkpolicy
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/listener"
+	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
+	"github.com/berthnet/berth/internal/operator/watched"
+	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/resolve"
+	"github.com/berthnet/berth/internal/policy/wire"
+)
+
+// Options are the settings of network policies.
+type Options struct {
+	Listener  net.Listener // on an address that nodes reach; closed when the manager ends
+	Namespace string       // the operator's own, which has the ConfigMap
+	Daemon    string       // user name of the nodes' daemons
+	// May reports whether a pod may have an address on its node.
+	May func(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error)
+	// OfNIC reports whether an address is that of one of a pod's PodNICs, as far as the operator knows.
+	OfNIC  func(types.NamespacedName, netip.Addr) bool
+	Clock  clock.Clock
+	Logger *slog.Logger
+}
+
+const (
+	// maxCallAge bounds how long a node is served after its token was reviewed.
+	maxCallAge = 6 * time.Hour
+	// A node has one call on a connection, and says little: names, UIDs and addresses of pods, and a token of a few kilobytes.
+	maxStreams, maxMessage, maxHeaders = 4, 16 << 10, 32 << 10
+	// connectTimeout bounds how long a connection may take until it is encrypted.
+	connectTimeout = 10 * time.Second
+	// pingAfter is how long a connection is idle before its node is probed, and pingTimeout how long the node has to answer.
+	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
+	// Nodes' connections are preferred to those of other addresses, which maxConnections and maxPerPeer bound.
+	maxConnections, maxPerPeer = 20000, 4
+)
+
+// Policies are the network policies of a cluster. They are followed and served while the operator leads.
+type Policies struct {
+	follower  *follower
+	publisher *publisher
+	server    *grpc.Server
+	listener  net.Listener
+	manager   manager.Manager
+}
+
+// Setup has a manager follow network policies and serve nodes while it leads. Its cache must have the kinds of Watches.
+func Setup(mgr manager.Manager, o Options) (*Policies, error) {
+	api, err := dynamic.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, fmt.Errorf("connect to the Kubernetes API for ClusterNetworkPolicies: %w", err)
+	}
+	f := &follower{
+		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock,
+		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return false },
+	}
+	f.feed.OfNIC = o.OfNIC
+	f.optional = &watched.Optional{
+		API: api, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
+	}
+	p := &Policies{
+		follower: f, manager: mgr,
+		listener: listener.Limit(o.Listener, listener.Limits{Total: maxConnections, PerPeer: maxPerPeer, Preferred: f.nodes.has, Work: pingTimeout}),
+		publisher: &publisher{
+			reader: mgr.GetAPIReader(), writer: mgr.GetClient(), namespace: o.Namespace, address: o.Listener.Addr().String(),
+			serves: f.serves, clock: o.Clock, log: o.Logger,
+		},
+	}
+	p.server = grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: p.publisher.get})),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxCallAge, MaxConnectionAgeGrace: time.Second, Time: pingAfter, Timeout: pingTimeout}),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(connectTimeout),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
+	)
+	wire.RegisterPoliciesServer(p.server, NewServer(Server{
+		Feed: f.feed, Node: reviewer{mgr.GetClient(), o.Daemon}.node, IsNode: f.nodes.has, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
+	}))
+	return p, mgr.Add(manager.RunnableFunc(p.run))
+}
+
+// mayAssign is Server.MayAssign by a function for one address.
+func mayAssign(may func(context.Context, *corev1.Pod, netip.Addr) (bool, error)) func(context.Context, string, types.NamespacedName, []netip.Addr) error {
+	return func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) error {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, Spec: corev1.PodSpec{NodeName: node}}
+		for _, a := range addrs {
+			if ok, err := may(ctx, p, a); err != nil {
+				return err
+			} else if !ok {
+				return fmt.Errorf("%s is not an address of node %s or of the pod's PodNICs", a, node)
+			}
+		}
+		return nil
+	}
+}
+
+// run serves while the operator leads.
+func (p *Policies) run(ctx context.Context) error {
+	if err := p.follower.start(ctx, p.manager.GetCache()); err != nil {
+		return err
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	running.Go(func() { _ = p.follower.optional.Run(ctx) })
+	running.Go(func() { p.follower.run(ctx) })
+	running.Go(func() { p.publisher.run(ctx) })
+	defer context.AfterFunc(ctx, p.server.Stop)()
+	if err := p.server.Serve(p.listener); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serve network policies: %w", err)
+	}
+	return nil
+}
+
+// Alive returns quickly unless a lock is held that all work needs.
+func (p *Policies) Alive() { p.follower.feed.Counts() }
+
+var (
+	famPolicies   = metric.New("berth_operator_network_policies", "gauge", "Network policies that the operator distributes, by kind. 0 while it does not lead.", "kind")
+	famUnresolved = metric.New("berth_operator_network_policies_unresolved", "gauge", "Network policies with parts that make no sense or match nothing, as their Events say: unknown port names, exceptions outside their block.")
+	famNodes      = metric.New("berth_operator_network_policy_nodes", "gauge", "Nodes that are connected to this operator for the network policies of their pods.")
+	famSets       = metric.New("berth_operator_network_policy_sets", "gauge", "Sets of peers that network policies on connected nodes refer to.")
+	famAddresses  = metric.New("berth_operator_network_policy_addresses", "gauge", "Addresses in these sets.")
+)
+
+// Families are the metrics, for the page that documents them.
+var Families = []metric.Family{famPolicies, famUnresolved, famNodes, famSets, famAddresses}
+
+// Gauges are collected on each scrape.
+func (p *Policies) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		namespaced, cluster, unresolved := p.follower.counts()
+		emit(famPolicies, float64(namespaced), "NetworkPolicy")
+		emit(famPolicies, float64(cluster), kindClusterPolicy)
+		emit(famUnresolved, float64(unresolved))
+		nodes, sets, addresses := p.follower.feed.Counts()
+		emit(famNodes, float64(nodes))
+		emit(famSets, float64(sets))
+		emit(famAddresses, float64(addresses))
+	}, Families...)
+}

@@ -1,0 +1,210 @@
+package policy
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Tier orders policies: those of a tier are judged after those of the tier before
+// (https://network-policy-api.sigs.k8s.io/api-overview/).
+type Tier int
+
+// The tiers. NetworkPolicies are Namespaced.
+const (
+	Admin Tier = iota
+	Namespaced
+	Baseline
+)
+
+// String is the tier's name in the API.
+func (t Tier) String() string {
+	switch t {
+	case Admin:
+		return "Admin"
+	case Namespaced:
+		return "NetworkPolicy"
+	case Baseline:
+		return "Baseline"
+	}
+	return fmt.Sprintf("Tier(%d)", int(t))
+}
+
+// Direction is a direction of connections, as seen by the pod that a policy selects.
+type Direction int
+
+// The directions.
+const (
+	Ingress Direction = iota
+	Egress
+)
+
+// Directions are both.
+var Directions = [...]Direction{Ingress, Egress}
+
+// String is the direction's name in the API.
+func (d Direction) String() string {
+	if d == Egress {
+		return "Egress"
+	}
+	return "Ingress"
+}
+
+// Action is what a rule does with a connection that it matches.
+type Action int
+
+// The actions. A NetworkPolicy has Accept only.
+const (
+	Accept Action = iota
+	Deny
+	Pass // go on with the next tier
+)
+
+// String is the action's name in the API.
+func (a Action) String() string { return [...]string{"Accept", "Deny", "Pass"}[a] }
+
+// Ref names a policy object.
+type Ref struct {
+	Namespace string // empty: a ClusterNetworkPolicy
+	Name      string
+}
+
+// Kind is the object's kind.
+func (r Ref) Kind() string {
+	if r.Namespace == "" {
+		return "ClusterNetworkPolicy"
+	}
+	return "NetworkPolicy"
+}
+
+// String is KIND NAMESPACE/NAME, as people see it.
+func (r Ref) String() string { return r.Kind() + " " + strings.TrimPrefix(r.Namespace+"/"+r.Name, "/") }
+
+// Policy is one policy object. It does not say which pods it selects.
+type Policy struct {
+	Ref
+	Tier     Tier
+	Priority int32 // in its tier, lower first; 0 for NetworkPolicies
+	// Isolates tells, by direction, whether a selected pod's connections need a rule that accepts
+	// them. Only NetworkPolicies isolate.
+	Isolates [2]bool
+	Rules    [2][]Rule // by direction; the first one that matches counts
+}
+
+// Compare is the order in which policies are judged: by tier, priority and name.
+func Compare(a, b *Policy) int {
+	return cmp.Or(cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// Judges tells whether the policy can decide anything about a direction.
+func (p *Policy) Judges(d Direction) bool { return p.Isolates[d] || len(p.Rules[d]) > 0 }
+
+// Sets are the sets that the policy's rules name, each once.
+func (p *Policy) Sets() map[SetID]bool {
+	all := map[SetID]bool{}
+	for _, rules := range p.Rules {
+		for _, r := range rules {
+			for _, id := range r.Peers {
+				all[id] = true
+			}
+			for _, id := range r.Named {
+				all[id] = true
+			}
+		}
+	}
+	return all
+}
+
+// Rule is one rule. It matches a connection whose peer and whose port match.
+type Rule struct {
+	Name   string // as the policy's author called it; may be empty
+	Action Action
+
+	// The peer is the source for Ingress and the destination for Egress. It matches if it is in any
+	// of Peers or Blocks.
+	AnyPeer bool
+	Peers   []SetID
+	Blocks  []netip.Prefix // disjoint, in order
+
+	// The destination port matches if it is in any of Ports, or if destination, protocol and port
+	// are in any of Named. With AnyPort every protocol matches, also those without ports.
+	AnyPort bool
+	Ports   []Ports
+	Named   []SetID
+}
+
+// Ports are some ports of a protocol, both ends included.
+type Ports struct {
+	Protocol    uint8 // unix.IPPROTO_TCP …
+	First, Last uint16
+}
+
+// SetID names a set: of addresses, or, for named ports, of destinations (Element). Sets of the same
+// selector have the same name.
+type SetID string
+
+// Element is a member of a set. In sets of addresses it has an address only.
+type Element struct {
+	Addr     netip.Addr
+	Protocol uint8
+	Port     uint16
+}
+
+// SetChange is what changed about a set.
+type SetChange struct {
+	Whole    bool             // Elements are all that it has; what it had before counts no more
+	Elements map[Element]bool // which came (true) and went
+}
+
+// Note notes that an element came or went. One that went and came again did not change.
+func (c *SetChange) Note(e Element, came bool) {
+	if c.Elements == nil {
+		c.Elements = map[Element]bool{}
+	}
+	if was, noted := c.Elements[e]; c.Whole && !came || !c.Whole && noted && was != came {
+		delete(c.Elements, e)
+		return
+	}
+	c.Elements[e] = came
+}
+
+// Then adds a later change.
+func (c *SetChange) Then(later *SetChange) {
+	if later.Whole {
+		*c = SetChange{Whole: true}
+	}
+	for e, came := range later.Elements {
+		c.Note(e, came)
+	}
+}
+
+// SetChanges are changes by set.
+type SetChanges map[SetID]*SetChange
+
+// Of returns the change of a set, to note something in.
+func (c SetChanges) Of(id SetID) *SetChange {
+	if c[id] == nil {
+		c[id] = &SetChange{}
+	}
+	return c[id]
+}
+
+// Sets tells whether a set has an element.
+type Sets interface {
+	Has(id SetID, e Element) bool
+}
+
+// Digest identifies the content of a policy: two that decide the same by the same rules have the same digest.
+func (p *Policy) Digest() string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q %q %d %d %v\n", p.Namespace, p.Name, p.Tier, p.Priority, p.Isolates)
+	for d, rules := range p.Rules {
+		for _, r := range rules {
+			fmt.Fprintf(h, "%d %q %d %t %q %v %t %v %q\n", d, r.Name, r.Action, r.AnyPeer, r.Peers, r.Blocks, r.AnyPort, r.Ports, r.Named)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}

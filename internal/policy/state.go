@@ -1,0 +1,161 @@
+package policy
+
+import (
+	"iter"
+	"maps"
+	"slices"
+)
+
+// PodName names a pod.
+type PodName struct{ Namespace, Name string }
+
+// Selected is which policies select a pod, in the order of Compare.
+type Selected struct {
+	UID      string // a pod of the same name with another UID is another pod
+	Policies []Ref
+}
+
+// Update is what a node is told. All of it takes effect together.
+type Update struct {
+	Version  uint64
+	Whole    bool                  // what was told before counts no more
+	Pods     map[PodName]*Selected // nil: the pod is gone
+	Policies map[Ref]*Policy       // nil: no pod of the node has it any more
+	Sets     SetChanges            // of those that these policies name
+}
+
+// Empty tells whether an update changes nothing.
+func (u *Update) Empty() bool {
+	return !u.Whole && len(u.Pods)+len(u.Policies)+len(u.Sets) == 0
+}
+
+// State is what a node knows: its pods, the policies that select them, and the sets that these name. One goroutine may
+// use it at a time.
+type State struct {
+	version  uint64
+	pods     map[PodName]Selected
+	policies map[Ref]*Policy
+	sets     map[SetID]map[Element]struct{}
+}
+
+// NewState returns a State that knows nothing.
+func NewState() *State {
+	return &State{pods: map[PodName]Selected{}, policies: map[Ref]*Policy{}, sets: map[SetID]map[Element]struct{}{}}
+}
+
+// Take takes in an update and tells whether policies or pods changed, and not only sets.
+func (s *State) Take(u *Update) (rules bool) {
+	if u.Whole {
+		*s = *NewState()
+	}
+	s.version = u.Version
+	for name, p := range u.Pods {
+		if p == nil {
+			delete(s.pods, name)
+		} else {
+			s.pods[name] = *p
+		}
+	}
+	for ref, p := range u.Policies {
+		if p == nil {
+			delete(s.policies, ref)
+		} else {
+			s.policies[ref] = p
+		}
+	}
+	for id, change := range u.Sets {
+		s.change(id, change)
+	}
+	if rules = u.Whole || len(u.Pods)+len(u.Policies) > 0; rules {
+		s.dropSets()
+	}
+	return rules
+}
+
+func (s *State) change(id SetID, change *SetChange) {
+	elements := s.sets[id]
+	if elements == nil || change.Whole {
+		elements = map[Element]struct{}{}
+		s.sets[id] = elements
+	}
+	for e, came := range change.Elements {
+		if came {
+			elements[e] = struct{}{}
+		} else {
+			delete(elements, e)
+		}
+	}
+}
+
+// dropSets drops the sets that no policy names.
+func (s *State) dropSets() {
+	named := map[SetID]bool{}
+	for _, p := range s.policies {
+		maps.Copy(named, p.Sets())
+	}
+	maps.DeleteFunc(s.sets, func(id SetID, _ map[Element]struct{}) bool { return !named[id] })
+}
+
+// Version is the version of the last update; 0: none.
+func (s *State) Version() uint64 { return s.version }
+
+// Of are the policies of a pod, in the order in which they are judged. ok is false if the pod is not known.
+func (s *State) Of(name PodName, uid string) (list []*Policy, ok bool) {
+	p, known := s.pods[name]
+	if !known || p.UID != uid {
+		return nil, false
+	}
+	for _, ref := range p.Policies {
+		if policy := s.policies[ref]; policy != nil {
+			list = append(list, policy)
+		}
+	}
+	slices.SortFunc(list, Compare)
+	return list, true
+}
+
+// Has implements Sets.
+func (s *State) Has(id SetID, e Element) bool {
+	_, has := s.sets[id][e]
+	return has
+}
+
+// Elements calls yield for each element of a set.
+func (s *State) Elements(id SetID, yield func(Element)) {
+	for e := range s.sets[id] {
+		yield(e)
+	}
+}
+
+// Pods are the pods that are known, and their UIDs.
+func (s *State) Pods() iter.Seq2[PodName, string] {
+	return func(yield func(PodName, string) bool) {
+		for name, p := range s.pods {
+			if !yield(name, p.UID) {
+				return
+			}
+		}
+	}
+}
+
+// SetIDs are the sets that are known.
+func (s *State) SetIDs() iter.Seq[SetID] { return maps.Keys(s.sets) }
+
+// Whole is all that is known, as an update.
+func (s *State) Whole() *Update {
+	u := &Update{Version: s.version, Whole: true, Pods: map[PodName]*Selected{}, Policies: maps.Clone(s.policies), Sets: SetChanges{}}
+	for name, p := range s.pods {
+		u.Pods[name] = &p
+	}
+	for id, elements := range s.sets {
+		change := &SetChange{Whole: true, Elements: make(map[Element]bool, len(elements))}
+		for e := range elements {
+			change.Elements[e] = true
+		}
+		u.Sets[id] = change
+	}
+	return u
+}
+
+// Size returns how many elements a set has.
+func (s *State) Size(id SetID) int { return len(s.sets[id]) }
