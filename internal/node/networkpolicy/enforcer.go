@@ -200,8 +200,9 @@ func (e *Enforcer) Holds(attachment string, p Pod) bool {
 func (e *Enforcer) Remove(attachment string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if _, there := e.pods[attachment]; there {
+	if p, there := e.pods[attachment]; there {
 		delete(e.pods, attachment)
+		e.calls.gone(p)
 		e.wantRound()
 	}
 }

@@ -167,7 +167,7 @@ func (c *cluster) start() {
 	listener, server := bufconn.Listen(1<<20), grpc.NewServer()
 	c.server = server
 	c.listener.Store(listener)
-	wire.RegisterPoliciesServer(c.server, &operator.Server{
+	wire.RegisterPoliciesServer(c.server, operator.NewServer(operator.Server{
 		Feed: c.feed,
 		Node: func(_ context.Context, token string) (string, error) {
 			if token == "" {
@@ -183,7 +183,7 @@ func (c *cluster) start() {
 		},
 		Serves: func() error { return nil },
 		Clock:  clock.Real{}, Log: slog.New(slog.DiscardHandler),
-	})
+	}))
 	go func() { _ = server.Serve(listener) }()
 }
 

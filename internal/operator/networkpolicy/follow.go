@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -28,6 +29,7 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
 	"github.com/berthnet/berth/internal/policy/resolve"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Watches are the kinds that the operator caches for network policies, except ClusterNetworkPolicies, whose kind may not
@@ -58,15 +60,17 @@ type follower struct {
 	events   events.EventRecorder
 	optional *watched.Optional // ClusterNetworkPolicies
 	clock    clock.Clock
+	log      *slog.Logger
 	nodes    *nodeAddresses
 
 	order      sync.Mutex // held while pods and namespaces are passed on; guards the next two
 	namespaces map[string]bool
 	held       map[string]map[string]resolve.Pod // pods whose namespace is not known yet, by namespace and name
 
-	mu       sync.Mutex // guards policies
+	mu       sync.Mutex // guards below
 	policies map[policy.Ref]*followed
-	synced   func() bool // all objects that existed at start were passed on; set before start returns
+	unsynced error                                         // why not all caches are known to be fresh; nil: they are
+	passedOn []toolscache.ResourceEventHandlerRegistration // of these caches
 }
 
 // followed is a policy that was passed on.
@@ -76,16 +80,15 @@ type followed struct {
 	reported map[string]bool // problems
 }
 
-// start passes on the objects of the cache and all their changes from now on.
-func (f *follower) start(ctx context.Context, c cache.Cache) error {
-	var registrations []toolscache.ResourceEventHandlerRegistration
+// start passes on the objects of the cache and all their changes from now on. It waits until the cache is known to be fresh: an
+// operator may have waited for long to lead, and without a watch since then.
+func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) error {
 	for _, kind := range []struct {
-		object  client.Object
+		name string
+		*watched.Kind
 		handler toolscache.ResourceEventHandler
 	}{
-		{watched.PolicyPods.Object, handler(f.setPod, f.deletePod)},
-		{watched.Namespaces.Object, handler(f.setNamespace, f.deleteNamespace)},
-		{watched.Nodes.Object, handler(
+		{"Nodes", watched.Nodes, handler(
 			func(o *corev1.Node) {
 				addrs := addressesOf(o)
 				f.nodes.set(o.Name, addrs)
@@ -95,35 +98,75 @@ func (f *follower) start(ctx context.Context, c cache.Cache) error {
 				f.nodes.set(o.Name, nil)
 				f.feed.DeleteNode(o.Name)
 			})},
-		{networkPolicies.Object, handler(
+		{"Namespaces", watched.Namespaces, handler(f.setNamespace, f.deleteNamespace)},
+		{"NetworkPolicies", networkPolicies, handler(
 			func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
 			func(o *networkingv1.NetworkPolicy) { f.deletePolicy(policy.Ref{Namespace: o.Namespace, Name: o.Name}) })},
+		{"Pods", watched.PolicyPods, handler(f.setPod, f.deletePod)},
 	} {
-		informer, err := c.GetInformer(ctx, kind.object)
+		informer, err := c.GetInformer(ctx, kind.Object)
 		if err != nil {
-			return fmt.Errorf("follow %T for network policies: %w", kind.object, err)
+			return fmt.Errorf("follow %T for network policies: %w", kind.Object, err)
 		}
+		shared, is := informer.(toolscache.SharedIndexInformer)
+		if !is {
+			return fmt.Errorf("follow %T for network policies: %T has no store", kind.Object, informer)
+		}
+		f.awaitFresh(ctx, kind.name, func(ctx context.Context) error { return api.Fresh(ctx, kind.Kind, shared.GetStore(), f.clock) })
 		r, err := informer.AddEventHandler(kind.handler)
 		if err != nil {
-			return fmt.Errorf("follow %T for network policies: %w", kind.object, err)
+			return fmt.Errorf("follow %T for network policies: %w", kind.Object, err)
 		}
-		registrations = append(registrations, r)
+		f.mu.Lock()
+		f.passedOn = append(f.passedOn, r)
+		f.mu.Unlock()
 	}
-	f.synced = func() bool {
-		return !slices.ContainsFunc(registrations, func(r toolscache.ResourceEventHandlerRegistration) bool { return !r.HasSynced() })
-	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.unsynced = context.Cause(ctx)
 	return nil
+}
+
+// freshWithin bounds an attempt to prove that a cache is fresh.
+const freshWithin = 30 * time.Second
+
+// awaitFresh returns once prove has, or ctx ends. Meanwhile serves says why nodes wait.
+func (f *follower) awaitFresh(ctx context.Context, kind string, prove func(context.Context) error) {
+	said := ""
+	_ = retry.Until(ctx, f.clock, retry.Policy{Spread: true}, func(all context.Context) error { // it fails only when ctx ends
+		ctx, cancel := context.WithTimeoutCause(all, freshWithin, fmt.Errorf("the watch is behind the API server, and has not caught up within %v", freshWithin))
+		defer cancel()
+		err := prove(ctx)
+		if err == nil || all.Err() != nil {
+			return err
+		}
+		err = fmt.Errorf("what the operator has read of %s may be old: %w", kind, err)
+		f.mu.Lock()
+		f.unsynced = err
+		f.mu.Unlock()
+		if said != err.Error() {
+			said = err.Error()
+			f.log.Warn("nodes are not sent network policies yet, will try again", "err", err)
+		}
+		return err
+	})
 }
 
 // errReading is the error of serves before all objects were passed on.
 var errReading = errors.New("the operator has not read all pods and network policies of the cluster yet")
 
-// serves returns why nodes cannot be told anything yet, or nil.
+// serves returns why nodes cannot be sent anything yet, or nil.
 func (f *follower) serves() error {
-	if !f.synced() {
+	f.mu.Lock()
+	err, passedOn := f.unsynced, f.passedOn
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(passedOn, func(r toolscache.ResourceEventHandlerRegistration) bool { return !r.HasSynced() }) {
 		return errReading
 	}
-	_, err := f.optional.Read()
+	_, err = f.optional.Read()
 	return err
 }
 
@@ -241,24 +284,30 @@ func (f *follower) clusterHandler() toolscache.ResourceEventHandler {
 	return handler(func(o *unstructured.Unstructured) {
 		typed := &networkpolicy.ClusterNetworkPolicy{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, typed); err != nil {
-			c := f.lastReadable(policy.Ref{Name: o.GetName()})
-			c.Problems = []string{fmt.Sprintf("expected %s of %s; what it said before remains in force: %v", kindClusterPolicy, clusterPolicies.GroupVersion(), err)}
-			f.setPolicy(o, c)
+			f.setPolicy(o, compile.Compiled{
+				Policy: &policy.Policy{Ref: policy.Ref{Name: o.GetName()}, Tier: policy.Admin}, Subject: compile.Nothing, NoSubject: true,
+				Problems: []string{fmt.Sprintf("expected %s of %s: %v", kindClusterPolicy, clusterPolicies.GroupVersion(), err)},
+			})
 			return
 		}
 		f.setPolicy(o, compile.ClusterNetworkPolicy(typed))
 	}, func(o *unstructured.Unstructured) { f.deletePolicy(policy.Ref{Name: o.GetName()}) })
 }
 
-// lastReadable returns a policy as it was when it could be read last, or one that selects nothing, as what it should select is
-// not known.
-func (f *follower) lastReadable(ref policy.Ref) compile.Compiled {
+// lastReadable returns a policy of which nobody knows what it selects as it was when that was known last, or as it is: it selects
+// no pod. Its problems say which.
+func (f *follower) lastReadable(c compile.Compiled) compile.Compiled {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if before := f.policies[ref]; before != nil {
-		return before.compiled
+	says, problems := "this operator has read no valid version before, so the policy selects no pod", c.Problems
+	if before := f.policies[c.Policy.Ref]; before != nil && !before.compiled.NoSubject {
+		c, says = before.compiled, "the version before remains in force"
 	}
-	return compile.Compiled{Policy: &policy.Policy{Ref: ref, Tier: policy.Admin}, Subject: compile.Nothing}
+	c.Problems = nil
+	for _, text := range problems {
+		c.Problems = append(c.Problems, text+"; "+says)
+	}
+	return c
 }
 
 // clusterChanged deletes all ClusterNetworkPolicies when their kind was removed.
@@ -280,6 +329,9 @@ func (f *follower) clusterChanged() {
 }
 
 func (f *follower) setPolicy(o client.Object, c compile.Compiled) {
+	if c.NoSubject {
+		c = f.lastReadable(c)
+	}
 	f.feed.SetPolicy(c)
 	f.mu.Lock()
 	p := &followed{o, c, map[string]bool{}}

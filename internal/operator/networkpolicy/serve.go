@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -44,12 +46,35 @@ type Server struct {
 	Log    *slog.Logger
 
 	strangers *rate.Limiter // of callers that are no nodes
+	refusals  *refusals
 }
 
 // NewServer completes a Server.
 func NewServer(s Server) *Server {
 	s.strangers = rate.NewLimiter(strangersPerSecond, strangersBurst)
+	s.refusals = &refusals{logged: map[string]time.Time{}}
 	return &s
+}
+
+// refusals bound the log lines about addresses that nodes must not assign, of which a node may send any number.
+type refusals struct {
+	mu     sync.Mutex           // guards logged
+	logged map[string]time.Time // the last line about a node
+}
+
+// refusalEvery is the shortest time between two lines about a node.
+const refusalEvery = time.Minute
+
+// due reports whether a refusal is logged.
+func (r *refusals) due(node string, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.logged, func(_ string, at time.Time) bool { return now.Sub(at) >= refusalEvery })
+	if _, recent := r.logged[node]; recent {
+		return false
+	}
+	r.logged[node] = now
+	return true
 }
 
 const (
@@ -192,7 +217,9 @@ func (f *call) answer(ctx context.Context, a *wire.Assign, done <-chan struct{},
 	reply := &wire.Assigned{Id: a.Id}
 	if err != nil {
 		reply.Refused = err.Error()
-		f.Log.Warn("addresses that a node assigned count for nobody", "node", f.node, "namespace", a.Namespace, "pod", a.Name, "err", err)
+		if f.refusals.due(f.node, f.Clock.Now()) {
+			f.Log.Warn("refused addresses that a node reported for a pod: policies do not match the pod by them (logged once a minute for each node)", "node", f.node, "namespace", a.Namespace, "pod", a.Name, "err", err)
+		}
 	} else {
 		select {
 		case <-done:

@@ -90,22 +90,31 @@ func TestANodeHasOneCall(t *testing.T) {
 	})
 }
 
-// A node cannot fill the sets of other nodes with addresses of one pod.
+// A node cannot fill the sets of other nodes with addresses of one pod, nor the operator's log.
 func TestAddressesOfAPodAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
+		var logged strings.Builder
+		s.Log = slog.New(slog.NewTextHandler(&logged, nil))
 		call, _ := follow(t, s)
 		a := &wire.Assign{Id: 1, Namespace: "shop", Name: "web", Uid: "u"}
 		for i := range 1000 {
 			a.Addresses = append(a.Addresses, fmt.Appendf(nil, "%04d", i))
 		}
-		call.in <- &wire.FromNode{What: &wire.FromNode_Assign{Assign: a}}
-		for {
-			if answer := (<-call.out).GetAssigned(); answer != nil {
-				if !strings.Contains(answer.Refused, "1000 addresses: expected up to 16") {
-					t.Errorf("refused = %q", answer.Refused)
-				}
-				return
+		for n := 1; n <= 3; n++ {
+			if n == 3 {
+				time.Sleep(refusalEvery) //nolint:forbidigo // virtual time
+			}
+			call.in <- &wire.FromNode{What: &wire.FromNode_Assign{Assign: a}}
+			var answer *wire.Assigned
+			for answer == nil {
+				answer = (<-call.out).GetAssigned()
+			}
+			if !strings.Contains(answer.Refused, "1000 addresses: expected up to 16") {
+				t.Errorf("refused = %q", answer.Refused)
+			}
+			if lines := strings.Count(logged.String(), "refused addresses"); lines != (n+1)/2 {
+				t.Errorf("%d lines after %d refusals, want one a minute:\n%s", lines, n, &logged)
 			}
 		}
 	})

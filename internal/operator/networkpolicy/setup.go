@@ -3,6 +3,7 @@ package networkpolicy
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -17,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -72,13 +74,17 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the Kubernetes API for ClusterNetworkPolicies: %w", err)
 	}
+	found, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, fmt.Errorf("connect to the Kubernetes API for ClusterNetworkPolicies: %w", err)
+	}
 	f := &follower{
-		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock,
-		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return false },
+		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock, log: o.Logger,
+		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), unsynced: errReading,
 	}
 	f.feed.OfNIC = o.OfNIC
 	f.optional = &watched.Optional{
-		API: api, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
+		API: api, Discovery: found, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
 	}
 	p := &Policies{
 		follower: f, manager: mgr,
@@ -117,19 +123,24 @@ func mayAssign(may func(context.Context, *corev1.Pod, netip.Addr) (bool, error))
 
 // run serves while the operator leads.
 func (p *Policies) run(ctx context.Context) error {
-	if err := p.follower.start(ctx, p.manager.GetCache()); err != nil {
-		return err
-	}
 	var running sync.WaitGroup
 	defer running.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	running.Go(func() {
+		if err := p.follower.start(ctx, p.manager.GetCache(), watched.API{Reader: p.manager.GetAPIReader(), Scheme: p.manager.GetScheme()}); err != nil && ctx.Err() == nil {
+			cancel(err)
+		}
+	})
 	running.Go(func() { _ = p.follower.optional.Run(ctx) })
 	running.Go(func() { p.follower.run(ctx) })
 	running.Go(func() { p.publisher.run(ctx) })
 	defer context.AfterFunc(ctx, p.server.Stop)()
 	if err := p.server.Serve(p.listener); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serve network policies: %w", err)
+	}
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
 	}
 	return nil
 }

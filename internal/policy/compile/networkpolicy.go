@@ -21,7 +21,7 @@ func NetworkPolicy(in *networkingv1.NetworkPolicy) Compiled {
 		Sets:   map[policy.SetID]Selector{},
 	}
 	pods, err := parse("spec.podSelector", &in.Spec.PodSelector)
-	if err != nil {
+	if c.NoSubject = err != nil; c.NoSubject {
 		c.problem(err)
 	}
 	c.Subject = Selector{Kind: Pods, Namespace: in.Namespace, Labels: pods}

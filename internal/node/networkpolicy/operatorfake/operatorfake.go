@@ -60,7 +60,7 @@ func (o *Operator) Start(f *feed.Feed) {
 		o.t.Fatal(err)
 	}
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})))
-	wire.RegisterPoliciesServer(server, &operator.Server{
+	wire.RegisterPoliciesServer(server, operator.NewServer(operator.Server{
 		Feed: f,
 		Node: func(_ context.Context, token string) (string, error) {
 			if token == "" {
@@ -71,7 +71,7 @@ func (o *Operator) Start(f *feed.Feed) {
 		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
 		Serves:    func() error { return nil },
 		Clock:     clock.Real{}, Log: slog.New(slog.DiscardHandler),
-	})
+	}))
 	go func() { _ = server.Serve(l) }()
 	o.mu.Lock()
 	defer o.mu.Unlock()
