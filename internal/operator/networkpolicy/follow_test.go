@@ -295,7 +295,7 @@ func TestPodsWaitForTheirNamespace(t *testing.T) {
 	f.deletePod(read[corev1.Pod](t, pod))
 	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
 	s.Next()
-	if _, known := f.feed.Assign("node-a", types.NamespacedName{Namespace: "shop", Name: "web"}, "u", nil); known == nil {
+	if _, known := f.feed.Assign("node-a", types.NamespacedName{Namespace: "shop", Name: "web"}, "u", nil, false); known == nil {
 		t.Error("a pod that was deleted while it waited for its namespace is known")
 	}
 }

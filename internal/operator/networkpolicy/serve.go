@@ -38,8 +38,9 @@ type Server struct {
 	Node func(ctx context.Context, token string) (string, error)
 	// IsNode reports whether an address is a node's. Other callers' tokens are reviewed at a bounded rate. Nil: all are nodes.
 	IsNode func(netip.Addr) bool
-	// MayAssign returns an error if a node may not give one of the addresses to a pod of it.
-	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) error
+	// MayAssign returns an error if a node may not give one of the addresses to a pod of it. confirmed: all of them are known to be
+	// the node's or the pod's, not only possible.
+	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) (confirmed bool, err error)
 	// Serves returns an error while this operator cannot tell nodes anything: it does not lead, or has not read the cluster yet.
 	Serves func() error
 	Clock  clock.Clock
@@ -247,10 +248,11 @@ func (f *call) assign(ctx context.Context, a *wire.Assign) (<-chan struct{}, err
 		addrs = append(addrs, addr)
 	}
 	name := types.NamespacedName{Namespace: a.Namespace, Name: a.Name}
-	if err := f.MayAssign(ctx, f.node, name, addrs); err != nil {
+	confirmed, err := f.MayAssign(ctx, f.node, name, addrs)
+	if err != nil {
 		return nil, err
 	}
-	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
+	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs, confirmed)
 	if err == nil {
 		err = failpoint.Hit("operator.policies.assigned")
 	}

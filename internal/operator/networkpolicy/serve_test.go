@@ -61,7 +61,7 @@ func follow(t *testing.T, s *Server) (stream, <-chan error) {
 func newServer() *Server {
 	return NewServer(Server{
 		Feed: feed.New(), Node: func(context.Context, string) (string, error) { return "node-a", nil },
-		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
+		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) (bool, error) { return false, nil },
 		Serves:    func() error { return nil }, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		IsNode: func(netip.Addr) bool { return true },
 	})
