@@ -276,7 +276,7 @@ func TestOldStateIsNotServed(t *testing.T) {
 	})
 }
 
-// A node is not told about a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
+// A node is not sent a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
 func TestPodsWaitForTheirNamespace(t *testing.T) {
 	f, _ := newFollower(t)
 	s := f.feed.Subscribe("node-a")

@@ -67,7 +67,7 @@ func newServer() *Server {
 	})
 }
 
-// The call of a node ends when the node calls again: the former one is told nothing more, and must not assign addresses.
+// The call of a node ends when the node calls again: the former one is sent nothing more, and must not assign addresses.
 func TestANodeHasOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()

@@ -44,7 +44,7 @@ func Refused(r *Resolver, ref policy.Ref) (problems []string) {
 	return problems
 }
 
-// isWide tells whether a selector selects pods of other namespaces than the policy's.
+// isWide reports whether a selector selects pods of other namespaces than the policy's.
 func isWide(s compile.Selector) bool { return s.Kind != compile.Nodes && s.Namespace == "" }
 
 // members is how much of the budget a selection uses.

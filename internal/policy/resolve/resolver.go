@@ -24,7 +24,7 @@ type Pod struct {
 	Ports  []NamedPort
 }
 
-// same tells whether two states of a pod make no difference to any policy.
+// same reports whether two states of a pod make no difference to any policy.
 func (p Pod) same(o Pod) bool {
 	return p.UID == o.UID && p.Node == o.Node && maps.Equal(p.Labels, o.Labels) && slices.Equal(p.Addrs, o.Addrs) && slices.Equal(p.Ports, o.Ports)
 }
@@ -212,7 +212,7 @@ func (r *Resolver) reviewNamespace(changes *Changes, ns *namespace) {
 	}
 }
 
-// maySelect tells whether it may select pods of a namespace.
+// maySelect reports whether it may select pods of a namespace.
 func (s *selection) maySelect(ns *namespace) bool {
 	switch {
 	case s.Kind == compile.Nodes:

@@ -39,8 +39,8 @@ func (t *ticket) confirmed() {
 	}
 }
 
-// Assign takes in the addresses of a pod that its node is about to start. The channel is closed once all nodes that were told
-// of them enforce it, or have gone. Other pods of the node do not have these addresses any more, whatever their status says, unless
+// Assign takes in the addresses of a pod that its node is about to start. The channel is closed once all nodes that were sent
+// them enforce them, or have gone. Other pods of the node do not have these addresses any more, whatever their status says, unless
 // one of the pods has its address from a NIC. If the addresses are confirmed to be the node's, nor do pods of other nodes: objects of
 // pods that are gone may remain for long, as after a node was lost. The error says that the pod is not one of that node, or not known
 // yet.

@@ -133,7 +133,7 @@ func (n follower) knows(f *Feed) known {
 	return k
 }
 
-// Whenever a node takes what it is told, after any sequence of changes, it knows the policies of its own pods and the
+// Whenever a node takes what it is sent, after any sequence of changes, it knows the policies of its own pods and the
 // sets that these name, and nothing else.
 func TestNodesKnowWhatTheirPodsNeed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -226,7 +226,7 @@ func TestAddressesAreConfirmed(t *testing.T) {
 	}
 }
 
-// A node is not told of a pod whose policies stay as they are, as when the node itself assigned an address.
+// A node is not sent a pod whose policies stay as they are, as when the node itself assigned an address.
 func TestNodesAreNotToldWhatTheyKnow(t *testing.T) {
 	f := New()
 	f.SetPolicy(compile.NetworkPolicy(allowClients()))
