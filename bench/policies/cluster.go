@@ -157,7 +157,7 @@ func (c *cluster) start(ctx context.Context, parts *bubble.Parts) error {
 	wire.RegisterPoliciesServer(server, operator.NewServer(operator.Server{
 		Feed:      c.feed,
 		Node:      func(_ context.Context, token string) (string, error) { return token, nil },
-		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
+		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) (bool, error) { return false, nil },
 		Serves:    func() error { return nil },
 		Clock:     clock.Real{}, Log: slog.New(slog.DiscardHandler),
 	}))

@@ -355,7 +355,7 @@ func setupPolicyServer(_ context.Context, mgr manager.Manager, env environment) 
 	}
 	addresses := knownAddresses(mgr, cfg)
 	policies, err := networkpolicy.Setup(mgr, networkpolicy.Options{
-		Listener: listener, Namespace: cfg.LeaseNamespace, Daemon: cfg.NetworkPolicyDaemons, May: addresses.May, OfNIC: addresses.OfNIC,
+		Listener: listener, Namespace: cfg.LeaseNamespace, Daemon: cfg.NetworkPolicyDaemons, Judge: addresses.Judge, OfNIC: addresses.OfNIC,
 		Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {

@@ -15,16 +15,16 @@ type Selected struct {
 	Policies []Ref
 }
 
-// Update is what a node is told. All of it takes effect together.
+// Update is what a node is sent. All of it takes effect together.
 type Update struct {
 	Version  uint64
-	Whole    bool                  // what was told before counts no more
+	Whole    bool                  // it replaces all updates before
 	Pods     map[PodName]*Selected // nil: the pod is gone
 	Policies map[Ref]*Policy       // nil: no pod of the node has it any more
 	Sets     SetChanges            // of those that these policies name
 }
 
-// Empty tells whether an update changes nothing.
+// Empty reports whether an update changes nothing.
 func (u *Update) Empty() bool {
 	return !u.Whole && len(u.Pods)+len(u.Policies)+len(u.Sets) == 0
 }
@@ -43,7 +43,7 @@ func NewState() *State {
 	return &State{pods: map[PodName]Selected{}, policies: map[Ref]*Policy{}, sets: map[SetID]map[Element]struct{}{}}
 }
 
-// Take takes in an update and tells whether policies or pods changed, and not only sets.
+// Take takes in an update and reports whether policies or pods changed, and not only sets.
 func (s *State) Take(u *Update) (rules bool) {
 	if u.Whole {
 		*s = *NewState()

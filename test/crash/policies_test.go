@@ -5,14 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 
@@ -21,9 +26,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	k8sruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/policytable"
@@ -40,8 +49,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// policyMode is node mode with network policies: random ones, that users change all the time together with labels of pods
-// and namespaces, while pods connect to each other.
+// policyMode is node mode with network policies: random ones of both kinds, that users change all the time together with labels of
+// pods and namespaces, while pods connect to each other. In one namespace nobody changes anything.
 var policyMode = mode{
 	name: lab.NodeMode, soak: "node+policies", pods: 4,
 	options: lab.Options{NetworkPolicies: true, InstanceType: "t3.small", DaemonArgs: slices.Concat(nodeMode.options.DaemonArgs, []string{
@@ -80,8 +89,9 @@ type policyUsers struct {
 	troubles []interval
 	trouble  time.Time    // since when programs may be missing; zero: all work
 	making   int          // troubles that somebody makes now
-	skipped  int          // connections that nothing was known about
+	skipped  int          // connections that could be either
 	tested   map[bool]int // connections that were refused (false) and let through, by all states that count
+	hard     int          // of these, while programs were missing
 }
 
 type interval struct{ from, to time.Time }
@@ -91,7 +101,7 @@ type interval struct{ from, to time.Time }
 type clusterState struct {
 	interval
 	namespaces, labels map[types.NamespacedName]map[string]string // labels of namespaces, and of pods
-	policies           map[types.NamespacedName]compile.Compiled
+	policies           map[types.NamespacedName]compile.Compiled  // ClusterNetworkPolicies without a namespace
 }
 
 // judgedPod is a pod whose ADD has returned.
@@ -100,6 +110,46 @@ type judgedPod struct {
 	name types.NamespacedName
 	up   time.Time
 	down time.Time // when its deletion began; zero: it runs
+}
+
+// steady is a namespace whose policies stay as they are, so that kills, too, must change nothing for its pods.
+const steady = "steady"
+
+// steadyPolicies let pods with the label app=x be reached by those with app=y, at the port that the former call http.
+func steadyPolicies() []*networkingv1.NetworkPolicy {
+	of := func(name, app string) *networkingv1.NetworkPolicy {
+		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: steady, Name: name}}
+		p.Spec.PodSelector.MatchLabels = map[string]string{"app": app}
+		return p
+	}
+	server, client := of("server", "x"), of("client", "y")
+	server.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{
+		From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &client.Spec.PodSelector}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}},
+	}}
+	client.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
+	client.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}}}}
+	return []*networkingv1.NetworkPolicy{server, client}
+}
+
+// clusterPolicyKind has the definition of ClusterNetworkPolicy, from the module whose types Berth uses.
+type clusterPolicyKind struct{}
+
+var clusterPolicyFile = sync.OnceValues(func() ([]byte, error) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/network-policy-api").Output()
+	if err != nil {
+		return nil, fmt.Errorf("find the module of ClusterNetworkPolicy: %w", err)
+	}
+	return os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml"))
+})
+
+// Open implements fs.FS.
+func (clusterPolicyKind) Open(name string) (fs.File, error) {
+	data, err := clusterPolicyFile()
+	if err != nil {
+		return nil, err
+	}
+	return fstest.MapFS{"clusternetworkpolicies.yaml": {Data: data}}.Open(name)
 }
 
 func newPolicyUsers(ctx context.Context, r *round, l *lab.Lab) (*policyUsers, error) {
@@ -112,8 +162,14 @@ func newPolicyUsers(ctx context.Context, r *round, l *lab.Lab) (*policyUsers, er
 			namespaces: map[types.NamespacedName]map[string]string{}, labels: map[types.NamespacedName]map[string]string{}, policies: map[types.NamespacedName]compile.Compiled{},
 		}},
 	}
-	for _, name := range policytest.Namespaces {
+	for _, name := range append([]string{steady}, policytest.Namespaces...) {
 		if err := l.Kube.CreateNamespace(ctx, name, nil); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range steadyPolicies() {
+		at := client.ObjectKeyFromObject(p)
+		if err := u.change(ctx, func(s *clusterState) { s.policies[at] = compile.NetworkPolicy(p) }, func() error { return u.put(ctx, p) }); err != nil {
 			return nil, err
 		}
 	}
@@ -151,18 +207,27 @@ func (u *policyUsers) step(ctx context.Context, dice *rand.Rand) {
 	at := types.NamespacedName{Namespace: one(dice, policytest.Namespaces...), Name: one(dice, policytest.Pods...)}
 	var what string
 	var err error
-	switch k := dice.IntN(8); {
-	case k < 1:
+	switch k := dice.IntN(12); {
+	case k < 2:
+		at.Namespace = ""
+		p := rapid.Custom(func(t *rapid.T) *networkpolicy.ClusterNetworkPolicy { return drawClusterPolicy(t, at.Name) }).Example(draw)
+		what, err = "write a ClusterNetworkPolicy", u.change(ctx, func(s *clusterState) { s.policies[at] = compile.ClusterNetworkPolicy(p) }, func() error { return u.putCluster(ctx, p) })
+	case k < 4:
+		at.Namespace = ""
+		what, err = "delete a ClusterNetworkPolicy", u.change(ctx, func(s *clusterState) { delete(s.policies, at) }, func() error {
+			return client.IgnoreNotFound(u.kube.Delete(ctx, clusterPolicy(at.Name)))
+		})
+	case k < 5:
 		what, err = "delete a policy", u.change(ctx, func(s *clusterState) { delete(s.policies, at) }, func() error {
 			return client.IgnoreNotFound(u.kube.Delete(ctx, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name}}))
 		})
-	case k < 4:
+	case k < 8:
 		p := rapid.Custom(func(t *rapid.T) *networkingv1.NetworkPolicy {
 			return onEchoPorts(policytest.Policy(t, at.Namespace, at.Name))
 		}).Example(draw)
 		what, err = "write a policy", u.change(ctx, func(s *clusterState) { s.policies[at] = compile.NetworkPolicy(p) }, func() error { return u.put(ctx, p) })
-	case k < 7:
-		pod := u.somePod(dice, func(*judgedPod) bool { return true })
+	case k < 10:
+		pod := u.somePod(dice, func(p *judgedPod) bool { return p.Namespace != steady })
 		if pod == nil {
 			return
 		}
@@ -181,15 +246,94 @@ func (u *policyUsers) step(ctx context.Context, dice *rand.Rand) {
 	}
 }
 
+// toEcho is the distance from a drawn port to one of pods.
+const toEcho = echo.Port - 80
+
+// namedPorts draws names for ports of a pod: that at which it answers, and its neighbour.
+func namedPorts(t *rapid.T) (list []node.NamedPort) {
+	for _, p := range policytest.Pod(t, policytest.Namespaces[0], policytest.Pods[0]).Spec.Containers[0].Ports {
+		if p.Protocol != corev1.ProtocolSCTP {
+			list = append(list, node.NamedPort{Name: p.Name, Protocol: string(p.Protocol), Port: uint16(p.ContainerPort + toEcho)})
+		}
+	}
+	return list
+}
+
+// drawClusterPolicy draws a ClusterNetworkPolicy for ports of pods, now and then by their names, and for nodes.
+func drawClusterPolicy(t *rapid.T, name string) *networkpolicy.ClusterNetworkPolicy {
+	tier, actions := networkpolicy.AdminTier, []networkpolicy.ClusterNetworkPolicyRuleAction{
+		networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny, networkpolicy.ClusterNetworkPolicyRuleActionPass,
+	}
+	if rapid.Bool().Draw(t, "baseline") {
+		tier, actions = networkpolicy.BaselineTier, actions[:2]
+	}
+	p := policytest.ClusterPolicy(t, name, tier, actions...)
+	move := func(protocols []networkpolicy.ClusterNetworkPolicyProtocol) {
+		for i := range protocols {
+			to := &protocols[i]
+			switch {
+			case rapid.IntRange(0, 2).Draw(t, "named") == 0:
+				*to = networkpolicy.ClusterNetworkPolicyProtocol{DestinationNamedPort: rapid.SampledFrom([]string{"http", "dns"}).Draw(t, "name")}
+			case to.TCP != nil:
+				moveToEcho(to.TCP.DestinationPort)
+			case to.UDP != nil:
+				moveToEcho(to.UDP.DestinationPort)
+			}
+		}
+	}
+	for _, r := range p.Spec.Ingress {
+		move(r.Protocols)
+	}
+	for i, r := range p.Spec.Egress {
+		if move(r.Protocols); i > 0 {
+			r.To[0] = networkpolicy.ClusterNetworkPolicyEgressPeer{Nodes: policytest.Selector(t)}
+		}
+	}
+	return p
+}
+
+func moveToEcho(p *networkpolicy.Port) {
+	if p.Range != nil {
+		p.Range.Start, p.Range.End = p.Range.Start+toEcho, p.Range.End+toEcho
+		return
+	}
+	p.Number += toEcho
+}
+
+// clusterPolicy returns an object of a ClusterNetworkPolicy without content.
+func clusterPolicy(name string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(oracle.ClusterNetworkPolicy)
+	o.SetName(name)
+	return o
+}
+
+func (u *policyUsers) putCluster(ctx context.Context, p *networkpolicy.ClusterNetworkPolicy) error {
+	content, err := k8sruntime.DefaultUnstructuredConverter.ToUnstructured(p)
+	if err != nil {
+		return err
+	}
+	have := clusterPolicy(p.Name)
+	err = u.kube.Get(ctx, client.ObjectKey{Name: p.Name}, have)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	have.Object["spec"] = content["spec"]
+	if err != nil {
+		return u.kube.Create(ctx, have)
+	}
+	return u.kube.Update(ctx, have)
+}
+
 // onEchoPorts moves the ports of a drawn policy to those of pods.
 func onEchoPorts(p *networkingv1.NetworkPolicy) *networkingv1.NetworkPolicy {
 	move := func(ports []networkingv1.NetworkPolicyPort) {
 		for i := range ports {
 			if n := ports[i].Port; n != nil && n.StrVal == "" {
-				n.IntVal += echo.Port - int32(policytest.Ports[1])
+				n.IntVal += toEcho
 			}
 			if n := ports[i].EndPort; n != nil {
-				*n += echo.Port - int32(policytest.Ports[1])
+				*n += toEcho
 			}
 		}
 	}
@@ -227,47 +371,90 @@ func (u *policyUsers) label(ctx context.Context, o client.Object, labels map[str
 	return client.IgnoreNotFound(u.kube.Patch(ctx, o, client.RawPatch(types.MergePatchType, []byte(patch))))
 }
 
-// add makes a pod with random labels.
-func (u *policyUsers) add(ctx context.Context, owners *addressOwners, n *node.Node, name, namespace string, labels map[string]string) error {
-	u.churn.RLock()
-	defer u.churn.RUnlock()
-	at := types.NamespacedName{Namespace: namespace, Name: name + "-" + n.Name}
-	if err := u.change(ctx, func(s *clusterState) { s.labels[at] = labels }, func() error { return nil }); err != nil {
-		return err
-	}
-	if err := owners.add(ctx, n, name, shape{options: node.PodOptions{Namespace: namespace, Labels: labels}}); err != nil {
-		return err
-	}
-	up := time.Now()
-	p, err := n.Pod(name)
-	if err != nil {
-		return err
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.pods[at] = &judgedPod{Pod: p, name: at, up: up}
-	return nil
+// drawPod draws a pod.
+func drawPod(dice *rand.Rand) node.PodOptions {
+	return rapid.Custom(func(t *rapid.T) node.PodOptions {
+		namespaces := append([]string{steady}, policytest.Namespaces...)
+		return node.PodOptions{Namespace: rapid.SampledFrom(namespaces).Draw(t, "namespace"), Labels: policytest.Labels(t), Named: namedPorts(t)}
+	}).Example(int(dice.Uint32()))
 }
 
-func (u *policyUsers) del(ctx context.Context, owners *addressOwners, n *node.Node, name string) error {
+// add makes a pod.
+func (u *policyUsers) add(ctx context.Context, owners *addressOwners, n *node.Node, name string, o node.PodOptions) error {
 	u.churn.RLock()
 	defer u.churn.RUnlock()
+	at := types.NamespacedName{Namespace: o.Namespace, Name: name + "-" + n.Name}
+	if err := u.change(ctx, func(s *clusterState) { s.labels[at] = o.Labels }, func() error { return nil }); err != nil {
+		return err
+	}
+	if err := owners.add(ctx, n, name, shape{options: o}); err != nil {
+		return err
+	}
+	return u.started(n, name)
+}
+
+// started notes that a pod runs.
+func (u *policyUsers) started(n *node.Node, name string) error {
+	up := time.Now()
 	p, err := n.Pod(name)
 	if err != nil {
 		return err
 	}
 	at := types.NamespacedName{Namespace: p.Namespace, Name: p.ObjectName}
 	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.pods[at] = &judgedPod{Pod: p, name: at, up: up}
+	return nil
+}
+
+// restart replaces the sandbox of a pod.
+func (u *policyUsers) restart(ctx context.Context, owners *addressOwners, n *node.Node, name string) error {
+	u.churn.RLock()
+	defer u.churn.RUnlock()
+	p, err := u.ends(n, name)
+	if err != nil {
+		return err
+	}
+	err = owners.restart(ctx, n, name)
+	u.gone(p)
+	if err != nil {
+		return err
+	}
+	u.tally.count(podRestart, 1)
+	return u.started(n, name)
+}
+
+func (u *policyUsers) del(ctx context.Context, owners *addressOwners, n *node.Node, name string) error {
+	u.churn.RLock()
+	defer u.churn.RUnlock()
+	p, err := u.ends(n, name)
+	if err != nil {
+		return err
+	}
+	defer u.gone(p)
+	return owners.del(ctx, n, name)
+}
+
+// ends notes that a pod's addresses are taken from it, and gone that they were.
+func (u *policyUsers) ends(n *node.Node, name string) (*node.Pod, error) {
+	p, err := n.Pod(name)
+	if err != nil {
+		return nil, err
+	}
+	at := types.NamespacedName{Namespace: p.Namespace, Name: p.ObjectName}
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	u.pods[at].down = time.Now()
 	delete(u.pods, at)
-	u.mu.Unlock()
-	err = owners.del(ctx, n, name)
+	return p, nil
+}
+
+func (u *policyUsers) gone(p *node.Pod) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, a := range p.Addrs {
 		u.lost[a] = time.Now()
 	}
-	return err
 }
 
 // somePod returns a random pod, or nil.
@@ -297,10 +484,15 @@ func (s *clusterState) allows(from, to *judgedPod, f policy.Flow) bool {
 		if s.namespaces[types.NamespacedName{Name: p.name.Namespace}] == nil {
 			r.SetNamespace(p.name.Namespace, nil)
 		}
-		r.SetPod(resolve.Pod{NamespacedName: p.name, UID: types.UID(p.UID), Node: p.Node, Labels: s.labels[p.name], Addrs: p.Addrs})
+		judged := resolve.Pod{NamespacedName: p.name, UID: types.UID(p.UID), Node: p.Node, Labels: s.labels[p.name], Addrs: p.Addrs}
+		for _, port := range p.Named {
+			protocol, _ := compile.ProtocolOf(corev1.Protocol(port.Protocol))
+			judged.Ports = append(judged.Ports, resolve.NamedPort{Name: port.Name, Protocol: protocol, Number: port.Port})
+		}
+		r.SetPod(judged)
 	}
 	for at, p := range s.policies {
-		if at.Namespace == from.name.Namespace || at.Namespace == to.name.Namespace {
+		if at.Namespace == "" || at.Namespace == from.name.Namespace || at.Namespace == to.name.Namespace {
 			r.SetPolicy(p)
 		}
 	}
@@ -350,7 +542,9 @@ func (u *policyUsers) judge(what string, from, to *judgedPod, f policy.Flow, sen
 	switch agree {
 	case 0:
 	case count:
-		u.tested[passed]++
+		if u.tested[passed]++; first.Before(sent.Add(-lag)) {
+			u.hard++
+		}
 		return
 	default:
 		u.skipped++
@@ -517,7 +711,8 @@ func (u *policyUsers) calmly(ctx context.Context, owners *addressOwners) {
 	u.ok("write a policy", u.change(ctx, func(s *clusterState) { s.policies[at] = compile.NetworkPolicy(closed) }, func() error { return u.put(ctx, closed) }))
 	for i, n := range u.lab.Nodes() {
 		for len(n.Pods()) < 2 && ctx.Err() == nil {
-			u.ok("add a pod", u.add(ctx, owners, n, fmt.Sprintf("calm-%d", len(n.Pods())), policytest.Namespaces[i%2], map[string]string{"app": "x"}))
+			o := node.PodOptions{Namespace: policytest.Namespaces[i%2], Labels: map[string]string{"app": "x"}}
+			u.ok("add a pod", u.add(ctx, owners, n, fmt.Sprintf("calm-%d", len(n.Pods())), o))
 		}
 	}
 	for n := 0; n < calmEdits && time.Since(calmed) < caughtUp && ctx.Err() == nil; {
@@ -558,22 +753,24 @@ func (u *policyUsers) make() (end func()) {
 // removeAll deletes all policies, one after the other, at the end of a round.
 func (u *policyUsers) removeAll(ctx context.Context) error {
 	var errs []error
-	for _, namespace := range policytest.Namespaces {
+	for _, namespace := range append([]string{steady}, policytest.Namespaces...) {
 		errs = append(errs, u.kube.DeleteAllOf(ctx, &networkingv1.NetworkPolicy{}, client.InNamespace(namespace)))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, u.kube.DeleteAllOf(ctx, clusterPolicy("")))...)
 }
 
 // report is what was tested. Too few connections that had to be let through or refused are a violation.
 func (u *policyUsers) report() {
 	u.mu.Lock()
-	refused, passed := u.tested[false], u.tested[true]
+	refused, passed, hard, either := u.tested[false], u.tested[true], u.hard, u.skipped
 	u.mu.Unlock()
 	u.tally.count(policyRefusal, refused)
 	u.tally.count(policyPass, passed)
-	fmt.Printf("%v: %d connections refused, %d let through, %d that could be either\n", u.place, refused, passed, u.skipped)
-	if refused < u.ops/8 || passed < u.ops/8 {
-		u.violate(other, fmt.Sprintf("too little was tested: %d connections refused, %d let through", refused, passed))
+	u.tally.count(policyTrouble, hard)
+	u.tally.count(policyEither, either)
+	fmt.Printf("%v: %d connections rightly refused, %d rightly let through, of both %d while programs were missing; %d could be either\n", u.place, refused, passed, hard, either)
+	if least := u.ops / 2; refused < least || passed < least || hard < least {
+		u.violate(other, fmt.Sprintf("too few verdicts: %d connections rightly refused, %d let through, of both %d while programs were missing; want %d of each", refused, passed, hard, least))
 	}
 }
 

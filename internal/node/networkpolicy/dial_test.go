@@ -83,7 +83,7 @@ func TestDial(t *testing.T) {
 	wants("ConfigMap kube-system/berth-network-policies: no route to host")
 }
 
-// An ADD waits for the answer about its pod, also when the node calls another operator meanwhile, which it tells everything again.
+// An ADD waits for the answer about its pod, also when the node calls another operator meanwhile, which is sent everything again.
 func TestAnAssignedAddressWaitsForItsAnswer(t *testing.T) {
 	c, p, now := newCalls(), running("server", "10.0.0.1"), time.Now()
 	done := c.assign(p)

@@ -175,11 +175,11 @@ func (c *cluster) start() {
 			}
 			return token, nil
 		},
-		MayAssign: func(_ context.Context, _ string, _ types.NamespacedName, addrs []netip.Addr) error {
+		MayAssign: func(_ context.Context, _ string, _ types.NamespacedName, addrs []netip.Addr) (bool, error) {
 			if slices.Contains(addrs, foreign) {
-				return errors.New("the address is not the node's")
+				return false, errors.New("the address is not the node's")
 			}
-			return nil
+			return false, nil
 		},
 		Serves: func() error { return nil },
 		Clock:  clock.Real{}, Log: slog.New(slog.DiscardHandler),

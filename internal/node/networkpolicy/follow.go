@@ -22,7 +22,7 @@ import (
 // Dialer connects to an operator that leads. close ends the connection.
 type Dialer func(ctx context.Context) (c wire.PoliciesClient, end func(), err error)
 
-// calls are what the node has to tell the operator.
+// calls are what the node has to send to the operator.
 type calls struct {
 	ready chan struct{} // has an element when there is something to say
 
@@ -79,7 +79,7 @@ func (a *assign) same(o *wire.Assign) bool {
 	return a.Namespace == o.Namespace && a.Name == o.Name && a.Uid == o.Uid && slices.EqualFunc(a.Addresses, o.Addresses, bytes.Equal)
 }
 
-// assign has the operator told of a pod's addresses. The channel is closed once it answered.
+// assign has a pod's addresses sent to the operator. The channel is closed once it answered.
 func (c *calls) assign(p Pod) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,7 +197,7 @@ func (e *Enforcer) Announce(p Pod) <-chan struct{} {
 	return done
 }
 
-// known are the pods with addresses that the operator has told about: the status of some may not have the addresses yet. Of
+// known are the pods with addresses that the operator knows: the status of some may not have the addresses yet. Of
 // several sandboxes of a pod the latest one counts; if that is not known, none does.
 func (e *Enforcer) known() (list []Pod) {
 	e.mu.Lock()
@@ -260,7 +260,7 @@ func (f follower) run(ctx context.Context) {
 	}
 }
 
-// followOne follows one operator until it ends. served tells whether it sent anything.
+// followOne follows one operator until it ends. served reports whether it sent anything.
 func (f follower) followOne(ctx context.Context) (served bool, err error) {
 	client, end, err := f.Dial(ctx)
 	if err != nil {

@@ -1,6 +1,7 @@
 package networkpolicy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,7 +91,7 @@ func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) er
 	}{
 		{"Nodes", watched.Nodes, handler(
 			func(o *corev1.Node) {
-				addrs := addressesOf(o)
+				addrs := watched.AddressesOf(o)
 				f.nodes.set(o.Name, addrs)
 				f.feed.SetNode(o.Name, o.Labels, addrs)
 			},
@@ -99,10 +100,10 @@ func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) er
 				f.feed.DeleteNode(o.Name)
 			})},
 		{"Namespaces", watched.Namespaces, handler(f.setNamespace, f.deleteNamespace)},
+		{"Pods", watched.PolicyPods, handler(f.setPod, f.deletePod)},
 		{"NetworkPolicies", networkPolicies, handler(
 			func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
 			func(o *networkingv1.NetworkPolicy) { f.deletePolicy(policy.Ref{Namespace: o.Namespace, Name: o.Name}) })},
-		{"Pods", watched.PolicyPods, handler(f.setPod, f.deletePod)},
 	} {
 		informer, err := c.GetInformer(ctx, kind.Object)
 		if err != nil {
@@ -113,6 +114,9 @@ func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) er
 			return fmt.Errorf("follow %T for network policies: %T has no store", kind.Object, informer)
 		}
 		f.awaitFresh(ctx, kind.name, func(ctx context.Context) error { return api.Fresh(ctx, kind.Kind, shared.GetStore(), f.clock) })
+		if kind.Kind == networkPolicies {
+			f.load(ctx, shared.GetStore())
+		}
 		r, err := informer.AddEventHandler(kind.handler)
 		if err != nil {
 			return fmt.Errorf("follow %T for network policies: %w", kind.Object, err)
@@ -125,6 +129,40 @@ func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) er
 	defer f.mu.Unlock()
 	f.unsynced = context.Cause(ctx)
 	return nil
+}
+
+// load passes on the policies that exist, the oldest first, once all pods were passed on: how much they select counts.
+func (f *follower) load(ctx context.Context, policies toolscache.Store) {
+	for f.passing() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.clock.After(loadEvery):
+		}
+	}
+	var all []*networkingv1.NetworkPolicy
+	for _, o := range policies.List() {
+		if p, is := o.(*networkingv1.NetworkPolicy); is {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, func(a, b *networkingv1.NetworkPolicy) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for _, p := range all {
+		f.setPolicy(p, compile.NetworkPolicy(p))
+	}
+	f.feed.Loaded()
+}
+
+// loadEvery is the interval at which load looks whether all pods were passed on.
+const loadEvery = 20 * time.Millisecond
+
+// passing reports whether objects that exist are still being passed on.
+func (f *follower) passing() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.passedOn, func(r toolscache.ResourceEventHandlerRegistration) bool { return !r.HasSynced() })
 }
 
 // freshWithin bounds an attempt to prove that a cache is fresh.
@@ -158,12 +196,12 @@ var errReading = errors.New("the operator has not read all pods and network poli
 // serves returns why nodes cannot be sent anything yet, or nil.
 func (f *follower) serves() error {
 	f.mu.Lock()
-	err, passedOn := f.unsynced, f.passedOn
+	err := f.unsynced
 	f.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(passedOn, func(r toolscache.ResourceEventHandlerRegistration) bool { return !r.HasSynced() }) {
+	if f.passing() {
 		return errReading
 	}
 	_, err = f.optional.Read()
@@ -233,16 +271,6 @@ func (f *follower) deleteNamespace(o *metav1.PartialObjectMetadata) {
 	defer f.order.Unlock()
 	f.feed.DeleteNamespace(o.Name)
 	delete(f.namespaces, o.Name)
-}
-
-// addressesOf are a node's own addresses.
-func addressesOf(n *corev1.Node) (addrs []netip.Addr) {
-	for _, a := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil {
-			addrs = append(addrs, addr)
-		}
-	}
-	return addrs
 }
 
 // nodeAddresses are the addresses of nodes.
@@ -340,7 +368,7 @@ func (f *follower) setPolicy(o client.Object, c compile.Compiled) {
 	}
 	f.policies[c.Policy.Ref] = p
 	f.mu.Unlock()
-	f.report(p, c.Problems, false)
+	f.report(p, slices.Concat(c.Problems, f.feed.Refused(c.Policy.Ref)), false)
 }
 
 func (f *follower) deletePolicy(ref policy.Ref) {
@@ -398,7 +426,7 @@ func (f *follower) review() {
 	}
 	f.mu.Unlock()
 	for _, p := range all {
-		f.report(p, slices.Concat(p.compiled.Problems, f.feed.UnknownPorts(p.compiled)), true)
+		f.report(p, slices.Concat(p.compiled.Problems, f.feed.Refused(p.compiled.Policy.Ref), f.feed.UnknownPorts(p.compiled)), true)
 	}
 }
 

@@ -276,7 +276,7 @@ func TestOldStateIsNotServed(t *testing.T) {
 	})
 }
 
-// A node is not told about a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
+// A node is not sent a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
 func TestPodsWaitForTheirNamespace(t *testing.T) {
 	f, _ := newFollower(t)
 	s := f.feed.Subscribe("node-a")
@@ -295,7 +295,7 @@ func TestPodsWaitForTheirNamespace(t *testing.T) {
 	f.deletePod(read[corev1.Pod](t, pod))
 	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
 	s.Next()
-	if _, known := f.feed.Assign("node-a", types.NamespacedName{Namespace: "shop", Name: "web"}, "u", nil); known == nil {
+	if _, known := f.feed.Assign("node-a", types.NamespacedName{Namespace: "shop", Name: "web"}, "u", nil, false); known == nil {
 		t.Error("a pod that was deleted while it waited for its namespace is known")
 	}
 }

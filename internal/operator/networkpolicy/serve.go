@@ -30,7 +30,7 @@ var _ = failpoint.Register(
 	"operator.policies.send.before", "operator.policies.send.after", "operator.policies.assigned",
 )
 
-// Server tells nodes about policies. It serves while it leads.
+// Server sends nodes the policies of their pods. It serves while it leads.
 type Server struct {
 	wire.UnimplementedPoliciesServer
 	Feed *feed.Feed
@@ -38,9 +38,10 @@ type Server struct {
 	Node func(ctx context.Context, token string) (string, error)
 	// IsNode reports whether an address is a node's. Other callers' tokens are reviewed at a bounded rate. Nil: all are nodes.
 	IsNode func(netip.Addr) bool
-	// MayAssign returns an error if a node may not give one of the addresses to a pod of it.
-	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) error
-	// Serves returns an error while this operator cannot tell nodes anything: it does not lead, or has not read the cluster yet.
+	// MayAssign returns an error if a node may not give one of the addresses to a pod of it. confirmed: all of them are known to be
+	// the node's or the pod's, not only possible.
+	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) (confirmed bool, err error)
+	// Serves returns an error while this operator cannot serve nodes: it does not lead, or has not read the cluster yet.
 	Serves func() error
 	Clock  clock.Clock
 	Log    *slog.Logger
@@ -78,7 +79,7 @@ func (r *refusals) due(node string, now time.Time) bool {
 }
 
 const (
-	// gather is how long changes are gathered after a node was told of some, until it is told of more.
+	// gather is how long changes are gathered after a node was sent some, until it is sent more.
 	gather = 20 * time.Millisecond
 	// confirmWait bounds how long a new pod's address waits for the nodes that allow it. Their policies then take effect a
 	// little later, and what the pod sends until then is dropped and sent again.
@@ -150,7 +151,7 @@ type call struct {
 
 // send sends updates and answers until ctx ends.
 func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) error {
-	var last time.Time // when the node was told of changes
+	var last time.Time // when the node was sent changes
 	for {
 		select {
 		case <-ctx.Done():
@@ -247,10 +248,11 @@ func (f *call) assign(ctx context.Context, a *wire.Assign) (<-chan struct{}, err
 		addrs = append(addrs, addr)
 	}
 	name := types.NamespacedName{Namespace: a.Namespace, Name: a.Name}
-	if err := f.MayAssign(ctx, f.node, name, addrs); err != nil {
+	confirmed, err := f.MayAssign(ctx, f.node, name, addrs)
+	if err != nil {
 		return nil, err
 	}
-	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
+	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs, confirmed)
 	if err == nil {
 		err = failpoint.Hit("operator.policies.assigned")
 	}

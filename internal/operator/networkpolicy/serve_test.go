@@ -61,13 +61,13 @@ func follow(t *testing.T, s *Server) (stream, <-chan error) {
 func newServer() *Server {
 	return NewServer(Server{
 		Feed: feed.New(), Node: func(context.Context, string) (string, error) { return "node-a", nil },
-		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
+		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) (bool, error) { return false, nil },
 		Serves:    func() error { return nil }, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		IsNode: func(netip.Addr) bool { return true },
 	})
 }
 
-// The call of a node ends when the node calls again: the former one is told nothing more, and must not assign addresses.
+// The call of a node ends when the node calls again: the former one is sent nothing more, and must not assign addresses.
 func TestANodeHasOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
