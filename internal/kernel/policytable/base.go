@@ -107,7 +107,10 @@ func (b base) beforePolicies(w way) (rules []nft.Rule) {
 		}
 		tunnels(load, nft.GoTo("judge-"+tunnelled.name()))
 	}
-	rules = append(rules, nft.NewRule("connections go on", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()))
+	rules = append(rules,
+		nft.NewRule("connections go on", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
+		// Without answers, as of UDP. Connection tracking confirms a flow when a packet of it has passed all chains, so none that is refused.
+		nft.NewRule("flows go on", nft.CtStatus(nft.CtConfirmed), nft.Accept()))
 	switch {
 	case w != ingress:
 	case b.inside:

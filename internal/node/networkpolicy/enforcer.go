@@ -125,7 +125,7 @@ func New(o Options) *Enforcer {
 		Options: o, calls: newCalls(), dirty: retry.NewSignal(), record: record{began: o.Clock.Now()},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
-	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{e, newDenialLimit(o.Clock)}, tables: map[string]insidePod{}}
+	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{of: e, limit: newDenialLimit(o.Clock, denialRate, denialMemory)}, tables: map[string]insidePod{}}
 	e.own.file = stored{dir: o.Dir, clock: o.Clock, log: o.Log, state: e.state}
 	if u := e.own.file.load(); u != nil {
 		e.updates = append(e.updates, u)
@@ -169,11 +169,14 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	e.mu.Lock()
 	e.record.sets++
 	p.set = e.record.sets
+	if before := e.pods[attachment]; before.PodName == p.PodName && before.UID == p.UID { // its addresses or tunnels changed
+		p.known, p.restored = before.known, before.restored
+	}
 	e.pods[attachment] = p
 	r := e.wantRound()
 	nothing := e.state.Version() == 0 && len(e.updates) == 0
 	e.mu.Unlock()
-	if nothing && e.StartUnknown {
+	if nothing && (e.StartUnknown || p.restored) {
 		return nil // nothing is applied before the operator speaks
 	}
 	select {

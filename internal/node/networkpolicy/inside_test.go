@@ -129,6 +129,14 @@ func TestPoliciesInsidePods(t *testing.T) {
 		if n := len(opened["b"].ends); n != 1 {
 			t.Errorf("connections of a pod were looked at %d times within a moment", n)
 		}
+		a.Inside = &Inside{Netns: "a", Links: []string{"eth9"}, Only: true}
+		must(t, set(a))
+		if inPod.removed != 0 || inPod.closed != 1 {
+			t.Errorf("with another interface, the table is not replaced in one step: %+v", inPod)
+		}
+		if inPod = opened["a"]; len(inPod.pods) != 1 {
+			t.Errorf("the table for another interface has %+v", inPod.pods)
+		}
 		e.Remove("a")
 		must(t, step())
 		if inPod.removed != 1 || inPod.closed != 1 {
