@@ -54,7 +54,7 @@ func (l denialLog) write(d policytable.Denied, dropped int) {
 	ends := map[policy.Direction]*Pod{policy.Ingress: podAt(l.of.pods, d.Destination), policy.Egress: podAt(l.of.pods, d.Source)}
 	var policies []string
 	if p := ends[d.Direction]; p != nil {
-		policies = because(l.of.state, *p, d)
+		policies = because(l.of.state, &l.of.holding, *p, d)
 	}
 	l.of.mu.Unlock()
 	args := []any{
@@ -93,10 +93,13 @@ func podAt(pods map[string]Pod, a netip.Addr) *Pod {
 
 // because names the policies that deny a connection of a pod: the one whose rule does, with the rule, or those none of which
 // accepts it. It names none if the policies have changed since.
-func because(state *policy.State, p Pod, d policytable.Denied) (names []string) {
+func because(state *policy.State, h *holding, p Pod, d policytable.Denied) (names []string) {
 	list, known := state.Of(p.PodName, p.UID)
-	if !known {
-		list = []*policy.Policy{closed(p.PodName)}
+	switch {
+	case !known:
+		list = []*policy.Policy{closed(p.PodName, unknownPod)}
+	case p.byNode() && h.of(list) != nil:
+		list = []*policy.Policy{closed(p.PodName, refusedByKernel)}
 	}
 	switch decision := policy.Decide(list, d.Direction, d.Flow, state); {
 	case decision.Allowed:
