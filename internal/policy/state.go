@@ -138,6 +138,9 @@ func (s *State) Pods() iter.Seq2[PodName, string] {
 	}
 }
 
+// Policies are the policies that are known. The map changes with the state.
+func (s *State) Policies() map[Ref]*Policy { return s.policies }
+
 // SetIDs are the sets that are known.
 func (s *State) SetIDs() iter.Seq[SetID] { return maps.Keys(s.sets) }
 

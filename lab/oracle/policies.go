@@ -1,6 +1,7 @@
 package oracle
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -359,7 +360,7 @@ func tableLines(h netns.NsHandle) (lines []string, err error) {
 			return nil, fmt.Errorf("set %s: %w", set.Name, err)
 		}
 		for _, e := range elements {
-			lines = append(lines, fmt.Sprintf("set %s: %x %s %t", set.Name, e.Key, verdictChain(e.Val), e.IntervalEnd))
+			lines = append(lines, fmt.Sprintf("set %s: %x %s %t", set.Name, e.Key, cmp.Or(verdictChain(e.Val), string(e.Val)), e.IntervalEnd))
 		}
 	}
 	chains, err := c.ListChainsOfTableFamily(table.Family)

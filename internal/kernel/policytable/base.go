@@ -72,8 +72,8 @@ func (b base) chains() []nft.Chain {
 			if b.inside {
 				continue
 			}
-			judge = append(judge, nft.NewRule("by the pod's policies", nft.Family(family), w.own(family), verdict(familyName(w.podMap(), family))))
-			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), w.own(family), verdict(familyName(w.passMap(), family))))
+			judge = append(judge, nft.NewRule("by the pod's policies", nft.Family(family), w.own(family), leadsTo(familyName(w.podMap(), family)), verdict(w.chainMap())))
+			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), w.own(family), leadsTo(familyName(w.passMap(), family)), verdict(w.chainMap())))
 		}
 		if b.inside && b.first[i] != "" {
 			judge = append(judge, nft.NewRule("by the pod's policies", nft.GoTo(b.first[i])))
@@ -187,6 +187,7 @@ const (
 const behindIPVS = 200
 
 func in(name string) nft.Exprs      { return nft.In(&nftables.Set{Name: name}) }
+func leadsTo(name string) nft.Exprs { return nft.MapTo(&nftables.Set{Name: name}) }
 func verdict(name string) nft.Exprs { return nft.VerdictOf(&nftables.Set{Name: name}) }
 
 // tunnelKey is an element of the set of tunnels: the pod's end, the gateway's, and its port.

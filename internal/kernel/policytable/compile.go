@@ -3,6 +3,8 @@ package policytable
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/berthnet/berth/internal/policy"
 )
@@ -14,6 +16,7 @@ type compiler struct {
 	base     base
 	inside   *inside
 	own      *content // chains of base
+	unions   *unions
 	policies map[source]*compiled
 	pods     map[string]*judged // by the policies' IDs
 }
@@ -32,23 +35,25 @@ func (s source) ways() []way {
 	return ways[:2]
 }
 
-// compiled has the chains of a policy.
+// compiled has the chains of a policy, if some pod needs them.
 type compiled struct {
-	content
+	*content
 	id uint64
 }
 
-// judged has the chains of pods with the same policies: by way the first one, and the one behind the Admin tier.
+// judged has the chains of pods with the same policies: by way the first one, and the one behind the Admin tier. jumps are the
+// policies that have chains of their own.
 type judged struct {
 	content
 	first, rest [len(ways)]string
+	jumps       map[*policy.Policy]bool
 }
 
 // content builds the content of a table. It returns an error if a rule cannot be encoded.
 func (k *compiler) content(pods []Pod, b base) (content, error) {
-	c := newContent()
+	c := newContent(nil)
 	c.addSets()
-	next := &compiler{ids: k.ids, base: b, inside: k.inside, own: k.own, policies: map[source]*compiled{}, pods: map[string]*judged{}}
+	next := &compiler{ids: k.ids, base: b, inside: k.inside, own: k.own, unions: k.unions, policies: map[source]*compiled{}, pods: map[string]*judged{}}
 	for _, p := range pods {
 		next.base.tunnels = next.base.tunnels || len(p.Tunnels) > 0
 	}
@@ -66,7 +71,7 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 		}
 	}
 	if next.own == nil || next.base != k.base {
-		own := newContent()
+		own := newContent(nil)
 		if err := own.addBase(next.base); err != nil {
 			return content{}, err
 		}
@@ -84,7 +89,20 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 		c.addPod(p, by)
 	}
 	*k = *next
+	k.unions.end(c)
 	return c, nil
+}
+
+// outgrew forgets what has unions with sets that have become too large.
+func (k *compiler) outgrew(sets map[policy.SetID]bool) {
+	maps.Copy(k.unions.big, sets)
+	ids := slices.Collect(maps.Keys(sets))
+	maps.DeleteFunc(k.pods, func(_ string, j *judged) bool { return j.inUnion(ids...) })
+	for _, one := range k.policies {
+		if one.content != nil && one.inUnion(ids...) {
+			one.content = nil
+		}
+	}
 }
 
 // judged returns the chains of a pod with some policies, and whether no pod had the same before.
@@ -96,12 +114,7 @@ func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compile
 		if one == nil {
 			if one = last.policies[from]; one == nil {
 				k.ids++
-				one = &compiled{newContent(), k.ids}
-				for _, w := range from.ways() {
-					if err := one.addPolicy(w, p); err != nil {
-						return nil, false, err
-					}
-				}
+				one = &compiled{id: k.ids}
 			}
 			k.policies[from] = one
 		}
@@ -111,18 +124,37 @@ func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compile
 		return by, false, nil
 	}
 	if by = last.pods[string(key)]; by == nil {
-		by = &judged{content: newContent()}
+		by = &judged{content: newContent(k.unions), jumps: map[*policy.Policy]bool{}}
 		for i, w := range (source{tunnels: tunnels}).ways() {
 			if by.first[i], by.rest[i], err = by.addTiers(w, policies); err != nil {
 				return nil, false, err
 			}
 		}
-		for _, p := range policies {
-			by.add(k.policies[source{p, tunnels}].content)
+		for p := range by.jumps {
+			one := k.policies[source{p, tunnels}]
+			if err := one.compile(source{p, tunnels}, k.unions); err != nil {
+				return nil, false, err
+			}
+			by.add(*one.content)
 		}
 	}
 	k.pods[string(key)] = by
 	return by, true, nil
+}
+
+// compile makes the chains of a policy, unless it has them.
+func (c *compiled) compile(from source, u *unions) error {
+	if c.content != nil {
+		return nil
+	}
+	made := newContent(u)
+	for _, w := range from.ways() {
+		if err := made.addPolicy(w, from.Policy); err != nil {
+			return err
+		}
+	}
+	c.content = &made
+	return nil
 }
 
 // addBase adds the chains and counters of a base.

@@ -87,7 +87,7 @@ func (l denialLog) write(d policytable.Denied, dropped int) {
 	ends[d.Direction] = own
 	var policies []string
 	if own != nil {
-		policies = because(l.of.state, *own, d)
+		policies = because(l.of.state, &l.of.holding, *own, d)
 	}
 	l.of.mu.Unlock()
 	args := []any{
@@ -126,10 +126,13 @@ func podAt(pods map[string]Pod, a netip.Addr) (found *Pod) {
 
 // because names the policies that deny a connection of a pod: the one whose rule does, with the rule, or those none of which
 // accepts it. It names none if the policies have changed since.
-func because(state *policy.State, p Pod, d policytable.Denied) (names []string) {
+func because(state *policy.State, h *holding, p Pod, d policytable.Denied) (names []string) {
 	list, known := state.Of(p.PodName, p.UID)
-	if !known {
-		list = []*policy.Policy{closed(p.PodName)}
+	switch {
+	case !known:
+		list = []*policy.Policy{closed(p.PodName, unknownPod)}
+	case p.byNode() && h.of(list) != nil:
+		list = []*policy.Policy{closed(p.PodName, refusedByKernel)}
 	}
 	switch decision := policy.Decide(list, d.Direction, d.Flow, state); {
 	case decision.Allowed:

@@ -364,6 +364,12 @@ func TestConnectionsAreLookedAtInTurn(t *testing.T) {
 		k.mu.Lock()
 		k.ends = nil
 		k.mu.Unlock()
+		must(t, one.Set(t.Context(), "server", server))
+		sleep(time.Millisecond)
+		if k.mu.Lock(); len(k.ends) > 0 {
+			t.Error("connections are looked at while pods may start")
+		}
+		k.mu.Unlock()
 		began := time.Now()
 		for range 100 {
 			must(t, one.Set(t.Context(), "server", server))
