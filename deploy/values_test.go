@@ -111,6 +111,7 @@ func TestInvalidValuesAreRejected(t *testing.T) {
 		{"allowed: {addresses: many}", "at '/allowed/addresses': got string, want integer"},
 		{"crds: {install: 'no'}", "at '/crds/install': got string, want boolean"},
 		{"crds: false", "at '/crds': got boolean, want object"},
+		{"upgrade: {skipMinorVersions: 'yes'}", "at '/upgrade/skipMinorVersions': got string, want boolean"},
 		{"rbac: {enabled: false}", "at '/rbac': additional properties 'enabled' not allowed"},
 		{"admissionPolicies: {create: 0}", "at '/admissionPolicies/create': got number, want boolean"},
 	} {

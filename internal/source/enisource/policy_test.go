@@ -69,12 +69,17 @@ func TestPolicyDeniesOtherENIs(t *testing.T) {
 	}
 }
 
-func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey) cloud.API {
+// labClient returns a client with an access key, whose calls are observed by at most one observer.
+func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey, observer ...pace.Observer) cloud.API {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", k.ID)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", k.Secret)
 	c := check.Must(aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL}))(t)
-	return pace.Cloud(c, pace.Options{})
+	var o pace.Options
+	if len(observer) > 0 {
+		o.Observer = observer[0]
+	}
+	return pace.Cloud(c, o)
 }
 
 // denials creates ENIs of several owners with administrator credentials, and tries each call on
