@@ -60,7 +60,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		Permissions: permissions,
 	}, reconciler.Config{
 		Settings: begin.Settings,
-		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: permissions, Logger: m.log}),
+		Cluster:  m.cfg.ClusterName, Adopt: m.cfg.AdoptENIs, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: permissions, Logger: m.log}),
 		Intents: files.Intents(), Observer: metrics.Reconciler(),
 		Timing: reconciler.Timing{
 			ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
