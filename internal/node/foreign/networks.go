@@ -26,6 +26,21 @@ type Network struct {
 	Holds   int  // addresses
 }
 
+// String is such as "Coil still holds 3 addresses and its daemon runs".
+func (n Network) String() string {
+	if n.Holds == 0 {
+		return fmt.Sprintf("the daemon of %s runs", n.System)
+	}
+	text := fmt.Sprintf("%s still holds %d addresses", n.System, n.Holds)
+	if n.Holds == 1 {
+		text = fmt.Sprintf("%s still holds 1 address", n.System)
+	}
+	if n.Answers {
+		text += " and its daemon runs"
+	}
+	return text
+}
+
 // Networks returns the other pod networks whose daemon runs or that hold addresses.
 func Networks(answers map[System]bool, holders []Holder) (list []Network) {
 	for _, s := range Systems() {
@@ -66,16 +81,7 @@ func Sole(configs []Config, networks []Network) (healthy bool, reason, message s
 		parts = append(parts, fmt.Sprintf("new pods get their addresses from %s: the runtime uses %s, %s", first, configs[0].File, before))
 	}
 	for _, n := range networks {
-		var facts []string
-		if n.Holds == 1 {
-			facts = append(facts, "still holds 1 address")
-		} else if n.Holds > 1 {
-			facts = append(facts, fmt.Sprintf("still holds %d addresses", n.Holds))
-		}
-		if n.Answers {
-			facts = append(facts, "its daemon runs")
-		}
-		parts = append(parts, fmt.Sprintf("%s %s", n.System, strings.Join(facts, " and ")))
+		parts = append(parts, n.String())
 	}
 	if len(parts) == 0 {
 		return true, ReasonSole, ""
