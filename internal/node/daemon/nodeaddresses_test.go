@@ -120,7 +120,7 @@ func TestPodAddressesOnTheNode(t *testing.T) {
 			if len(k.has) != c.left {
 				t.Errorf("addresses on the node = %v, want %d", k.has, c.left)
 			}
-			if pods, withheld := r.addresses.counts(); pods != c.pods || withheld != c.withheld {
+			if pods, withheld, _ := r.addresses.counts(); pods != c.pods || withheld != c.withheld {
 				t.Errorf("metrics = %d pods and %d withheld, want %d and %d", pods, withheld, c.pods, c.withheld)
 			}
 			ctx, end := context.WithCancel(t.Context())
