@@ -15,7 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// AddPod makes a pod's link, addresses and routes on both sides.
+// AddPod makes a pod's link, addresses and routes on both sides. A link of another network, pod.FormerLink, is renamed
+// and completed, and stays up.
 //
 // It is idempotent: it completes what an earlier call left unfinished, and returns the same links. On failure it
 // removes a link that this call made, and keeps one that existed before. It adds the route on the node last, so that
@@ -107,6 +108,9 @@ func (e *podEnds) close() {
 // ensureLink makes the veth pair, or finds the one that an earlier AddPod of
 // this attachment made. created tells which.
 func (e *podEnds) ensureLink() (created bool, err error) {
+	if err := e.adoptLink(); err != nil {
+		return false, err
+	}
 	err = e.createLink()
 	if !errors.Is(err, unix.EEXIST) {
 		return err == nil || e.links.HostIndex != 0, err

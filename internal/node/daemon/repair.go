@@ -172,7 +172,7 @@ func (r *repairer) repair(ctx context.Context) (done bool) {
 	var pods []datapath.Pod
 	for _, rec := range r.store.Records() {
 		if rec.State == attachment.Ready && !rec.Lease.Empty() {
-			pods = append(pods, podOf(rec))
+			pods = append(pods, PodOf(rec))
 		}
 	}
 	did, err := r.upkeep.Repair(ctx, pods, r.quarantine.links(), r.mayNeedUplink)
