@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
@@ -46,7 +47,7 @@ type Config struct {
 	ConfFolder    string   // of CNI configurations
 	Plugin        string   // Coil's binary
 
-	CoilAddress, BerthAddress net.Addr // at which the daemons answer
+	CoilAddress net.Addr // at which coild answers
 
 	// Known are the pods of Coil v1 on this node, from a dump of its etcd; nil: Coil v2.
 	Known []Known
@@ -60,25 +61,36 @@ type Known struct {
 
 func (c Config) from() string {
 	if c.Known != nil {
-		return FromV1
+		return migrate.CoilV1
 	}
 	return migrate.Coil
 }
 
-// FromV1 is Coil v1 as a former system.
-const FromV1 = "coil-v1"
-
-// running reports whether a daemon answers at an address.
-func (c Config) running(at net.Addr) bool {
-	if at == nil {
-		return false
-	}
-	conn, err := net.DialTimeout(at.Network(), at.String(), time.Second)
+// coildRuns reports whether Coil's daemon answers.
+func (c Config) coildRuns() bool {
+	conn, err := net.DialTimeout(c.CoilAddress.Network(), c.CoilAddress.String(), time.Second)
 	if err != nil {
 		return false
 	}
 	_ = conn.Close()
 	return true
+}
+
+var errCoildRuns = errors.New("coild runs on this node, and hands out addresses")
+
+// begin is the interlock of all steps that change the node: it fails while either daemon runs, and berthd cannot start
+// until end is called.
+func (n *Node) begin(ctx context.Context) (end func(), err error) {
+	lock, err := daemon.AcquireLock(ctx, n.cfg.StateDir, clock.Real{}, n.log)
+	if err != nil {
+		return nil, fmt.Errorf("%w: stop it first", err)
+	}
+	end = func() { _ = lock.Release() }
+	if n.cfg.coildRuns() {
+		end()
+		return nil, fmt.Errorf("%w: stop it first", errCoildRuns)
+	}
+	return end, nil
 }
 
 // Node migrates one node. It implements migrate.System. It is used by one goroutine at a time.
@@ -157,6 +169,11 @@ func (n *Node) report(command string, changed, problems []string) (migrate.Repor
 
 // Apply implements migrate.System.
 func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
+	end, err := n.begin(ctx)
+	if err != nil {
+		return migrate.Report{}, err
+	}
+	defer end()
 	s, err := n.observe()
 	if err != nil {
 		return migrate.Report{}, err
@@ -210,7 +227,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, err
 	}
 	if s.daemon {
-		return migrate.Report{}, errors.New("coild runs: it would take the addresses of all pods for free")
+		return migrate.Report{}, fmt.Errorf("%w: stop it first, or it takes the addresses of all pods for free", errCoildRuns)
 	}
 	for _, p := range s.pods {
 		if f, why := p.fate(); f == migrate.Adopt || f == migrate.Replace {
@@ -349,15 +366,14 @@ func (n *Node) removeFiles(s state) (changed []string, err error) {
 
 // Rollback implements migrate.System.
 func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
-	s, err := n.observe()
+	end, err := n.begin(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
-	switch {
-	case s.daemon:
-		return migrate.Report{}, errors.New("coild runs: keep it off the node until the pods are Coil's again")
-	case s.berthd:
-		return migrate.Report{}, errors.New("berthd runs, and would not notice that its records go: stop it on this node, then repeat the command")
+	defer end()
+	s, err := n.observe()
+	if err != nil {
+		return migrate.Report{}, err
 	}
 	form, err := n.form()
 	if err != nil {
@@ -435,12 +451,9 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 	}
 	var problems []string
 	for _, o := range s.obstacles(n.cfg.Network) {
-		if o.Blocks && o.What != "" && !s.daemon && !s.berthd {
+		if o.Blocks {
 			problems = append(problems, o.What)
 		}
-	}
-	if s.daemon && s.berthd {
-		problems = append(problems, "coild and berthd both run")
 	}
 	for _, rec := range n.store.Records() {
 		if rec.Lease.Empty() {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
@@ -40,7 +41,6 @@ type state struct {
 	network string // its name
 	chained bool   // Coil runs after another network's plugins, and has no addresses
 	daemon  bool   // coild answers
-	berthd  bool   // berthd answers
 }
 
 // adopted reports whether Berth has the pod.
@@ -84,13 +84,21 @@ func (n *Node) observe() (state, error) {
 	if s.conf, s.network, s.chained, err = n.configuration(); err != nil {
 		return s, err
 	}
-	s.daemon, s.berthd = n.cfg.running(n.cfg.CoilAddress), n.cfg.running(n.cfg.BerthAddress)
-	s.pods = n.cfg.podsOf(links, routes)
-	return s, n.complete(&s, links)
+	s.daemon = n.cfg.coildRuns()
+	names, err := n.cfg.names()
+	if err != nil {
+		return s, err
+	}
+	s.pods = n.cfg.podsOf(links, routes, names)
+	return s, n.complete(&s, links, names)
 }
 
 // podsOf returns the pods of Coil by their links and routes.
-func (c Config) podsOf(links []netlink.Link, routes []foreign.Route) (list []pod) {
+func (c Config) podsOf(links []netlink.Link, routes []foreign.Route, names map[string]attachment.Pod) (list []pod) {
+	containers := map[string]string{}
+	for container, p := range names {
+		containers[p.Namespace+"/"+p.Name] = container
+	}
 	var named []foreign.Link
 	for _, l := range links {
 		if l.Type() == "veth" {
@@ -108,6 +116,9 @@ func (c Config) podsOf(links []netlink.Link, routes []foreign.Route) (list []pod
 		byName[l.Name] = l
 	}
 	for _, k := range c.Known {
+		if k.Container == "" {
+			k.Container = containers[k.Namespace+"/"+k.Name]
+		}
 		p := pod{Pod: attachment.Pod{Namespace: k.Namespace, Name: k.Name}}
 		p.Container, p.IfName, p.Pool = k.Container, "eth0", k.Pool
 		name := HostLink(k.Namespace, k.Name)
@@ -133,12 +144,8 @@ func HostLink(namespace, name string) string {
 }
 
 // complete adds namespaces, names and records of pods.
-func (n *Node) complete(s *state, links []netlink.Link) error {
-	namespaces, err := n.adopter.Namespaces(n.cfg.NetnsFolders, n.cfg.Proc)
-	if err != nil {
-		return err
-	}
-	names, err := n.cfg.names()
+func (n *Node) complete(s *state, links []netlink.Link, names map[string]attachment.Pod) error {
+	namespaces, err := adopt.FindNamespaces(n.host, n.cfg.NetnsFolders, n.cfg.Proc)
 	if err != nil {
 		return err
 	}

@@ -68,6 +68,8 @@ func (p pod) fate() (migrate.Fate, string) {
 		return migrate.Replace, "another network made its interface, and Coil added egress alone"
 	case p.Link.Index == 0:
 		return migrate.Gone, ""
+	case p.Container == "":
+		return migrate.Replace, "neither Coil nor the container runtime tells the ID of its container"
 	case len(p.Addrs) == 0:
 		return migrate.Replace, "no route of Coil leads to it, so its address is unknown"
 	case !oneOfEach(p.Addrs):
@@ -106,14 +108,8 @@ func (s state) finished() bool {
 func (s state) obstacles(network string) (list []migrate.Obstacle) {
 	if s.daemon {
 		list = append(list, migrate.Obstacle{
-			What: "coild runs: it would hand out addresses at the same time", Blocks: true,
-			Remedy: "keep Coil's DaemonSet off this node (kubectl berth migrate coil apply does) and wait until the pod is gone",
-		})
-	}
-	if s.berthd {
-		list = append(list, migrate.Obstacle{
-			What: "berthd runs, and would not notice records that others write", Blocks: true,
-			Remedy: "stop berthd on this node, then repeat the command",
+			What:   errCoildRuns.Error(),
+			Remedy: "before apply, keep Coil's DaemonSet off this node, and wait until its pod is gone; kubectl berth migrate coil apply does so",
 		})
 	}
 	if s.network != "" && s.network != network {
