@@ -65,6 +65,9 @@ type Options struct {
 	// NodeNetworkTemplates enables NodeNetworkTemplates in node mode, which then has a Kubernetes API. In operator mode
 	// they are always enabled.
 	NodeNetworkTemplates bool
+	// AmazonVPCCNI is the directory of the programs of the Amazon VPC CNI, which nodes in node mode can run instead of
+	// berthd (NewAmazonVPCCNI). The lab then has a Kubernetes API.
+	AmazonVPCCNI string
 	// OperatorCount is the number of berth-operator processes if the mode, VPCPorts, Egress or NetworkPolicies requires operators; default
 	// 1. One of them leads.
 	OperatorCount int
@@ -105,6 +108,7 @@ type Lab struct {
 	follower  *follower
 	operators *operators
 	gateways  *gateways     // nil without egress
+	former    former        // daemons of other networks
 	services  []io.Closer   // of the cloud, and echo servers
 	ended     chan struct{} // closed when the lab is closed
 	closing   sync.Once
@@ -323,7 +327,7 @@ func (l *Lab) close() error {
 	if l.gateways != nil {
 		errs = append(errs, l.gateways.close())
 	}
-	errs = append(errs, l.operators.kill())
+	errs = append(errs, l.former.kill(), l.operators.kill())
 	if l.Kube != nil {
 		errs = append(errs, l.Kube.close())
 	}

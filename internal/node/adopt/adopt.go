@@ -191,7 +191,7 @@ func (a *Adopter) formerRules(addrs []netip.Addr) (list []attachment.AdoptedRule
 // removeFormer removes rules and routes, and the alias, of a link that Berth has.
 func (a *Adopter) removeFormer(former attachment.Adopted, link int) (removed bool, err error) {
 	for _, r := range former.Rules {
-		err := a.host.RuleDel(ruleOf(r))
+		err := a.host.RuleDel(RuleOf(r))
 		if err != nil && !rtnl.IsGone(err) {
 			return removed, fmt.Errorf("remove the rule %+v: %w", r, err)
 		}
@@ -215,7 +215,8 @@ func (a *Adopter) removeFormer(former attachment.Adopted, link int) (removed boo
 	return removed, failpoint.Hit("adopt.routes.after")
 }
 
-func ruleOf(r attachment.AdoptedRule) *netlink.Rule {
+// RuleOf returns a rule for the netlink library.
+func RuleOf(r attachment.AdoptedRule) *netlink.Rule {
 	rule := netlink.NewRule()
 	rule.Family, rule.Priority, rule.Table, rule.Protocol = rtnl.FamilyOf(r.Address().Addr()), r.Priority, r.Table, uint8(r.Protocol)
 	if r.From.IsValid() {

@@ -76,7 +76,7 @@ func (a *Adopter) restoreFormer(rec attachment.Record, link netlink.Link) error 
 		return err
 	}
 	for _, r := range rec.Adopted.Rules {
-		if err := a.host.RuleAdd(ruleOf(r)); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := a.host.RuleAdd(RuleOf(r)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("set the rule %+v: %w", r, err)
 		}
 	}

@@ -16,9 +16,10 @@ import (
 // Namespaces finds network namespaces by the links that lead to them.
 type Namespaces struct{ byID map[int]attachment.Netns }
 
-// Namespaces lists the network namespaces of the machine that have a path: those below folders, such as
-// /run/netns, where container runtimes keep them, and those of processes below proc.
-func (a *Adopter) Namespaces(folders []string, proc string) (Namespaces, error) {
+// FindNamespaces lists the network namespaces of the machine that have a path: those below folders, such as
+// /run/netns, where container runtimes keep them, and those of processes below proc. host is a socket in the node's
+// namespace.
+func FindNamespaces(host *netlink.Handle, folders []string, proc string) (Namespaces, error) {
 	var paths []string
 	for _, f := range folders {
 		found, err := filepath.Glob(filepath.Join(f, "*"))
@@ -47,7 +48,7 @@ func (a *Adopter) Namespaces(folders []string, proc string) (Namespaces, error) 
 		if err == nil && !slices.Contains(seen, id) {
 			seen = append(seen, id)
 			var number int
-			if number, err = a.host.GetNetNsIdByFd(int(ns)); err == nil && number >= 0 {
+			if number, err = host.GetNetNsIdByFd(int(ns)); err == nil && number >= 0 {
 				found.byID[number] = attachment.Netns{Path: path, Dev: id.Dev, Inode: id.Inode}
 			}
 		}

@@ -37,6 +37,7 @@ import (
 	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/node/uplinks"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
@@ -192,9 +193,7 @@ func unlessEnded(ctx context.Context, err error) error {
 }
 
 // datapathConfig is the configuration that the data paths of all modes share.
-func (n *node) datapathConfig() datapath.Config {
-	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir, Log: n.log}
-}
+func (n *node) datapathConfig() datapath.Config { return uplinks.Settings(n.cfg, n.log) }
 
 // runDaemon assembles and runs the daemon.
 func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net daemon.Kernel) error {

@@ -58,7 +58,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log, Notify: m.tell,
 	}, reconciler.Config{
 		Settings: begin.Settings,
-		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
+		Cluster:  m.cfg.ClusterName, Adopt: m.cfg.AdoptENIs, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
 		Intents: files.Intents(), Observer: metrics.Reconciler(),
 		Timing: reconciler.Timing{
 			ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,

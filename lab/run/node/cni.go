@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -20,23 +22,71 @@ import (
 type nsExec struct {
 	invoke.RawExec
 	version.PluginDecoder
-	netns string
+	node *Node
 }
-
-func inNetns(path string) invoke.Exec { return &nsExec{netns: path} }
 
 // ExecPlugin implements invoke.Exec.
 func (e *nsExec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, env []string) (out []byte, err error) {
-	err = ns.Do(e.netns, func() error {
+	mounts := e.node.mountsOf(filepath.Base(plugin))
+	if mounts != "" {
+		visible, done, err := withVisibleNetns(env)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		env = visible
+	}
+	err = ns.Do(e.node.Netns, func() error {
+		if mounts != "" {
+			if err := ns.EnterMounts(mounts); err != nil {
+				return err
+			}
+		}
 		out, err = e.RawExec.ExecPlugin(ctx, plugin, stdin, env)
 		return err
 	})
 	return out, err
 }
 
+// withVisibleNetns replaces the path of the pod's namespace, whose file is missing in other mount namespaces, by one of
+// this process, which is valid until done is called.
+func withVisibleNetns(env []string) (visible []string, done func(), err error) {
+	const variable = "CNI_NETNS="
+	i := slices.IndexFunc(env, func(v string) bool { return strings.HasPrefix(v, variable) && v != variable })
+	if i < 0 {
+		return env, func() {}, nil
+	}
+	f, err := os.Open(strings.TrimPrefix(env[i], variable))
+	if errors.Is(err, os.ErrNotExist) {
+		return env, func() {}, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	visible = slices.Clone(env)
+	visible[i] = fmt.Sprintf("%s/proc/%d/fd/%d", variable, os.Getpid(), f.Fd())
+	return visible, func() { _ = f.Close() }, nil
+}
+
+// RunIn makes a plugin run in a mount namespace, whose path may change; empty: the lab's own.
+func (n *Node) RunIn(plugin string, mounts func() string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mounts[plugin] = mounts
+}
+
+func (n *Node) mountsOf(plugin string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if of := n.mounts[plugin]; of != nil {
+		return of()
+	}
+	return ""
+}
+
 // Runtime is another container runtime on this node. It keeps its own attachments in cacheDir.
 func (n *Node) Runtime(cacheDir string) *libcni.CNIConfig {
-	return libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, cacheDir, inNetns(n.Netns))
+	return libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, cacheDir, &nsExec{node: n})
 }
 
 // conf reads the node's network configuration like a runtime: the first one by name.

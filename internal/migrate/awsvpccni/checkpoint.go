@@ -1,0 +1,191 @@
+package awsvpccni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/berthnet/berth/internal/node/foreign"
+	"github.com/berthnet/berth/internal/statefile"
+)
+
+// asideSuffix ends the names of files that are set aside.
+const asideSuffix = ".berth"
+
+// files are the Amazon VPC CNI's files on the node.
+type files struct {
+	run  string // of ipamd, such as /var/run/aws-node
+	conf string // of CNI configurations
+}
+
+func (f files) checkpoint() string { return filepath.Join(f.run, foreign.CheckpointName) }
+func (f files) aside() string      { return f.checkpoint() + asideSuffix }
+func (f files) list() string       { return filepath.Join(f.conf, conflist) }
+
+// read returns the checkpoint, which may be set aside. unreadable is about entries of it.
+func (f files) read() (c foreign.Checkpoint, aside bool, unreadable, err error) {
+	for _, path := range []string{f.aside(), f.checkpoint()} {
+		data, err := statefile.Read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return c, false, nil, fmt.Errorf("read ipamd's checkpoint: %w", err)
+		}
+		c, unreadable = foreign.ParseCheckpoint(data)
+		return c, path == f.aside(), unreadable, nil
+	}
+	return c, false, nil, nil
+}
+
+// otherCards reports whether ipamd has checkpoints of other network cards than the first.
+func (f files) otherCards() bool {
+	found, _ := filepath.Glob(filepath.Join(f.run, "ipam-nic-*.json"))
+	return len(found) > 0
+}
+
+// moved is the checkpoint of a node whose pods are Berth's. ipamd ends at its start with an error that names the version.
+var moved = []byte(`{"version":"moved-to-berth/1","allocations":[]}` + "\n")
+
+// setAside replaces the checkpoint, so that ipamd refuses to start. Otherwise it would miss the links of the pods, and
+// hand out their addresses.
+func (f files) setAside() (changed bool, err error) {
+	if _, err := os.Lstat(f.aside()); errors.Is(err, fs.ErrNotExist) {
+		c, _, unreadable, err := f.read()
+		if err != nil || unreadable != nil {
+			return false, errors.Join(err, unreadable)
+		}
+		if err := f.stage(c); err != nil {
+			return false, err
+		}
+	}
+	now, err := statefile.Read(f.checkpoint())
+	if err == nil && string(now) == string(moved) {
+		return false, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("read ipamd's checkpoint: %w", err)
+	}
+	return true, replace(f.checkpoint(), moved)
+}
+
+// stage writes the checkpoint that is set aside.
+func (f files) stage(c foreign.Checkpoint) error {
+	if err := os.MkdirAll(f.run, 0o755); err != nil {
+		return fmt.Errorf("create the directory of ipamd's checkpoint: %w", err)
+	}
+	c.Version = foreign.CheckpointVersion
+	if c.Allocations == nil {
+		c.Allocations = []foreign.Allocation{}
+	}
+	data, err := json.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("encode ipamd's checkpoint: %w", err)
+	}
+	return replace(f.aside(), append(data, '\n'))
+}
+
+// restore puts the checkpoint back, from which ipamd starts.
+func (f files) restore() (changed bool, err error) {
+	err = os.Rename(f.aside(), f.checkpoint())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("restore ipamd's checkpoint: %w", err)
+	}
+	return true, nil
+}
+
+// replace replaces a file.
+func replace(path string, data []byte) error {
+	tmp := path + ".new"
+	err := statefile.Create(tmp, data, 0o644)
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		return fmt.Errorf("replace %s: %w", path, err)
+	}
+	return nil
+}
+
+// configuration is a CNI configuration.
+type configuration struct {
+	Name    string `json:"name"`
+	Plugins []struct {
+		Type       string `json:"type"`
+		VethPrefix string `json:"vethPrefix"`
+	} `json:"plugins"`
+}
+
+func (c configuration) has(plugin string) bool {
+	for _, p := range c.Plugins {
+		if p.Type == plugin {
+			return true
+		}
+	}
+	return false
+}
+
+// prefix begins the names of pods' links.
+func (c configuration) prefix() string {
+	for _, p := range c.Plugins {
+		if p.VethPrefix != "" {
+			return p.VethPrefix
+		}
+	}
+	return defaultPrefix
+}
+
+// conflist reads the Amazon VPC CNI's configuration, which may be set aside; empty if there is none.
+func (f files) conflist() (c configuration, err error) {
+	for _, path := range []string{f.list(), f.list() + asideSuffix} {
+		data, err := statefile.Read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &c)
+		}
+		if err != nil {
+			return c, fmt.Errorf("read %s: %w", path, err)
+		}
+		return c, nil
+	}
+	return c, nil
+}
+
+// hideConflist sets the configuration aside. Its name sorts before that of Berth's.
+func (f files) hideConflist() (changed bool, err error) { return move(f.list(), f.list()+asideSuffix) }
+
+// showConflist puts the configuration back.
+func (f files) showConflist() (changed bool, err error) { return move(f.list()+asideSuffix, f.list()) }
+
+func move(from, to string) (changed bool, err error) {
+	err = os.Rename(from, to)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("move %s: %w", from, err)
+	}
+	return true, nil
+}
+
+// all lists the files that Finish removes.
+func (f files) all() (list []string) {
+	for _, pattern := range []string{
+		filepath.Join(f.run, foreign.CheckpointName+"*"), filepath.Join(f.run, "ipam-nic-*.json"), filepath.Join(f.run, "ipamd.sock"),
+		f.list(), f.list() + asideSuffix,
+	} {
+		found, _ := filepath.Glob(pattern)
+		list = append(list, found...)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
