@@ -38,6 +38,8 @@ var formers = []former{
 		"ipamd-dir": {"/var/run/aws-node", "directory of ipamd's checkpoint and socket"},
 		"netns-dir": {"/var/run/netns", "where the container runtime keeps network namespaces"},
 	}},
+	{migrate.Coil, "Coil v2", openCoilV2, coilV2Flags},
+	{migrate.CoilV1, "Coil v1", openCoilV1, coilV1Flags},
 }
 
 func openAmazonVPCCNI(c config.Config, log *slog.Logger, flags map[string]*string) (formerNode, error) {
@@ -103,7 +105,7 @@ func (f former) apply() *cobra.Command {
 }
 
 // migrateFlags are berthd's flags that people may set; the others are hidden.
-var migrateFlags = map[string]bool{"output": true, "finish": true, "state-dir": true, "cni-conf-dir": true, "cni-network": true}
+var migrateFlags = map[string]bool{"output": true, "finish": true, "state-dir": true, "cni-conf-dir": true, "cni-network": true, "ipam": true, "node-name": true, "export-table": true}
 
 func (f former) command(name, short string, do step) *cobra.Command {
 	var out format

@@ -5,6 +5,7 @@
 //	read.go       manifests as text
 //	write.go      Berth's objects as text
 //	eniconfig.go, securitygrouppolicy.go, ciliumnode.go  a kind each
+//	coil.go, coilegress.go  the kinds and annotations of Coil
 package manifests
 
 import (
@@ -34,6 +35,17 @@ var kinds = []kind{
 	{schema.GroupKind{Group: "crd.k8s.amazonaws.com", Kind: "ENIConfig"}, []string{"v1alpha1"}, eniConfigs},
 	{schema.GroupKind{Group: "vpcresources.k8s.aws", Kind: "SecurityGroupPolicy"}, []string{"v1beta1"}, securityGroupPolicies},
 	{schema.GroupKind{Group: "cilium.io", Kind: "CiliumNode"}, []string{"v2"}, ciliumNodes},
+	{schema.GroupKind{Group: coilGroup, Kind: "AddressPool"}, []string{"v2"}, coilPools},
+	{schema.GroupKind{Group: coilGroup, Kind: "AddressBlock"}, []string{"v2"}, coilBlocks},
+	{schema.GroupKind{Group: coilGroup, Kind: "BlockRequest"}, []string{"v2"}, nil},
+	{schema.GroupKind{Group: coilGroup, Kind: "Egress"}, []string{"v2"}, coilEgresses},
+	{schema.GroupKind{Kind: "Namespace"}, []string{"v1"}, coilAnnotations},
+	{schema.GroupKind{Kind: "Pod"}, []string{"v1"}, coilAnnotations},
+	{schema.GroupKind{Group: "apps", Kind: "Deployment"}, []string{"v1"}, coilAnnotations},
+	{schema.GroupKind{Group: "apps", Kind: "StatefulSet"}, []string{"v1"}, coilAnnotations},
+	{schema.GroupKind{Group: "apps", Kind: "DaemonSet"}, []string{"v1"}, coilAnnotations},
+	{schema.GroupKind{Group: "batch", Kind: "Job"}, []string{"v1"}, coilAnnotations},
+	{schema.GroupKind{Group: "batch", Kind: "CronJob"}, []string{"v1"}, coilAnnotations},
 	{schema.GroupKind{Kind: "ConfigMap"}, []string{"v1"}, configMaps},
 	{schema.GroupKind{Kind: "Node"}, []string{"v1"}, nil},
 }

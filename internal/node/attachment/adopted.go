@@ -26,6 +26,7 @@ type AdoptedRoute struct {
 	Table       int          `json:"table"`
 	Protocol    int          `json:"protocol,omitempty"`
 	Metric      int          `json:"metric,omitempty"`
+	Gateway     netip.Addr   `json:"gateway,omitzero"` // inside the pod; zero: the address is on the link
 }
 
 // AdoptedRule is a policy rule for packets from or to an address of the pod.
