@@ -36,11 +36,12 @@ type State struct {
 	pods     map[PodName]Selected
 	policies map[Ref]*Policy
 	sets     map[SetID]map[Element]struct{}
+	lists    map[PodName][]*Policy // of Of, since the last change
 }
 
 // NewState returns a State that knows nothing.
 func NewState() *State {
-	return &State{pods: map[PodName]Selected{}, policies: map[Ref]*Policy{}, sets: map[SetID]map[Element]struct{}{}}
+	return &State{pods: map[PodName]Selected{}, policies: map[Ref]*Policy{}, sets: map[SetID]map[Element]struct{}{}, lists: map[PodName][]*Policy{}}
 }
 
 // Take takes in an update and reports whether policies or pods changed, and not only sets.
@@ -67,6 +68,7 @@ func (s *State) Take(u *Update) (rules bool) {
 		s.change(id, change)
 	}
 	if rules = u.Whole || len(u.Pods)+len(u.Policies) > 0; rules {
+		clear(s.lists)
 		s.dropSets()
 	}
 	return rules
@@ -99,11 +101,14 @@ func (s *State) dropSets() {
 // Version is the version of the last update; 0: none.
 func (s *State) Version() uint64 { return s.version }
 
-// Of are the policies of a pod, in the order in which they are judged. ok is false if the pod is not known.
+// Of are the policies of a pod, in the order in which they are judged, as a list that must not be changed. ok is false if the pod is not known.
 func (s *State) Of(name PodName, uid string) (list []*Policy, ok bool) {
 	p, known := s.pods[name]
 	if !known || p.UID != uid {
 		return nil, false
+	}
+	if list, ok = s.lists[name]; ok {
+		return list, true
 	}
 	for _, ref := range p.Policies {
 		if policy := s.policies[ref]; policy != nil {
@@ -111,6 +116,7 @@ func (s *State) Of(name PodName, uid string) (list []*Policy, ok bool) {
 		}
 	}
 	slices.SortFunc(list, Compare)
+	s.lists[name] = list
 	return list, true
 }
 

@@ -72,8 +72,8 @@ func (b base) chains() []nft.Chain {
 			if b.inside {
 				continue
 			}
-			judge = append(judge, nft.NewRule("by the pod's policies", nft.Family(family), w.own(family), leadsTo(familyName(w.podMap(), family)), verdict(w.chainMap())))
-			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), w.own(family), leadsTo(familyName(w.passMap(), family)), verdict(w.chainMap())))
+			judge = append(judge, nft.NewRule("by the pod's policies", nft.Family(family), w.own(family), leadsTo(familyName(w.podMap(), family)), verdict(chainMap(w.podMap()))))
+			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), w.own(family), leadsTo(familyName(w.passMap(), family)), verdict(chainMap(w.passMap()))))
 		}
 		if b.inside && b.first[i] != "" {
 			judge = append(judge, nft.NewRule("by the pod's policies", nft.GoTo(b.first[i])))

@@ -125,12 +125,14 @@ func (w way) name() string {
 	return strings.ToLower(w.String())
 }
 
-// podMap leads from a pod's address to the ID of the chain of its policies, and passMap to that of those behind the Admin tier. chainMap
-// leads from there to the chain. When the kernel gets an element that leads to a chain, it looks at all that may follow, for all pods;
+// podMap leads from a pod's address to the ID of the chain of its policies, and passMap to that of those behind the Admin tier. When the kernel gets an element that leads to a chain, it looks at all that may follow, for all pods;
 // with IDs it need not for a pod that comes or goes.
-func (w way) podMap() string   { return w.name() }
-func (w way) passMap() string  { return "pass-" + w.name() }
-func (w way) chainMap() string { return "chains-" + w.name() }
+func (w way) podMap() string  { return w.name() }
+func (w way) passMap() string { return "pass-" + w.name() }
+
+// chainMap is the map that leads from the IDs of podMap or passMap to chains. Each has its own: the kernel refuses chains that might lead to
+// themselves.
+func chainMap(of string) string { return "chains-" + of }
 
 // chainID is the ID of a chain whose name ends with a hash, as text of the length of idType.
 func chainID(chain string) string { return chain[len(chain)-int(idType.Bytes):] }
@@ -214,11 +216,11 @@ func (c *content) addPod(p Pod, by *judged) {
 				continue
 			}
 			elements(w.podMap())[key] = chainID(first)
-			c.sets[w.chainMap()].elements[chainID(first)] = first
+			c.sets[chainMap(w.podMap())].elements[chainID(first)] = first
 			elements(selfSet)[key+key] = ""
 			if first != rest && rest != "" {
 				elements(w.passMap())[key] = chainID(rest)
-				c.sets[w.chainMap()].elements[chainID(rest)] = rest
+				c.sets[chainMap(w.passMap())].elements[chainID(rest)] = rest
 			}
 		}
 		for _, t := range p.Tunnels {
@@ -232,9 +234,11 @@ func (c *content) addPod(p Pod, by *judged) {
 // addSets adds the sets and maps that do not depend on policies.
 func (c *content) addSets() {
 	for _, w := range ways {
-		c.sets[w.chainMap()] = set{
-			kind:     nftables.Set{KeyType: idType, DataType: nftables.TypeVerdict, IsMap: true},
-			elements: map[string]string{}, verdict: expr.VerdictGoto,
+		for _, of := range []string{w.podMap(), w.passMap()} {
+			c.sets[chainMap(of)] = set{
+				kind:     nftables.Set{KeyType: idType, DataType: nftables.TypeVerdict, IsMap: true},
+				elements: map[string]string{}, verdict: expr.VerdictGoto,
+			}
 		}
 	}
 	for _, family := range families {

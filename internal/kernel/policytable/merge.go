@@ -134,20 +134,33 @@ func (c *content) inUnion(ids ...policy.SetID) bool {
 }
 
 // What is merged, each pod with other policies has for itself. So policies with more rules, ports and peers than mostParts keep a chain that
-// all pods with them share, and so do those of a pod behind the first mostPartsOfPod, and those with named ports, which are seldom
-// the same.
-const mostParts, mostPartsOfPod = 50, 1000
+// all pods with them share, and so do those of a pod beyond the other limits, and those with named ports, which are seldom the same.
+const mostParts, mostPartsOfPod, mostAlone = 50, 1000, 10
 
-// mergeable tells whether a policy with these rules is merged, and their number of rules, ports and peers.
-func mergeable(rules []policy.Rule) (parts int, ok bool) {
-	parts = len(rules)
+// cost is what rules cost if they are merged.
+type cost struct {
+	parts    int // rules, ports and peers
+	alone    int // sets that are too large for a union
+	elements int // of unions, at most
+}
+
+// of returns the cost of rules; ok is false if they are not to be merged.
+func (u *unions) of(rules []policy.Rule) (c cost, ok bool) {
+	c.parts = len(rules)
 	for _, r := range rules {
 		if len(r.Named) > 0 {
-			return 0, false
+			return c, false
 		}
-		parts += len(r.Peers) + len(r.Blocks) + len(r.Ports)
+		c.parts += len(r.Peers) + len(r.Blocks) + len(r.Ports)
+		for _, id := range r.Peers {
+			n, small := u.size(id)
+			if !small {
+				c.alone++
+			}
+			c.elements += n * max(1, len(r.Ports))
+		}
 	}
-	return parts, parts <= mostParts
+	return c, c.parts <= mostParts
 }
 
 // portKey is what rules of several policies may have in common: all ports, or some of a protocol.
@@ -241,14 +254,14 @@ const acceptComment = "a NetworkPolicy accepts it"
 // a map to the chain of the peers that may reach them. It returns the rules for that, and the policies that are too large for it.
 func (c *content) addAccepts(w way, policies []*policy.Policy) (rules []nft.Rule, rest []*policy.Policy, err error) {
 	var small []*policy.Policy
-	room := mostPartsOfPod
+	room := cost{mostPartsOfPod, mostAlone, c.unions.room}
 	for _, p := range policies {
-		n, ok := mergeable(p.Rules[w.Direction])
-		if !ok || n > room {
+		n, ok := c.unions.of(p.Rules[w.Direction])
+		if !ok || n.parts > room.parts || n.alone > room.alone || n.elements > room.elements {
 			rest = append(rest, p)
 			continue
 		}
-		room -= n
+		room = cost{room.parts - n.parts, room.alone - n.alone, room.elements - n.elements}
 		small = append(small, p)
 	}
 	ports := map[string]string{}

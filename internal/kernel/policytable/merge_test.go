@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -172,8 +173,8 @@ func TestMergingHasLimits(t *testing.T) {
 	for i := range mostParts {
 		large.Rules[policy.Ingress] = append(large.Rules[policy.Ingress], policy.Rule{AnyPeer: true, Ports: []policy.Ports{{Protocol: unix.IPPROTO_TCP, First: uint16(2 * i), Last: uint16(2 * i)}}})
 	}
-	k := compiler{unions: u}
-	u.begin(s.Elements)
+	k := compiler{unions: newUnions()}
+	k.unions.begin(s.Elements)
 	c, err := k.content([]Pod{{Policies: append(fifty()[:2], large)}, {Policies: []*policy.Policy{large}}}, base{})
 	must(t, err)
 	jumps, chains := 0, 0
@@ -189,6 +190,32 @@ func TestMergingHasLimits(t *testing.T) {
 	}
 	if jumps != 2 || chains != 1 {
 		t.Errorf("%d jumps to %d chains of policies, want 2 to 1", jumps, chains)
+	}
+	for i := range 50 {
+		s.note(policy.SetID(fmt.Sprintf("pods-%d", i)), true, from(900)...)
+	}
+	var pods []Pod
+	for i := range 40 { // which would take 1.8 million elements
+		pods = append(pods, Pod{Policies: slices.Delete(fifty(), i, i+1)})
+		for j, p := range pods[i].Policies {
+			pods[i].Policies[j] = pods[0].Policies[max(0, slices.IndexFunc(pods[0].Policies, func(o *policy.Policy) bool { return o.Ref == p.Ref }))]
+		}
+	}
+	k = compiler{unions: newUnions()}
+	k.unions.begin(s.Elements)
+	c, err = k.content(pods, base{})
+	must(t, err)
+	rules, elements := 0, 0
+	for _, ch := range c.chains {
+		rules += len(ch.Rules)
+	}
+	for _, s := range c.sets {
+		if len(s.ids) > 1 && s.family == unix.AF_INET {
+			elements += 900 * len(s.ids)
+		}
+	}
+	if rules > 40*55+50*4+100 || elements == 0 || elements > mostInUnions {
+		t.Errorf("lists with large unions take %d rules and %d elements of unions", rules, elements)
 	}
 }
 

@@ -158,11 +158,20 @@ func (tx transaction) aliased(exprs nft.Exprs) nft.Exprs {
 
 // recall notes the answers of ended connections that the kernel's table has: one that is replaced loses them.
 func (t *Table) recall(conn *nftables.Conn) error {
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}
+	there, err := nft.Table{Family: table.Family, Name: Name}.There(conn)
+	if err != nil || !there {
+		return err
+	}
+	sets, err := conn.GetSets(table)
+	if err != nil {
+		return fmt.Errorf("nftables: list sets of table %s: %w", Name, err)
+	}
 	for _, family := range families {
-		known, err := conn.GetSetElements(endedHandle(family))
-		if errors.Is(err, unix.ENOENT) { // other software removed it
-			continue
+		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == endedHandle(family).Name }) {
+			continue // other software removed it
 		}
+		known, err := conn.GetSetElements(endedHandle(family))
 		if err != nil {
 			return fmt.Errorf("nftables: list set %s: %w", familyName(endedSet, family), err)
 		}
