@@ -296,6 +296,9 @@ func (f *policyFindings) checkKernel() {
 	f.differ("the kernel", got, want)
 }
 
+// applying is held while a table is made.
+var applying sync.Mutex
+
 func (f *policyFindings) tables() (got, want []string, err error) {
 	own, err := netns.GetFromPath(f.node.Netns)
 	if err != nil {
@@ -318,7 +321,10 @@ func (f *policyFindings) tables() (got, want []string, err error) {
 		return nil, nil, err
 	}
 	defer func() { _ = log.Close() }()
-	if err := table.Apply(f.pods, elements, nil); err != nil {
+	applying.Lock() // the library counts sets in a variable of its own
+	err = table.Apply(f.pods, elements, nil)
+	applying.Unlock()
+	if err != nil {
 		return nil, nil, err
 	}
 	got, errGot := tableLines(own)

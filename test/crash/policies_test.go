@@ -268,11 +268,11 @@ func drawClusterPolicy(t *rapid.T, name string) *networkpolicy.ClusterNetworkPol
 		tier, actions = networkpolicy.BaselineTier, actions[:2]
 	}
 	p := policytest.ClusterPolicy(t, name, tier, actions...)
-	move := func(protocols []networkpolicy.ClusterNetworkPolicyProtocol) {
+	move := func(protocols []networkpolicy.ClusterNetworkPolicyProtocol, mayName bool) {
 		for i := range protocols {
 			to := &protocols[i]
 			switch {
-			case rapid.IntRange(0, 2).Draw(t, "named") == 0:
+			case mayName && rapid.IntRange(0, 2).Draw(t, "named") == 0:
 				*to = networkpolicy.ClusterNetworkPolicyProtocol{DestinationNamedPort: rapid.SampledFrom([]string{"http", "dns"}).Draw(t, "name")}
 			case to.TCP != nil:
 				moveToEcho(to.TCP.DestinationPort)
@@ -282,12 +282,13 @@ func drawClusterPolicy(t *rapid.T, name string) *networkpolicy.ClusterNetworkPol
 		}
 	}
 	for _, r := range p.Spec.Ingress {
-		move(r.Protocols)
+		move(r.Protocols, true)
 	}
 	for i, r := range p.Spec.Egress {
-		if move(r.Protocols); i > 0 {
+		if i > 0 {
 			r.To[0] = networkpolicy.ClusterNetworkPolicyEgressPeer{Nodes: policytest.Selector(t)}
 		}
+		move(r.Protocols, !slices.ContainsFunc(r.To, func(p networkpolicy.ClusterNetworkPolicyEgressPeer) bool { return p.Namespaces == nil && p.Pods == nil }))
 	}
 	return p
 }
@@ -769,7 +770,7 @@ func (u *policyUsers) report() {
 	u.tally.count(policyTrouble, hard)
 	u.tally.count(policyEither, either)
 	fmt.Printf("%v: %d connections rightly refused, %d rightly let through, of both %d while programs were missing; %d could be either\n", u.place, refused, passed, hard, either)
-	if least := u.ops / 2; refused < least || passed < least || hard < least {
+	if least := u.ops / 4; refused < least || passed < least || hard < least {
 		u.violate(other, fmt.Sprintf("too few verdicts: %d connections rightly refused, %d let through, of both %d while programs were missing; want %d of each", refused, passed, hard, least))
 	}
 }

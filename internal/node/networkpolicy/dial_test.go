@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -81,6 +82,23 @@ func TestDial(t *testing.T) {
 	wants("the Kubernetes API refuses berthd")
 	o.Fail(errors.New("no route to host"))
 	wants("ConfigMap kube-system/berth-network-policies: no route to host")
+}
+
+// A node does not wait long for an operator that accepts connections and does nothing else, as one that is halted.
+func TestDialGivesUpOnAStuckOperator(t *testing.T) {
+	o := operatorfake.New(t)
+	o.Start(feed.New())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	o.Set(wire.KeyAddress, l.Addr().String())
+	token := filepath.Join(t.TempDir(), "token")
+	must(t, os.WriteFile(token, []byte("one"), 0o600))
+	began := time.Now()
+	err = follow(t, Access{Namespace: "kube-system", ConfigMap: o.ConfigMap, TokenFile: token})
+	if took := time.Since(began); err == nil || took > 2*connectTimeout {
+		t.Errorf("error %v after %v, want one after about %v", err, took, connectTimeout)
+	}
 }
 
 // An ADD waits for the answer about its pod, also when the node calls another operator meanwhile, which is sent everything again.

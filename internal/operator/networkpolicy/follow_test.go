@@ -276,6 +276,55 @@ func TestOldStateIsNotServed(t *testing.T) {
 	})
 }
 
+// Policies that exist when an operator begins to lead come into force in the order of their creation, and after the pods, so that the same ones
+// exceed the budget of their namespace each time. An Event says so.
+func TestOlderPoliciesAreInForceFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, recorder := newFollower(t)
+		c := stored{stores: map[string]toolscache.Indexer{}}
+		add := func(o client.Object) {
+			t.Helper()
+			o.SetResourceVersion("101") // since the list
+			if _, err := c.GetInformer(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.stores[fmt.Sprintf("%T", o)].Add(o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		add(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+		for i := range 10 {
+			p := read[corev1.Pod](t, `{metadata: {namespace: shop}, status: {podIPs: [{ip: 10.0.0.1}]}}`)
+			p.Name = fmt.Sprint(i)
+			add(p)
+		}
+		f.feed = feed.NewLimited(30) // while the operator starts, up to 60
+		const policies = 5           // of 11 members each
+		for i := range policies + 2 {
+			o := read[networkingv1.NetworkPolicy](t, `{metadata: {namespace: shop}, spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {}, podSelector: {matchExpressions: [{key: key, operator: DoesNotExist}]}}]}]}}`)
+			o.Name = fmt.Sprintf("p%02d", (i*3)%(policies+2)) // whatever the order of names
+			o.CreationTimestamp = metav1.NewTime(time.Unix(int64(i), 0))
+			o.Spec.Ingress[0].From[0].PodSelector.MatchExpressions[0].Key = o.Name
+			add(o)
+		}
+		if err := f.start(t.Context(), c, watched.API{Reader: noObjects{}, Scheme: scheme.Scheme}); err != nil {
+			t.Fatal(err)
+		}
+		all := recorded(recorder)
+		for i := range 2 {
+			name := fmt.Sprintf("p%02d", ((policies+i)*3)%(policies+2))
+			if refused := f.feed.Refused(policy.Ref{Namespace: "shop", Name: name}); len(refused) != 1 || !slices.ContainsFunc(all, func(e string) bool {
+				return strings.Contains(e, "rules that select pods of other namespaces match nothing")
+			}) {
+				t.Errorf("problems of %s, which is one of the latest, are %q, Events are %q", name, refused, all)
+			}
+		}
+		if _, _, unresolved := f.counts(); unresolved != 2 || len(all) != 2 {
+			t.Errorf("%d policies are unresolved and there are %d Events, want 2", unresolved, len(all))
+		}
+	})
+}
+
 // A node is not sent a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
 func TestPodsWaitForTheirNamespace(t *testing.T) {
 	f, _ := newFollower(t)

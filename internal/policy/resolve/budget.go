@@ -20,11 +20,12 @@ const MaxMembers = 2_000_000
 type budget struct {
 	inNamespace map[string]map[policy.Ref]bool // policies
 	over        map[policy.Ref]refused
-	limit       int
+	members     int // the budget
+	limit       int // the same, or twice that while the operator starts
 }
 
-func newBudget() budget {
-	return budget{inNamespace: map[string]map[policy.Ref]bool{}, over: map[policy.Ref]refused{}, limit: 2 * MaxMembers}
+func newBudget(members int) budget {
+	return budget{inNamespace: map[string]map[policy.Ref]bool{}, over: map[policy.Ref]refused{}, members: members, limit: 2 * members}
 }
 
 // refused is a policy of which only a part is in force, as its namespace has no room for more.
@@ -34,12 +35,12 @@ type refused struct {
 }
 
 // Loaded has the limit for new policies apply from now on.
-func Loaded(r *Resolver) { r.budget.limit = MaxMembers }
+func Loaded(r *Resolver) { r.budget.limit = r.budget.members }
 
 // Refused says which part of a policy is not in force, or nothing.
 func Refused(r *Resolver, ref policy.Ref) (problems []string) {
 	if _, is := r.budget.over[ref]; is {
-		problems = append(problems, fmt.Sprintf("rules that select pods of other namespaces match nothing: with them, selectors of the NetworkPolicies in namespace %s would have more than %d pods and addresses of other namespaces; delete policies there or let them select fewer pods", ref.Namespace, r.budget.limit))
+		problems = append(problems, fmt.Sprintf("rules that select pods of other namespaces match nothing: with them, selectors of the NetworkPolicies in namespace %s would have more than %d pods and addresses of other namespaces; delete policies there or let them select fewer pods", ref.Namespace, r.budget.members))
 	}
 	return problems
 }

@@ -21,15 +21,15 @@ import (
 // The policies of one namespace select a bounded number of pods of others. What exceeds that matches nothing, and comes into force,
 // the oldest first, once there is room. What is in force stays, and other namespaces and administrators are not concerned.
 func TestMembersOfANamespacesPoliciesAreBounded(t *testing.T) {
-	r := New()
+	r := NewLimited(50) // two selectors
 	r.SetNamespace("big", map[string]string{"size": "big"})
 	addPods := func(from, to int) {
 		for i := from; i < to; i++ {
 			r.SetPod(Pod{NamespacedName: types.NamespacedName{Namespace: "big", Name: fmt.Sprint(i)}, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}})
 		}
 	}
-	addPods(0, 10)      // 20 members in each selector
-	r.budget.limit = 50 // of two selectors
+	addPods(0, 10) // 20 members in each selector
+	Loaded(r)
 	server := netip.MustParseAddr("10.1.0.1")
 	for _, namespace := range []string{"shop", "bank"} {
 		r.SetNamespace(namespace, nil)

@@ -64,12 +64,15 @@ type node struct {
 	addrs  []netip.Addr
 }
 
-// New returns a Resolver that knows nothing.
-func New() *Resolver {
+// New returns a Resolver that knows nothing, with the budget of MaxMembers.
+func New() *Resolver { return NewLimited(MaxMembers) }
+
+// NewLimited is New with another budget.
+func NewLimited(members int) *Resolver {
 	return &Resolver{
 		namespaces: map[string]*namespace{}, pods: map[types.NamespacedName]*pod{}, nodes: map[string]node{},
 		policies: map[policy.Ref]compile.Compiled{}, selections: map[policy.SetID]*selection{},
-		budget: newBudget(),
+		budget: newBudget(members),
 	}
 }
 

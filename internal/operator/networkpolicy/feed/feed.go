@@ -30,10 +30,13 @@ type Feed struct {
 	at       map[netip.Addr][]types.NamespacedName // pods by address
 }
 
-// New returns a Feed that knows nothing.
-func New() *Feed {
+// New returns a Feed that knows nothing, with the budget of resolve.MaxMembers.
+func New() *Feed { return NewLimited(resolve.MaxMembers) }
+
+// NewLimited is New with another budget.
+func NewLimited(members int) *Feed {
 	return &Feed{
-		resolver: resolve.New(), nodes: map[string]map[types.NamespacedName]bool{}, on: map[types.NamespacedName]string{},
+		resolver: resolve.NewLimited(members), nodes: map[string]map[types.NamespacedName]bool{}, on: map[types.NamespacedName]string{},
 		sets: map[policy.SetID]*log{}, watchers: map[policy.SetID][]*Subscriber{}, byNode: map[string]*Subscriber{},
 		assigned: map[types.NamespacedName]assignment{}, at: map[netip.Addr][]types.NamespacedName{},
 	}
