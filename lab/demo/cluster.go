@@ -34,7 +34,7 @@ var clusterProofs = []proof{
 	in(inClusters, "30 pods Ready on 3 nodes, none before its node", thirtyPods),
 	in(inClusters, "DNS and Services work from a pod; kubectl logs and exec work", dnsAndServices),
 	in(inClusters, "NodePort of every node, from the host outside", nodePorts),
-	in(routed, "network policies hold from a pod's first packet, and change", policyInCluster),
+	in(routed, "a network policy holds from a pod's first packet", policyInCluster),
 	in(inOperator, "kubectl shows NodeNetworks", showObjects),
 	in(inPool, "kubectl shows pools and blocks", showObjects),
 	in(inPort, "kubectl shows VPCs and PodNICs", showObjects),

@@ -138,7 +138,13 @@ func policyFirstPacket(ctx context.Context, s *stage) string {
 	added := since(took)
 	isRefused(ctx, other, web) // the first packets that it receives
 	reaches(ctx, client, web)
-	reaches(ctx, web, other) // nothing isolates its own connections
+	reaches(ctx, web, other)        // nothing isolates its own connections
+	if s.lab.Mode != lab.PortMode { // nodes are in no VPC
+		for _, a := range web.Addrs {
+			_, err := echo.Ask(ctx, s.nodes[1].Netns, "tcp", port(a), netip.Addr{}, "a probe")
+			checkf(err, "pod %s is not reached by its own node at %s", web.Name, a)
+		}
+	}
 	return fmt.Sprintf("ADD %s; by %v", added, s.lab.PodFamilies().Families())
 }
 
@@ -300,7 +306,7 @@ func policyInCluster(ctx context.Context, st *stage) string {
 	web := &corev1.Pod{}
 	check(kube.Client.Get(ctx, client.ObjectKey{Namespace: policyNamespace, Name: policyServer}, web))
 	// A first packet may come too early where another node has to accept it, and is sent again after a second.
-	run(policyApp{policyClient, urls(*web, echo.Port), 3}, policyApp{policyOther, urls(s.pods(ctx)[0], WebPort), 1})
+	run(policyApp{policyClient, urls(*web, echo.Port), 2}, policyApp{policyOther, urls(s.pods(ctx)[0], WebPort), 1})
 	each := len(web.Status.PodIPs)
 	calls := func(name string) []string {
 		all := strings.Fields(s.kubectl(ctx, "logs", "--namespace="+policyNamespace, name))
@@ -329,7 +335,7 @@ func policyInCluster(ctx context.Context, st *stage) string {
 			only(name, status, all[len(all)-each:])
 		})
 	}
-	return fmt.Sprintf("right from the first call of a pod, by %v; policies changed: all calls followed within %s", st.lab.PodFamilies().Families(), since(began))
+	return fmt.Sprintf("right from the first call, by %v; after changes within %s", st.lab.PodFamilies().Families(), since(began))
 }
 
 // urls are those of a pod's addresses.
