@@ -14,7 +14,6 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
-	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
@@ -87,7 +86,7 @@ func TestAmazonManagedPolicySuffices(t *testing.T) {
 		"addresses": {WarmIP: 2}, "whole ENIs": ipam.DefaultAWS(), "prefixes": {PrefixDelegation: true, WarmPrefix: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := startLab(t, managedSpec(managedPolicy(t, nil)), p, func(s *eni.Settings) { s.FollowGroups = true })
+			n := startLab(t, managedSpec(managedPolicy(t, nil)), p, func(s *labSetup) { s.FollowGroups = true })
 			n.owned(t, n.pods(t, 0, 20))
 			n.until(t, "it has grown", n.agree)
 			grown := len(n.Snapshot().Addresses)
@@ -107,12 +106,12 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 	for _, tt := range []struct {
 		action string // refused
 		policy ipam.Policy
-		tune   func(*eni.Settings)
+		tune   func(*labSetup)
 		serves int // pods that get an address
 		says   string
 	}{
-		{"DescribeRouteTables", ipam.Policy{WarmIP: 2}, func(s *eni.Settings) { s.SubnetTags = byTags }, 12, "routes differ"},
-		{"DescribeSecurityGroups", ipam.Policy{WarmIP: 2}, func(s *eni.Settings) { s.GroupTags = byTags }, 9, "no ENI is created"},
+		{"DescribeRouteTables", ipam.Policy{WarmIP: 2}, func(s *labSetup) { s.SubnetTags = byTags }, 12, "routes differ"},
+		{"DescribeSecurityGroups", ipam.Policy{WarmIP: 2}, func(s *labSetup) { s.GroupTags = byTags }, 9, "no ENI is created"},
 		{"AssignIpv6Addresses", ipam.Policy{Families: ipfamily.OnlyIPv6, WarmPrefix: 1, PrefixDelegation: true}, nil, 0, "get no more"},
 		{"AssignPrivateIpAddresses", ipam.Policy{WarmIP: 2}, nil, 0, "get no more"},
 		{"CreateNetworkInterface", ipam.Policy{WarmIP: 2}, nil, 9, "only the addresses of its present ENIs"},
@@ -125,7 +124,7 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 	} {
 		t.Run(tt.action, func(t *testing.T) {
 			if tt.tune == nil {
-				tt.tune = func(*eni.Settings) {}
+				tt.tune = func(*labSetup) {}
 			}
 			n := startLab(t, managedSpec(managedPolicy(t, managedSince6, "ec2:"+tt.action)), tt.policy, tt.tune)
 			if tt.serves > 0 {
