@@ -41,7 +41,7 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
 	defer n.podLinks.release(pod.HostIfName)
-	links, err := n.addPod(ctx, pod, s.config.Sysctls, n.heldByOthers)
+	links, err := n.addPod(ctx, pod, s.config.Sysctls, func(addr netip.Addr, link int) error { return n.foreign.held(n.kernel, addr, link) })
 	if err != nil {
 		if before == live {
 			n.podLinks.set(pod.HostIfName, unknown, wiring{})

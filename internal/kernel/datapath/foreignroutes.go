@@ -257,13 +257,13 @@ func (w *watcher) linkLost(index int, name string) (e Event) {
 	return e
 }
 
-// heldByOthers returns who has an address of a pod whose link was just made: the error is ErrAddressInUse if the node
-// delivers packets for the address to itself or by another link than the pod's.
-func (n *Node) heldByOthers(addr netip.Addr, index int) error {
-	if key, ok := n.foreign.to(addr, index); ok {
+// held returns ErrAddressInUse if the node delivers packets for an address to itself, or by another link than that of the
+// pod, which was just made.
+func (f *foreignRoutes) held(k *kernel, addr netip.Addr, index int) error {
+	if key, ok := f.to(addr, index); ok {
 		return fmt.Errorf("%w: %s leads to link %d by table %d", ErrAddressInUse, addr, key.link, key.table)
 	}
-	routes, err := n.main.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	routes, err := k.main.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
 		return nil // no route, or one that refuses: nobody has it
@@ -271,7 +271,7 @@ func (n *Node) heldByOthers(addr netip.Addr, index int) error {
 		return fmt.Errorf("look up the route to %s: %w", addr, err)
 	}
 	for _, r := range routes {
-		key, ok := n.foreignKey(r)
+		key, ok := k.foreignKey(r)
 		switch {
 		case r.Type == unix.RTN_LOCAL:
 			return fmt.Errorf("%w: a link of the node has %s", ErrAddressInUse, addr)

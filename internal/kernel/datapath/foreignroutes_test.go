@@ -136,6 +136,6 @@ func BenchmarkHeldByOthers(b *testing.B) {
 	}
 	addr := netip.MustParseAddr(podB)
 	for b.Loop() {
-		v.ok(v.node.heldByOthers(addr, 0))
+		v.ok(v.node.foreign.held(v.node.kernel, addr, 0))
 	}
 }

@@ -160,22 +160,32 @@ func shortList(list []string) string {
 // fresh looks at the addresses if another pod network has handed out or taken back some since the last look. ADDs call it
 // before they get an address.
 func (r *repairer) fresh(ctx context.Context) {
-	if r.foreign != nil && r.foreign.Changed() {
-		r.lookAtAddresses(ctx)
+	if r.foreign == nil || !r.foreign.Changed() {
+		return
+	}
+	r.looking.Lock()
+	defer r.looking.Unlock()
+	if r.foreign.Changed() { // not seen by another ADD meanwhile
+		_ = r.look(ctx)
 	}
 }
 
 // lookAtAddresses updates the conditions AddressesExclusive and SoleCNIPlugin, and withholds addresses that the node or
 // other software on it has from pods.
-func (r *repairer) lookAtAddresses(ctx context.Context) {
+func (r *repairer) lookAtAddresses(ctx context.Context) error {
 	r.looking.Lock()
 	defer r.looking.Unlock()
+	return r.look(ctx)
+}
+
+// look is lookAtAddresses with r.looking held.
+func (r *repairer) look(ctx context.Context) error {
 	have, cut, err := r.findAddresses(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
 			r.log.Warn("comparing the node's addresses with those for pods failed, will try again", "err", err)
 		}
-		return
+		return err
 	}
 	var all []netip.Addr
 	for _, a := range have {
@@ -185,6 +195,7 @@ func (r *repairer) lookAtAddresses(ctx context.Context) {
 	healthy, reason, message := addressCondition(have, cut, withheld)
 	r.conditions.set(ConditionExclusive, healthy, reason, message)
 	r.addresses.note(have, cut, withheld)
+	return nil
 }
 
 // findAddresses lists the addresses of the node and of other software on it, and the pods that share them. If configured,

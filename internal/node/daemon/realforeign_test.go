@@ -23,14 +23,15 @@ import (
 type otherNetworks struct {
 	*machine
 	dir     string // of the checkpoint
+	spaces  string // with links to network namespaces
 	configs []foreign.Config
 	runs    map[foreign.System]bool
 }
 
 func newOtherNetworks(t *testing.T, addrs int) *otherNetworks {
-	o := &otherNetworks{machine: newMachine(t, addrs), dir: t.TempDir(), runs: map[foreign.System]bool{}}
+	o := &otherNetworks{machine: newMachine(t, addrs), dir: t.TempDir(), spaces: t.TempDir(), runs: map[foreign.System]bool{}}
 	o.foreign = foreign.NewObserver(foreign.Options{
-		Checkpoints: o.dir, Netns: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
+		Checkpoints: o.dir, Netns: o.spaces, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		Configs: func() ([]foreign.Config, error) { return o.configs, nil },
 		Answers: func(context.Context) map[foreign.System]bool { return o.runs },
 	})
@@ -135,4 +136,32 @@ func TestAddressesOfOtherPodNetworks(t *testing.T) {
 		t.Errorf("after a restart a pod got %s, want 10.0.1.1", got)
 	}
 	s.conditions.want(t, ConditionExclusive, true, "")
+}
+
+// A pod of another network that gives itself all addresses of the node keeps nobody from getting them, except those that
+// the checkpoint of its daemon has.
+func TestClaimsOfPodsAreIgnored(t *testing.T) {
+	o := newOtherNetworks(t, 4) // 10.0.1.1 to 10.0.1.4
+	path, inPod := newSpace(t)
+	must(t, os.Symlink(path, filepath.Join(o.spaces, "greedy")))
+	must(t, os.WriteFile(filepath.Join(o.spaces, "unmounted"), nil, 0o600))
+	lo, err := inPod.LinkByName("lo")
+	must(t, err)
+	must(t, inPod.LinkSetUp(lo))
+	must(t, inPod.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: rtnl.IPNet(netip.MustParsePrefix("10.0.1.0/24")), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}))
+	o.remember(time.Now().Add(-time.Hour), "10.0.1.2", "192.0.2.1")
+	s := o.start(time.Nanosecond)
+	var got []string
+	for _, container := range []string{"a", "b", "c"} {
+		got = append(got, s.attached(t, container, mustSpace(t)).Lease.IPv4.String())
+	}
+	if want := "[10.0.1.1 10.0.1.3 10.0.1.4]"; fmt.Sprint(got) != want {
+		t.Errorf("pods got %v, want %s", got, want)
+	}
+	s.conditions.want(t, ConditionExclusive, false, "10.0.1.2 (Amazon VPC CNI, pod default/web-0)")
+	must(t, inPod.LinkSetDown(lo)) // with its routes
+	must(t, s.repairer.lookAtAddresses(t.Context()))
+	if got := s.attached(t, "d", mustSpace(t)).Lease.IPv4.String(); got != "10.0.1.2" {
+		t.Errorf("once its pod is gone a pod got %s, want 10.0.1.2", got)
+	}
 }

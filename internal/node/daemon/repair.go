@@ -121,7 +121,7 @@ func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due 
 		if look := e.Kind == datapath.AddressChanged; again || look {
 			again = r.drainEvents(ctx, events, r.clock.After(repairDebounce)) || again
 			if !again {
-				r.lookAtAddresses(ctx)
+				_ = r.lookAtAddresses(ctx) // it is repeated at the interval
 			}
 		}
 	case <-due:
@@ -203,8 +203,7 @@ func (r *repairer) repair(ctx context.Context) (done bool) {
 	}
 	r.lookAtForwarding(ctx)
 	r.lookAtARP()
-	r.lookAtAddresses(ctx)
-	return err == nil
+	return r.lookAtAddresses(ctx) == nil && err == nil
 }
 
 // mayNeedUplink reports whether a pod or the source may be using an uplink. The source may not have

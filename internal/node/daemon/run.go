@@ -30,7 +30,10 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	}
 	d.conditions.set(ConditionDataPath, true, "SetUp", "")
 	if d.repairer != nil {
-		d.repairer.lookAtAddresses(ctx) // before the source may release an address that somebody has
+		// Before the source may assign or release an address that somebody has.
+		if err := d.repairer.lookAtAddresses(ctx); err != nil {
+			return fmt.Errorf("comparing the node's addresses with those for pods: %w", err)
+		}
 	}
 	wg.Go(func() {
 		if err := d.Source.Run(loops); err != nil && loops.Err() == nil {

@@ -176,7 +176,7 @@ var daemonSockets = map[string]System{"/coild.sock": Coil, "/cilium/cilium.sock"
 // answers looks at the sockets of the node.
 func answers(ctx context.Context) map[System]bool {
 	found := map[System]bool{}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", ipamdAddress); err == nil {
 		_ = conn.Close()
