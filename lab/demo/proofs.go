@@ -108,6 +108,8 @@ func proofsOf(o lab.Options) []proof {
 		all = clusterProofs
 	case ofPolicies(o):
 		all = policyProofs
+	case o.AmazonVPCCNI != "":
+		all = migrationProofs
 	case o.Egress:
 		all = egressProofs
 	case ofBranches(o):
