@@ -64,6 +64,13 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* Selector of the nodes of berthd. During a migration only nodes that have been moved. */}}
+{{- define "berth.nodeSelector" -}}
+{{- $selector := deepCopy .Values.daemon.nodeSelector -}}
+{{- if .Values.migration.from }}{{ $_ := set $selector "berth.dev/network" "berth" }}{{ end -}}
+{{- toYaml $selector -}}
+{{- end -}}
+
 {{/* Labels of an object, or of a program's object if NAME is given: list ROOT [NAME]. */}}
 {{- define "berth.labels" -}}
 {{- $root := index . 0 -}}

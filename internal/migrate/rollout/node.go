@@ -40,6 +40,8 @@ func (o *Options) node(d *Decision, n *Node) {
 		d.wait(n, who+" to be ready")
 	case !n.Ready:
 		d.wait(n, "the Node to be Ready")
+	case n.Tainted && o.Direction == Apply:
+		d.Actions = append(d.Actions, Action{Kind: Untaint, Node: n.Name, What: "lost the taint of the former system"})
 	case r.Cordoned && n.Cordoned:
 		d.Actions = append(d.Actions, Action{Kind: Uncordon, Node: n.Name, What: "new pods may come"})
 	case r.Cordoned:
@@ -89,17 +91,43 @@ func (o *Options) evict(d *Decision, n *Node, chosen func(Pod) bool) bool {
 			pods = append(pods, p)
 		}
 	}
-	if i := slices.IndexFunc(pods, func(p Pod) bool { return p.Unmanaged }); i >= 0 && !o.EvictUnmanaged {
-		d.Failed[n.Name] = fmt.Sprintf("pod %s/%s must be replaced, and no controller would create it again: delete it, or use --evict-unmanaged", pods[i].Namespace, pods[i].Name)
+	if why := o.unmanaged(pods); why != "" {
+		d.Failed[n.Name] = why
 		return true
 	}
 	for _, p := range pods {
+		if p.Ending {
+			continue
+		}
 		d.Actions = append(d.Actions, Action{Kind: Evict, Node: n.Name, Pod: p, What: fmt.Sprintf("evicted pod %s/%s", p.Namespace, p.Name)})
 	}
 	if len(pods) > 0 {
 		d.wait(n, fmt.Sprintf("%d pods to end", len(pods)))
 	}
 	return len(pods) > 0
+}
+
+// unmanaged returns why pods may not be evicted, or "".
+func (o *Options) unmanaged(pods []Pod) string {
+	i := slices.IndexFunc(pods, func(p Pod) bool { return p.Unmanaged && !p.Ending })
+	if i < 0 || o.EvictUnmanaged {
+		return ""
+	}
+	return fmt.Sprintf("pod %s/%s must be replaced, and no controller would create it again: delete it, or use --evict-unmanaged", pods[i].Namespace, pods[i].Name)
+}
+
+// Obstacles returns what keeps a node from being moved, as far as it is known without the node tool.
+func (o *Options) Obstacles(n *Node) (all []string) {
+	if n.Record.Direction != "" {
+		return nil
+	}
+	if why := o.unfit(n); why != "" {
+		all = append(all, why)
+	}
+	if why := o.unmanaged(n.Pods); why != "" && !o.InPlace {
+		all = append(all, why)
+	}
+	return all
 }
 
 // tool runs the node tool, and takes its result.
@@ -116,8 +144,8 @@ func (o *Options) tool(d *Decision, n *Node, verb string) {
 		d.wait(n, "berthctl migrate "+verb)
 		return
 	}
-	if why := t.failure(); why != "" {
-		d.Failed[n.Name] = "berthctl migrate " + verb + ": " + why
+	if why := t.Problems(); len(why) > 0 {
+		d.Failed[n.Name] = "berthctl migrate " + verb + ": " + strings.Join(why, "; ")
 		d.Actions = append(d.Actions, Action{Kind: DiscardTool, Node: n.Name})
 		return
 	}
@@ -127,7 +155,7 @@ func (o *Options) tool(d *Decision, n *Node, verb string) {
 		case Survey:
 			r.Surveyed = true
 		case Verify:
-			r.Verified = true
+			r.Verified, r.Replace = true, nil
 			what = "moved and verified"
 		case string(Finish):
 			r.Finished = true
@@ -144,21 +172,20 @@ func (o *Options) tool(d *Decision, n *Node, verb string) {
 	d.Actions = append(d.Actions, write(n, r, what), Action{Kind: DiscardTool, Node: n.Name})
 }
 
-// failure returns why a run of the node tool did not do what it should, or "".
-func (t *Tool) failure() string {
+// Problems returns why a run of the node tool did not do what it should.
+func (t *Tool) Problems() (all []string) {
 	switch {
 	case t.Err != "":
-		return t.Err
+		return []string{t.Err}
 	case t.Verb == Survey && t.Plan == nil, t.Verb != Survey && t.Report == nil:
-		return "its answer is not of this command"
+		return []string{"its answer is not of this command"}
 	case t.Verb == Survey:
-		var all []string
 		for _, o := range t.Plan.Blocked() {
 			all = append(all, o.What+": "+o.Remedy)
 		}
-		return strings.Join(all, "; ")
+		return all
 	default:
-		return strings.Join(t.Report.Problems, "; ")
+		return t.Report.Problems
 	}
 }
 

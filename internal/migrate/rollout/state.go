@@ -4,10 +4,11 @@
 // A node is served by the former system while it has no label, by nobody while the label is Moving, and by Berth while it
 // is Serving. The DaemonSets of both systems select nodes by it, so both never run on a node, whenever the tool is killed.
 //
-//	state.go  what is observed and recorded
-//	next.go   what to do next
-//	node.go   the steps of one node
-//	run.go    the loop
+//	state.go     what is observed and recorded
+//	next.go      what to do next
+//	node.go      the steps of one node
+//	run.go       the loop
+//	affinity.go  the requirement on nodes that keeps the two DaemonSets apart
 package rollout
 
 import (
@@ -68,6 +69,7 @@ type Node struct {
 	Label    string // value of Label
 	Ready    bool
 	Cordoned bool
+	Tainted  bool // by the former system's controllers, because its daemon does not run
 	Former   Daemon
 	Berthd   Daemon
 	// FormerControls and BerthControls are set while a controller of the cluster manages the node's addresses.
@@ -85,6 +87,8 @@ type Pod struct {
 	Bound bool
 	// Unmanaged is set if no controller creates it again.
 	Unmanaged bool
+	// Ending is set once it is being deleted. It holds its address until it is gone.
+	Ending bool
 }
 
 // Tool is a run of the node tool.
@@ -149,4 +153,23 @@ func (n *Node) done(d Direction) bool {
 // involved reports whether the node is, or was, the former system's.
 func (n *Node) involved() bool {
 	return n.Former != Absent || n.Label != "" || n.Record.Direction != ""
+}
+
+// Describe returns the state of a node for people, or "" if the migration does not concern it.
+func Describe(n *Node) string {
+	switch {
+	case n.Record.Finished:
+		return "finished"
+	case n.done(Apply):
+		return "moved"
+	case n.Record.Direction == Apply:
+		return "moving"
+	case n.Record.Direction == Rollback:
+		return "moving back"
+	case n.Label != "":
+		return "labelled by others"
+	case n.Former != Absent:
+		return "to be moved"
+	}
+	return ""
 }
