@@ -26,9 +26,11 @@ type former struct {
 	verbs     []string
 	// tool returns the container that does the node tool's work on a node. Its verbs are those of the table.
 	tool   func(m *migration, verb string) (toolPod, error)
+	dump   bool // the node tool needs a dump of etcd, which has the owners of addresses
 	silent bool // the tool is the former system's own program, which prints no report
 	// controls is the path of the objects, named after Nodes, by which its operator manages nodes; may be empty.
 	controls string
+	taint    string   // key of the taint of Nodes without its daemon; may be empty
 	notes    []string // what plan says besides
 }
 
@@ -40,7 +42,11 @@ var formers = []former{
 	},
 	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl},
 	{
-		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply)}, tool: (*migration).ciliumCleanup, silent: true, controls: ciliumNodesPath,
+		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, dump: true,
+		notes: []string{"Make a new dump of etcd for each call: a pod that was created since the last one is unknown, and is replaced."},
+	},
+	{
+		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply)}, tool: (*migration).ciliumCleanup, silent: true, controls: ciliumNodesPath, taint: "node.cilium.io/agent-not-ready",
 		notes: []string{
 			"Every pod of a node is replaced: running pods cannot keep their addresses, because their links belong to Cilium's eBPF data path.",
 			"CiliumNode objects of moved nodes are deleted. Cilium creates them again at a rollback, from its configuration: save those that were edited by hand.",
@@ -69,6 +75,7 @@ type migrateFlags struct {
 	evictUnmanaged bool
 	daemonSet      string
 	image          string
+	etcdDump       string
 	out            output
 }
 
@@ -102,10 +109,13 @@ verify checks that each pod's address has exactly one owner, and exits with 2 ot
 			}
 			return starting(slices.Clone(verbs), typed)
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			m, err := p.migration(cmd, args[0], &f)
 			if err != nil {
 				return err
+			}
+			if m.from.dump && (args[1] == "plan" || args[1] == "verify") {
+				defer func() { err = errors.Join(err, m.deleteConfig(context.WithoutCancel(cmd.Context()), dumpName)) }()
 			}
 			switch args[1] {
 			case "plan":
@@ -126,6 +136,7 @@ verify checks that each pod's address has exactly one owner, and exits with 2 ot
 	flags.BoolVar(&f.evictUnmanaged, "evict-unmanaged", false, "also evict pods that no controller creates again")
 	flags.StringVar(&f.daemonSet, "daemonset", "", "namespace and name of the former network's DaemonSet, if not the usual one")
 	flags.StringVar(&f.image, "image", "", "image of the pods on the nodes, if not that of berthd")
+	flags.StringVar(&f.etcdDump, "etcd-dump", "", "coil-v1: file with the output of etcdctl get PREFIX --prefix -w json")
 	f.out.register(cmd)
 	cmd.AddCommand(newManifests())
 	return cmd
@@ -161,8 +172,13 @@ func (p *program) migration(cmd *cobra.Command, from string, f *migrateFlags) (*
 	if m.namespace, m.name, ok = strings.Cut(of, "/"); !ok || m.namespace == "" || m.name == "" || strings.Contains(m.name, "/") {
 		return nil, fmt.Errorf("--daemonset is %q: expected NAMESPACE/NAME", of)
 	}
+	if m.from.dump != (f.etcdDump != "") {
+		return nil, fmt.Errorf("--etcd-dump is %q: expected a file with %s, and none with other networks", f.etcdDump, migrate.CoilV1)
+	}
 	var err error
-	m.api, err = p.reach(cmd.Context())
+	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.dump {
+		err = m.storeDump(cmd.Context(), f.etcdDump)
+	}
 	return m, err
 }
 

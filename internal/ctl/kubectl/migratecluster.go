@@ -109,6 +109,7 @@ func (m *migration) observe(ctx context.Context, everyPod bool) (s *seen, err er
 		n := rollout.Node{
 			Name: k.Name, Label: k.Labels[rollout.Label], Ready: isReady(k), Cordoned: k.Spec.Unschedulable,
 			Former: cmp.Or(former[k.Name], rollout.Absent), Berthd: cmp.Or(berthd[k.Name], rollout.Absent),
+			Tainted:        slices.ContainsFunc(k.Spec.Taints, m.isTaint),
 			FormerControls: formerControls[k.Name], BerthControls: berthControls[k.Name],
 		}
 		if s.config != nil {
@@ -280,7 +281,7 @@ func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 	case rollout.DeleteFormer:
 		return gone(m.api.rest.Delete().AbsPath(daemonSetPath(m.namespace, m.name)).Do(ctx).Error())
 	case rollout.End:
-		return gone(m.api.rest.Delete().AbsPath(m.configPath()).Do(ctx).Error())
+		return errors.Join(m.deleteConfig(ctx, dumpName), m.deleteConfig(ctx, progressName))
 	case rollout.Write:
 		return m.writeRecord(ctx, a.Node, a.Record)
 	case rollout.SetLabel:
@@ -291,6 +292,8 @@ func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 		return m.patchNode(ctx, a.Node, map[string]any{"metadata": map[string]any{"labels": map[string]any{rollout.Label: value}}})
 	case rollout.Cordon, rollout.Uncordon:
 		return m.patchNode(ctx, a.Node, map[string]any{"spec": map[string]any{"unschedulable": a.Kind == rollout.Cordon}})
+	case rollout.Untaint:
+		return m.untaint(ctx, a.Node)
 	case rollout.Evict:
 		return m.evict(ctx, a.Pod)
 	case rollout.Fence:
@@ -305,6 +308,10 @@ func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 		return gone(m.api.rest.Delete().AbsPath(m.in("pods")+join(toolName(a.Node))).Param("gracePeriodSeconds", "0").Do(ctx).Error())
 	}
 	return fmt.Errorf("action %q is unknown", a.Kind)
+}
+
+func (m *migration) deleteConfig(ctx context.Context, name string) error {
+	return gone(m.api.rest.Delete().AbsPath(m.in("configmaps") + join(name)).Do(ctx).Error())
 }
 
 // gone is the error of a deletion, of which nothing is left to do for what does not exist.
@@ -343,7 +350,11 @@ func (m *migration) patchFormer(ctx context.Context, confine bool) error {
 	}
 	to := original{}
 	if confine {
+		was := s.progress.Original
 		s.progress.Original = &s.former.original
+		if was != nil && same(s.former.original.UpdateStrategy, onDelete) { // only the affinity was set again
+			s.progress.Original.UpdateStrategy = was.UpdateStrategy
+		}
 		if err := m.writeProgress(ctx, s, progressKey, s.progress); err != nil {
 			return err
 		}
@@ -351,7 +362,7 @@ func (m *migration) patchFormer(ctx context.Context, confine bool) error {
 		if to.Affinity, err = rollout.Away(s.former.original.Affinity); err != nil {
 			return fmt.Errorf("DaemonSet %s: %w", s.Former.Name, err)
 		}
-		to.UpdateStrategy = json.RawMessage(`{"type":"OnDelete"}`)
+		to.UpdateStrategy = onDelete
 	} else if s.progress.Original != nil {
 		to = *s.progress.Original
 	}
@@ -376,6 +387,9 @@ func (m *migration) patchFormer(ctx context.Context, confine bool) error {
 	}
 	return m.api.rest.Patch(types.JSONPatchType).AbsPath(daemonSetPath(m.namespace, m.name)).Body(body).Do(ctx).Error()
 }
+
+// onDelete is the update strategy of a DaemonSet whose pods are not restarted by a change of its template.
+var onDelete = json.RawMessage(`{"type":"OnDelete"}`)
 
 func (m *migration) writeRecord(ctx context.Context, node string, r rollout.Record) error {
 	s := &seen{}
@@ -414,6 +428,18 @@ func (m *migration) patchNode(ctx context.Context, node string, change map[strin
 		return err
 	}
 	return m.api.rest.Patch(types.MergePatchType).AbsPath(nodesPath + join(node)).Body(body).Do(ctx).Error()
+}
+
+func (m *migration) isTaint(t corev1.Taint) bool { return m.from.taint != "" && t.Key == m.from.taint }
+
+// untaint removes the former system's taint of a Node, and no other.
+func (m *migration) untaint(ctx context.Context, node string) error {
+	var k corev1.Node
+	if err := into(ctx, m.api.rest.Get().AbsPath(nodesPath+join(node)), &k); err != nil {
+		return err
+	}
+	left := slices.DeleteFunc(slices.Clone(k.Spec.Taints), m.isTaint)
+	return m.patchNode(ctx, node, map[string]any{"metadata": map[string]any{"resourceVersion": k.ResourceVersion}, "spec": map[string]any{"taints": left}})
 }
 
 // send creates an object that may exist.

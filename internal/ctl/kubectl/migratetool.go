@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -110,7 +111,37 @@ func (m *migration) berthctl(verb string) (toolPod, error) {
 	t.mount("migrate-lib-cni", "/var/lib/cni", "/var/lib/cni")
 	t.mount("migrate-run", "/run", "/run", "/var/run")
 	t.hostPaths(&spec, of.VolumeMounts)
+	if m.from.dump {
+		t.volumes = append(t.volumes, corev1.Volume{Name: dumpName, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: dumpName}}}})
+		t.container.VolumeMounts = append(t.container.VolumeMounts, corev1.VolumeMount{Name: dumpName, MountPath: "/etc/berth-migration"})
+		t.container.Args = append(slices.Clone(t.container.Args), "--etcd-dump=/etc/berth-migration/"+dumpKey)
+	}
 	return t, nil
+}
+
+// The ConfigMap with the dump of etcd, in Berth's namespace.
+const (
+	dumpName = "berth-migration-etcd"
+	dumpKey  = "dump.json"
+	maxDump  = 1_000_000 // bytes: a ConfigMap has at most 1 MiB
+)
+
+// storeDump stores a dump of etcd for the pods of the node tool, in place of an earlier one.
+func (m *migration) storeDump(ctx context.Context, file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxDump {
+		return fmt.Errorf("--etcd-dump %s has %d bytes: expected at most %d, the size of a ConfigMap; run berthctl migrate %s on the nodes instead", file, len(text), maxDump, m.from.name)
+	}
+	if err := m.deleteConfig(ctx, dumpName); err != nil {
+		return fmt.Errorf("delete ConfigMap %s/%s: %w", m.daemons, dumpName, err)
+	}
+	return m.send(ctx, m.in("configmaps"), &corev1.ConfigMap{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: dumpName, Namespace: m.daemons, Labels: map[string]string{"app.kubernetes.io/part-of": "berth"}},
+		Data: map[string]string{dumpKey: string(text)},
+	})
 }
 
 // mount adds a folder of the node.

@@ -23,6 +23,7 @@ const (
 	Uncordon     Kind = "uncordon"      //
 	Evict        Kind = "evict"         // evict Pod
 	Fence        Kind = "fence"         // make the controllers of the leaving system forget the node; Value is the direction
+	Untaint      Kind = "untaint"       // remove the taint of the former system
 	StartTool    Kind = "start tool"    // run the node tool with the verb Value
 	DiscardTool  Kind = "discard tool"  // delete the node tool's pod
 )

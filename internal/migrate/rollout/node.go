@@ -40,6 +40,8 @@ func (o *Options) node(d *Decision, n *Node) {
 		d.wait(n, who+" to be ready")
 	case !n.Ready:
 		d.wait(n, "the Node to be Ready")
+	case n.Tainted && o.Direction == Apply:
+		d.Actions = append(d.Actions, Action{Kind: Untaint, Node: n.Name, What: "lost the taint of the former system"})
 	case r.Cordoned && n.Cordoned:
 		d.Actions = append(d.Actions, Action{Kind: Uncordon, Node: n.Name, What: "new pods may come"})
 	case r.Cordoned:

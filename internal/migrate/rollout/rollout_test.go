@@ -88,7 +88,10 @@ func (w *world) controllers() {
 			n.BerthControls = true
 		}
 		if n.Former == Ready && !w.inPlace {
-			n.FormerControls = true
+			n.FormerControls, n.Tainted = true, false
+		}
+		if n.Former == Present && n.FormerControls { // it is ending, or starts
+			n.Tainted = true
 		}
 	}
 	w.check()
@@ -164,6 +167,8 @@ func (w *world) onNode(n *Node, a Action) error {
 		n.Label = a.Value
 	case Cordon, Uncordon:
 		n.Cordoned = a.Kind == Cordon
+	case Untaint:
+		n.Tainted = false
 	case Fence:
 		n.FormerControls, n.BerthControls = false, false
 	case Evict:
@@ -297,7 +302,7 @@ func (w *world) atEnd(t *testing.T, back bool) {
 		want = Absent
 	}
 	for _, n := range w.Nodes {
-		if n.Berthd != want || n.Cordoned || n.Tool != nil || back && (n.Label != "" || n.Former != Ready || !cmp.Equal(n.Record, Record{})) {
+		if n.Berthd != want || n.Cordoned || n.Tainted || n.Tool != nil || back && (n.Label != "" || n.Former != Ready || !cmp.Equal(n.Record, Record{})) {
 			t.Errorf("at the end: %+v", n)
 		}
 		if !back && !n.done(Apply) {

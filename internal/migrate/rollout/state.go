@@ -69,6 +69,7 @@ type Node struct {
 	Label    string // value of Label
 	Ready    bool
 	Cordoned bool
+	Tainted  bool // by the former system's controllers, because its daemon does not run
 	Former   Daemon
 	Berthd   Daemon
 	// FormerControls and BerthControls are set while a controller of the cluster manages the node's addresses.
