@@ -240,7 +240,11 @@ func (tx transaction) change(have, want content) error {
 	if have.lists == nil || have.lists != want.lists {
 		return tx.differ(have.flat(), want.flat())
 	}
-	for _, name := range sorted(want.lists.sets, func(_ string, s set) bool { return tx.changes(s) }) {
+	var changed []string
+	if len(tx.changed) > 0 {
+		changed = sorted(want.lists.sets, func(_ string, s set) bool { return tx.changes(s) })
+	}
+	for _, name := range changed {
 		if err := tx.changeSet(name, set{}, true, want.lists.sets[name]); err != nil {
 			return fmt.Errorf("encode set %s: %w", name, err)
 		}
