@@ -126,7 +126,7 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 		return fmt.Errorf("nftables: change table %s: %w", Name, err)
 	}
 	for name, alias := range tx.aliases {
-		if _, used := want.sets[name]; used {
+		if _, used := want.lists.sets[name]; used {
 			want.aliases[name] = alias
 		}
 	}
@@ -215,7 +215,7 @@ func (t *Table) Present() (bool, error) {
 	if there, err := all.There(conn); err != nil || !there {
 		return false, err
 	}
-	for _, c := range t.have.chains {
+	for _, c := range t.have.flat().chains {
 		all.Tag = c.text
 		if !all.Has(conn, c.Chain) {
 			return false, nil
@@ -237,6 +237,22 @@ type transaction struct {
 // change queues what leads from one content to another: first what is new, then what refers to it, at last the removal
 // of what nothing refers to any more.
 func (tx transaction) change(have, want content) error {
+	if have.lists == nil || have.lists != want.lists {
+		return tx.differ(have.flat(), want.flat())
+	}
+	var changed []string
+	if len(tx.changed) > 0 {
+		changed = sorted(want.lists.sets, func(_ string, s set) bool { return tx.changes(s) })
+	}
+	for _, name := range changed {
+		if err := tx.changeSet(name, set{}, true, want.lists.sets[name]); err != nil {
+			return fmt.Errorf("encode set %s: %w", name, err)
+		}
+	}
+	return tx.differ(have, want)
+}
+
+func (tx transaction) differ(have, want content) error {
 	newChains, oldChains := lacking(have.chains, want.chains), lacking(want.chains, have.chains)
 	for _, name := range newChains {
 		c := want.chains[name].Chain.Chain

@@ -53,8 +53,9 @@ func (t *Table) Compare(pods []netip.Addr, elements []Expected) error {
 		}
 		in[e.Element][e.Set] = e.Has
 	}
+	have := t.have.flat()
 	for e, expected := range in {
-		if err := t.compareElement(conn, e, expected); err != nil {
+		if err := have.compareElement(conn, e, expected); err != nil {
 			return err
 		}
 	}
@@ -63,10 +64,10 @@ func (t *Table) Compare(pods []netip.Addr, elements []Expected) error {
 
 // compareElement compares which sets have an element. Those that are not expected to have or to lack it are not looked at, and no
 // union with one of them.
-func (t *Table) compareElement(conn *netlink.Conn, e policy.Element, expected map[policy.SetID]bool) error {
+func (c content) compareElement(conn *netlink.Conn, e policy.Element, expected map[policy.SetID]bool) error {
 	found := map[policy.SetID]bool{}
-	for _, name := range sorted(t.have.sets, func(_ string, s set) bool { return len(s.ids) > 0 }) {
-		s := t.have.sets[name]
+	for _, name := range sorted(c.sets, func(_ string, s set) bool { return len(s.ids) > 0 }) {
+		s := c.sets[name]
 		key, ok := s.key(e)
 		known, want := 0, false
 		for _, id := range s.ids {
@@ -77,7 +78,7 @@ func (t *Table) compareElement(conn *netlink.Conn, e policy.Element, expected ma
 		if !ok || known < len(s.ids) {
 			continue
 		}
-		switch has, err := hasElement(conn, cmp.Or(t.have.aliases[name], name), key); {
+		switch has, err := hasElement(conn, cmp.Or(c.aliases[name], name), key); {
 		case err != nil:
 			return err
 		case has && !want:
@@ -100,8 +101,9 @@ func (t *Table) compareMaps(pods []netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range sorted(t.have.sets) {
-		s := t.have.sets[name]
+	sets := t.have.flat().sets
+	for _, name := range sorted(sets) {
+		s := sets[name]
 		if !s.kind.IsMap {
 			continue
 		}

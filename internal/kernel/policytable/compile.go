@@ -17,6 +17,7 @@ type compiler struct {
 	inside   *inside
 	own      *content // chains of base
 	unions   *unions
+	lists    *content // of pods
 	policies map[source]*compiled
 	pods     map[string]*judged // by the policies' IDs
 }
@@ -61,7 +62,7 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 		if len(pods) != 1 {
 			return content{}, fmt.Errorf("%d pods, expected the one whose network namespace it is", len(pods))
 		}
-		by, _, err := next.judged(pods[0].Policies, next.base.tunnels, k)
+		by, err := next.judged(pods[0].Policies, next.base.tunnels, k)
 		if err != nil {
 			return content{}, err
 		}
@@ -79,23 +80,27 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 	}
 	c.add(*next.own)
 	for _, p := range pods {
-		by, isNew, err := next.judged(p.Policies, len(p.Tunnels) > 0, k)
+		by, err := next.judged(p.Policies, len(p.Tunnels) > 0, k)
 		if err != nil {
 			return content{}, err
 		}
-		if isNew || k.inside != nil {
-			c.add(by.content)
-		}
 		c.addPod(p, by)
 	}
+	if next.lists = k.lists; next.lists == nil || !maps.Equal(next.pods, k.pods) {
+		lists := newContent(nil)
+		for _, by := range next.pods {
+			lists.add(by.content)
+		}
+		next.lists = &lists
+		k.unions.prune(lists)
+	}
+	c.lists = next.lists
 	*k = *next
-	k.unions.end(c)
 	return c, nil
 }
 
 // outgrew forgets what has unions with sets that have become too large.
 func (k *compiler) outgrew(sets map[policy.SetID]bool) {
-	maps.Copy(k.unions.big, sets)
 	ids := slices.Collect(maps.Keys(sets))
 	maps.DeleteFunc(k.pods, func(_ string, j *judged) bool { return j.inUnion(ids...) })
 	for _, one := range k.policies {
@@ -105,8 +110,8 @@ func (k *compiler) outgrew(sets map[policy.SetID]bool) {
 	}
 }
 
-// judged returns the chains of a pod with some policies, and whether no pod had the same before.
-func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compiler) (by *judged, isNew bool, err error) {
+// judged returns the chains of a pod with some policies.
+func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compiler) (by *judged, err error) {
 	var key []byte
 	for _, p := range policies {
 		from := source{p, tunnels}
@@ -121,25 +126,25 @@ func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compile
 		key = binary.NativeEndian.AppendUint64(key, one.id)
 	}
 	if by = k.pods[string(key)]; by != nil {
-		return by, false, nil
+		return by, nil
 	}
 	if by = last.pods[string(key)]; by == nil {
 		by = &judged{content: newContent(k.unions), jumps: map[*policy.Policy]bool{}}
 		for i, w := range (source{tunnels: tunnels}).ways() {
 			if by.first[i], by.rest[i], err = by.addTiers(w, policies); err != nil {
-				return nil, false, err
+				return nil, err
 			}
 		}
 		for p := range by.jumps {
 			one := k.policies[source{p, tunnels}]
 			if err := one.compile(source{p, tunnels}, k.unions); err != nil {
-				return nil, false, err
+				return nil, err
 			}
 			by.add(*one.content)
 		}
 	}
 	k.pods[string(key)] = by
-	return by, true, nil
+	return by, nil
 }
 
 // compile makes the chains of a policy, unless it has them.

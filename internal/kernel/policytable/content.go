@@ -39,10 +39,13 @@ type content struct {
 	counters map[string]Refused // without Packets
 	unions   *unions            // while it is compiled; nil: sets are not merged
 	aliases  map[string]string  // names of sets in the kernel, if they are others
+	// lists is what follows from the lists of policies that pods have, and not from the pods. While it is the same pointer, nothing in
+	// it has changed but elements of policies' sets.
+	lists *content
 }
 
 func newContent(u *unions) content {
-	return content{map[string]*chain{}, map[string]set{}, map[string]Refused{}, u, map[string]string{}}
+	return content{chains: map[string]*chain{}, sets: map[string]set{}, counters: map[string]Refused{}, unions: u, aliases: map[string]string{}}
 }
 
 // add adds what another content has.
@@ -50,6 +53,18 @@ func (c *content) add(other content) {
 	maps.Copy(c.chains, other.chains)
 	maps.Copy(c.sets, other.sets)
 	maps.Copy(c.counters, other.counters)
+}
+
+// flat is a content with what its lists have.
+func (c content) flat() content {
+	if c.lists == nil {
+		return c
+	}
+	all := newContent(nil)
+	all.add(c)
+	all.add(*c.lists)
+	all.aliases = c.aliases
+	return all
 }
 
 // chain is a chain that is identified by its text.

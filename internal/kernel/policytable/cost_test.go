@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
+// The cost of a pod that comes, and of one that goes, on a node with 250 pods and 200 policies.
 func BenchmarkSet(b *testing.B) {
 	w := newWorld(b, nil)
 	for _, shape := range []struct{ peers, ports, each int }{{1, 2, 100}, {5, 5, 100}, {20, 20, 20}} {

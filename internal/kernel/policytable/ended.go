@@ -132,11 +132,12 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 		}
 		if key := c.reverse().encode(); !had[string(key)] {
 			e := nftables.SetElement{Key: key}
-			t.note(family, key, endedFor)
+			lasts := endedFor
 			if c.Protocol == unix.IPPROTO_UDP {
-				e.Timeout = endedUDPFor
-				t.note(family, key, endedUDPFor)
+				lasts = endedUDPFor
+				e.Timeout = lasts
 			}
+			t.note(family, key, lasts)
 			come = append(come, e)
 		}
 	}

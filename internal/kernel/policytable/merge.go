@@ -40,9 +40,9 @@ func newUnions() *unions {
 // begin begins an Apply.
 func (u *unions) begin(elements Elements) { u.elements, u.sizes = elements, map[policy.SetID]int{} }
 
-// end forgets the unions and the large sets that the table does not have any more.
-func (u *unions) end(c content) {
-	u.elements, u.sizes, u.room = nil, nil, mostInUnions
+// prune forgets the unions and the large sets that the table does not have any more.
+func (u *unions) prune(c content) {
+	u.room = mostInUnions
 	named := map[policy.SetID]bool{}
 	for _, s := range c.sets {
 		for _, id := range s.ids {
@@ -112,7 +112,7 @@ func (u *unions) split(ids []policy.SetID) (name string, merged, alone []policy.
 // outgrown returns which sets in unions have become too large, of those that changed.
 func (u *unions) outgrown(in *content, elements Elements, changed policy.SetChanges) (list map[policy.SetID]bool) {
 	for id, change := range changed {
-		if len(change.Elements) == 0 || !in.inUnion(id) || count(elements, id) <= mostGrown {
+		if len(change.Elements) == 0 || !in.lists.inUnion(id) || count(elements, id) <= mostGrown {
 			continue
 		}
 		if list == nil {

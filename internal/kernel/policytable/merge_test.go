@@ -104,12 +104,12 @@ func TestPoliciesOfAPodAreMerged(t *testing.T) {
 		}
 	}
 	lookups := func() (rules, sets int) {
-		for name, c := range table.have.chains {
+		for name, c := range table.have.flat().chains {
 			if strings.HasPrefix(name, "tiers-") || strings.HasPrefix(name, "peers-") || strings.HasPrefix(name, "policy-") {
 				rules += len(c.Rules)
 			}
 		}
-		for _, s := range table.have.sets {
+		for _, s := range table.have.flat().sets {
 			if len(s.ids) > 0 {
 				sets++
 			}
@@ -178,7 +178,7 @@ func TestMergingHasLimits(t *testing.T) {
 	c, err := k.content([]Pod{{Policies: append(fifty()[:2], large)}, {Policies: []*policy.Policy{large}}}, base{})
 	must(t, err)
 	jumps, chains := 0, 0
-	for name, ch := range c.chains {
+	for name, ch := range c.lists.chains {
 		if strings.HasPrefix(name, "policy-") {
 			chains++
 		}
@@ -206,10 +206,10 @@ func TestMergingHasLimits(t *testing.T) {
 	c, err = k.content(pods, base{})
 	must(t, err)
 	rules, elements := 0, 0
-	for _, ch := range c.chains {
+	for _, ch := range c.lists.chains {
 		rules += len(ch.Rules)
 	}
-	for _, s := range c.sets {
+	for _, s := range c.lists.sets {
 		if len(s.ids) > 1 && s.family == unix.AF_INET {
 			elements += 900 * len(s.ids)
 		}
@@ -234,7 +234,7 @@ func TestPodsLeadToNoChains(t *testing.T) {
 		k := compiler{unions: u}
 		c, err := k.content(list, base{})
 		must(t, err)
-		for _, s := range c.sets {
+		for _, s := range c.flat().sets {
 			if s.verdict != 0 {
 				n += len(s.elements)
 			}

@@ -22,6 +22,10 @@ const mostAtOnce = 1 << 18
 // stage fills the new sets that policies name, if they are too large for one transaction with the rest. They have names of their own in the
 // kernel, since a table that is replaced may have sets of the same names.
 func (t *Table) stage(tx *transaction, have, want content) error {
+	if want.lists == have.lists {
+		return nil
+	}
+	have, want = have.flat(), want.flat()
 	var names []string
 	elements := 0
 	for _, name := range sorted(want.sets, func(name string, s set) bool {
