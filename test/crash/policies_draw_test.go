@@ -1,6 +1,7 @@
 package crash
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -50,7 +51,7 @@ func steadyPolicies() []*networkingv1.NetworkPolicy {
 type clusterPolicyKind struct{}
 
 var clusterPolicyFile = sync.OnceValues(func() ([]byte, error) {
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/network-policy-api").Output()
+	dir, err := exec.CommandContext(context.Background(), "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/network-policy-api").Output()
 	if err != nil {
 		return nil, fmt.Errorf("find the module of ClusterNetworkPolicy: %w", err)
 	}
