@@ -84,6 +84,9 @@ type followed struct {
 // start passes on the objects of the cache and all their changes from now on. It waits until the cache is known to be fresh: an
 // operator may have waited for long to lead, and without a watch since then.
 func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) error {
+	first := &oldestFirst{ResourceEventHandler: handler(
+		func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
+		func(o *networkingv1.NetworkPolicy) { f.deletePolicy(policy.Ref{Namespace: o.Namespace, Name: o.Name}) })}
 	for _, kind := range []struct {
 		name string
 		*watched.Kind
@@ -101,9 +104,7 @@ func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) er
 			})},
 		{"Namespaces", watched.Namespaces, handler(f.setNamespace, f.deleteNamespace)},
 		{"Pods", watched.PolicyPods, handler(f.setPod, f.deletePod)},
-		{"NetworkPolicies", networkPolicies, handler(
-			func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
-			func(o *networkingv1.NetworkPolicy) { f.deletePolicy(policy.Ref{Namespace: o.Namespace, Name: o.Name}) })},
+		{"NetworkPolicies", networkPolicies, first},
 	} {
 		informer, err := c.GetInformer(ctx, kind.Object)
 		if err != nil {
@@ -114,9 +115,6 @@ func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) er
 			return fmt.Errorf("follow %T for network policies: %T has no store", kind.Object, informer)
 		}
 		f.awaitFresh(ctx, kind.name, func(ctx context.Context) error { return api.Fresh(ctx, kind.Kind, shared.GetStore(), f.clock) })
-		if kind.Kind == networkPolicies {
-			f.load(ctx, shared.GetStore())
-		}
 		r, err := informer.AddEventHandler(kind.handler)
 		if err != nil {
 			return fmt.Errorf("follow %T for network policies: %w", kind.Object, err)
@@ -124,15 +122,18 @@ func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) er
 		f.mu.Lock()
 		f.passedOn = append(f.passedOn, r)
 		f.mu.Unlock()
+		f.await(ctx) // how many pods policies select counts, so all are known before there is a policy
 	}
+	first.pass()
+	f.feed.Loaded()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.unsynced = context.Cause(ctx)
 	return nil
 }
 
-// load passes on the policies that exist, the oldest first, once all pods were passed on: how much they select counts.
-func (f *follower) load(ctx context.Context, policies toolscache.Store) {
+// await waits until all objects that exist were passed on.
+func (f *follower) await(ctx context.Context) {
 	for f.passing() {
 		select {
 		case <-ctx.Done():
@@ -140,22 +141,9 @@ func (f *follower) load(ctx context.Context, policies toolscache.Store) {
 		case <-f.clock.After(loadEvery):
 		}
 	}
-	var all []*networkingv1.NetworkPolicy
-	for _, o := range policies.List() {
-		if p, is := o.(*networkingv1.NetworkPolicy); is {
-			all = append(all, p)
-		}
-	}
-	slices.SortFunc(all, func(a, b *networkingv1.NetworkPolicy) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	for _, p := range all {
-		f.setPolicy(p, compile.NetworkPolicy(p))
-	}
-	f.feed.Loaded()
 }
 
-// loadEvery is the interval at which load looks whether all pods were passed on.
+// loadEvery is the interval at which await looks.
 const loadEvery = 20 * time.Millisecond
 
 // passing reports whether objects that exist are still being passed on.
@@ -206,6 +194,51 @@ func (f *follower) serves() error {
 	}
 	_, err = f.optional.Read()
 	return err
+}
+
+// oldestFirst passes on the policies that exist at start in the order of their creation, so that the latest ones exceed a limit.
+type oldestFirst struct {
+	toolscache.ResourceEventHandler
+
+	mu   sync.Mutex // guards held, and is held while policies are passed on
+	held []*networkingv1.NetworkPolicy
+}
+
+// OnAdd implements toolscache.ResourceEventHandler.
+func (h *oldestFirst) OnAdd(o any, initial bool) {
+	if p, is := o.(*networkingv1.NetworkPolicy); is && initial {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.held = append(h.held, p)
+		return
+	}
+	h.pass()
+	h.ResourceEventHandler.OnAdd(o, initial)
+}
+
+// OnUpdate implements toolscache.ResourceEventHandler.
+func (h *oldestFirst) OnUpdate(before, now any) {
+	h.pass()
+	h.ResourceEventHandler.OnUpdate(before, now)
+}
+
+// OnDelete implements toolscache.ResourceEventHandler.
+func (h *oldestFirst) OnDelete(o any) {
+	h.pass()
+	h.ResourceEventHandler.OnDelete(o)
+}
+
+// pass passes on what is held, once the initial list is complete.
+func (h *oldestFirst) pass() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	slices.SortFunc(h.held, func(a, b *networkingv1.NetworkPolicy) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for _, p := range h.held {
+		h.ResourceEventHandler.OnAdd(p, true)
+	}
+	h.held = nil
 }
 
 // handler calls set for each new state of an object, and remove when it is deleted.

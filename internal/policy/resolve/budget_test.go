@@ -91,6 +91,9 @@ func TestMembersOfANamespacesPoliciesAreBounded(t *testing.T) {
 	addPods(10, 30)
 	r.SetPolicy(wide("shop", "two", 7, "b", "a"))
 	inForce("a grown cluster", append(others, "shop/one 0", "shop/same 0", "shop/three 0", "shop/two 0", "shop/two 1")...)
+	if problems := Refused(r, policy.Ref{Namespace: "shop", Name: "two"}); len(problems) > 0 {
+		t.Errorf("problems of a policy that is in force are %q after the cluster grew", problems)
+	}
 	for i := 10; i < 30; i++ {
 		r.DeletePod(types.NamespacedName{Namespace: "big", Name: fmt.Sprint(i)})
 	}
