@@ -3,6 +3,7 @@ package networkpolicy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -208,6 +209,35 @@ func TestServedNodesCallAgainSoon(t *testing.T) {
 			}
 		})
 	}
+}
+
+// While an ADD waits for the operator, the node calls it more often than it does otherwise: once another one leads, the ADD waits for
+// a few seconds at most.
+func TestADDsWaitShortlyForANewOperator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		one, _, _ := c.node("one", t.TempDir())
+		for i := range 10 {
+			c.server.Stop()
+			time.Sleep(2*time.Minute + time.Duration(i)*time.Second) //nolint:forbidigo // in a bubble
+			var began, came time.Time
+			p := running(fmt.Sprint("late-", i), fmt.Sprintf("10.0.0.%d", i+1))
+			done := make(chan error, 1)
+			go func() {
+				err := one.Known(t.Context(), p.PodName, p.UID)
+				came = time.Now()
+				done <- err
+			}()
+			time.Sleep(4 * time.Second) //nolint:forbidigo // in a bubble
+			c.start()
+			c.feed.SetPod(resolved(p.Name, "one"))
+			began = time.Now()
+			must(t, <-done)
+			if took := came.Sub(began); took > 2*soon {
+				t.Errorf("the ADD waited %s after the operator had come", took)
+			}
+		}
+	})
 }
 
 // briefOperator ends each call, perhaps after an update.

@@ -32,6 +32,7 @@ type calls struct {
 	said    uint64
 	last    uint64             // ID of an Assign
 	assigns map[uint64]*assign // that the operator has not accepted, of pods of the node
+	waiting int                // ADDs that wait for what the operator knows
 }
 
 // assign is an Assign that is sent until the operator accepts it.
@@ -181,6 +182,23 @@ func (c *calls) next(now time.Time) (list []*wire.FromNode, again time.Time) {
 	return list, again
 }
 
+// waits counts an ADD that waits for what the operator knows, until end is called.
+func (c *calls) waits() (end func()) {
+	add := func(n int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.waiting += n
+	}
+	add(1)
+	return func() { add(-1) }
+}
+
+func (c *calls) someWait() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting > 0
+}
+
 // Announce has those nodes enforce a pod's addresses whose pods allow it. The channel is closed once they do, or the operator
 // does not wait for them any longer. It is nil if there is nothing to wait for: the operator is not connected, and hears
 // of the addresses later, or the pod has none. The pod's node does not need it.
@@ -238,6 +256,9 @@ type follower struct {
 	known     func() []Pod
 }
 
+// soon is how often the operator is called while an ADD waits for it, at least.
+const soon = 2 * time.Second
+
 // run follows the operator until ctx ends.
 func (f follower) run(ctx context.Context) {
 	var failures retry.Backoff
@@ -253,9 +274,23 @@ func (f follower) run(ctx context.Context) {
 			f.Log.Warn("not connected to berth-operator for network policies, will try again; those in force stay", "err", err)
 		}
 		failures.Fail(f.Clock.Now(), retry.First, retry.Most)
+		f.sleep(ctx, failures.Until)
+	}
+}
+
+// sleep returns at a time, or sooner if an ADD waits for the operator, or when ctx ends.
+func (f follower) sleep(ctx context.Context, until time.Time) {
+	for ctx.Err() == nil {
+		left := until.Sub(f.Clock.Now())
+		if left <= 0 {
+			return
+		}
 		select {
-		case <-f.Clock.After(failures.Until.Sub(f.Clock.Now())):
+		case <-f.Clock.After(min(left, retry.Jitter(soon))):
 		case <-ctx.Done():
+		}
+		if f.calls.someWait() {
+			return
 		}
 	}
 }
