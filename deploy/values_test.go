@@ -224,3 +224,20 @@ func podOf(t *testing.T, o deploy.Objects, program string) corev1.PodSpec {
 	}
 	return one[appsv1.DaemonSet](t, o, "berthd").Spec.Template.Spec
 }
+
+// The annotation by which a pod gets an IAM role reaches the service account of the program that calls EC2.
+func TestServiceAccountsHaveAnnotations(t *testing.T) {
+	const key, arn = "eks.amazonaws.com/role-arn", "arn:aws:iam::123456789012:role/berth"
+	for mode, want := range map[string]struct{ value, account string }{
+		deploy.NodeMode:     {"daemon", "berthd"},
+		deploy.OperatorMode: {"operator", "berth-operator"},
+	} {
+		objects := rendered(t, mode, fmt.Sprintf("%s: {serviceAccount: {annotations: {%s: %q}}}", want.value, key, arn))
+		for _, o := range objects.Of("ServiceAccount") {
+			annotated := o.GetName() == want.account
+			if got := o.GetAnnotations()[key]; annotated != (got == arn) {
+				t.Errorf("mode %s: annotation of service account %s = %q", mode, o.GetName(), got)
+			}
+		}
+	}
+}

@@ -28,8 +28,18 @@ type podRole struct {
 	clock    *clock.Fake
 	audience string
 	token    string // the path of the projected token
+	sts      string // the lab's STS, which the client knows by the name of the region's
 	requests func() int
 	api      cloud.API
+}
+
+// RoundTrip implements http.RoundTripper: it leads requests to the region's STS to the lab's.
+func (p *podRole) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Host == "sts.lab-1.amazonaws.com" {
+		r = r.Clone(r.Context())
+		r.URL.Scheme, r.URL.Host = "http", strings.TrimPrefix(p.sts, "http://")
+	}
+	return http.DefaultTransport.RoundTrip(r)
 }
 
 // credentialLife is how long the lab's credentials live.
@@ -53,7 +63,7 @@ func newPodRole(t *testing.T, audience string, environ func(*podRole) *httpreply
 	p.requests = func() int { return len(front.Calls()) }
 	p.project("kube-system/berthd", time.Hour)
 	p.api = setup{Options{
-		EC2Endpoint: p.lab.EC2URL, IMDSEndpoint: p.lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), HTTPClient: calm,
+		EC2Endpoint: p.lab.EC2URL, IMDSEndpoint: p.lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), HTTPClient: &http.Client{Transport: p},
 	}, pace.Options{}}.client(t)
 	return p
 }
@@ -103,7 +113,7 @@ func TestRolesOfServiceAccounts(t *testing.T) {
 			check.OK(p, err)
 			p.Setenv("AWS_ROLE_ARN", "arn:aws:iam::"+p.lab.Cloud.Account()+":role/berthd")
 			p.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", p.token)
-			p.Setenv("AWS_ENDPOINT_URL_STS", url)
+			p.sts = url
 			return front
 		}},
 		{"Pod Identity", vpc.PodIdentityAudience, func(p *podRole) *httpreply.Front {
