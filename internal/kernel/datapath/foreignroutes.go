@@ -88,7 +88,7 @@ type foreignKey struct {
 // foreignRoutes are the routes of other software to single addresses.
 type foreignRoutes struct {
 	mu     sync.Mutex         // guards the fields below; never held during I/O
-	routes map[foreignKey]int // the protocol of each, as far as known
+	routes map[foreignKey]int // the protocol of each; nil unless watched
 	at     time.Time          // of the last reading
 	// watched means that events arrive, and complete that the routes were read since.
 	watched, complete bool
@@ -118,6 +118,9 @@ func (f *foreignRoutes) watch(watched bool) {
 	defer f.mu.Unlock()
 	f.watched, f.complete = watched, false
 	f.watches++
+	if !watched {
+		f.routes = nil // nobody keeps them up to date
+	}
 }
 
 // read reads the routes of all tables. It is never nil without an error.
@@ -141,7 +144,9 @@ func (f *foreignRoutes) read(k *kernel) (map[foreignKey]int, error) {
 	if f.readings == 0 {
 		f.late = nil
 	}
-	f.routes, f.complete, f.at = found, f.watched && f.watches == watches, time.Now()
+	if f.watched {
+		f.routes, f.complete, f.at = found, f.watches == watches, time.Now()
+	}
 	return maps.Clone(found), nil
 }
 

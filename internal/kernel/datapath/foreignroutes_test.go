@@ -82,7 +82,7 @@ func TestAddPodRefusesAddressesOfOthers(t *testing.T) {
 	}{
 		{"route in the main table", "ip route add " + podB + " dev eni1", "ip route del " + podB, false},
 		{"IPv6 route", "ip -6 route add " + podB6 + " dev eni1", "ip -6 route del " + podB6, false},
-		{"route in the table of pods", fmt.Sprintf("ip route add %s dev eni1 table %d", podB, PodTable), fmt.Sprintf("ip route del %s table %d", podB, PodTable), false},
+		{"route in the table of pods", fmt.Sprintf("ip route add %s dev eni1 metric 5 table %d", podB, PodTable), fmt.Sprintf("ip route del %s metric 5 table %d", podB, PodTable), false},
 		{"address of a link", "ip address add " + podB + "/32 dev eni1", "ip address del " + podB + "/32 dev eni1", false},
 		{"route in a table of which no rule tells", "ip route add " + podB + " dev eni1 table 116", "ip route del " + podB + " table 116", true},
 	} {

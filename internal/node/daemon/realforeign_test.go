@@ -148,7 +148,8 @@ func TestClaimsOfPodsAreIgnored(t *testing.T) {
 	lo, err := inPod.LinkByName("lo")
 	must(t, err)
 	must(t, inPod.LinkSetUp(lo))
-	must(t, inPod.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: rtnl.IPNet(netip.MustParsePrefix("10.0.1.0/24")), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}))
+	all := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: rtnl.IPNet(netip.MustParsePrefix("10.0.1.0/24")), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}
+	must(t, inPod.RouteAdd(all))
 	o.remember(time.Now().Add(-time.Hour), "10.0.1.2", "192.0.2.1")
 	s := o.start(time.Nanosecond)
 	var got []string
@@ -159,7 +160,7 @@ func TestClaimsOfPodsAreIgnored(t *testing.T) {
 		t.Errorf("pods got %v, want %s", got, want)
 	}
 	s.conditions.want(t, ConditionExclusive, false, "10.0.1.2 (Amazon VPC CNI, pod default/web-0)")
-	must(t, inPod.LinkSetDown(lo)) // with its routes
+	must(t, inPod.RouteDel(all))
 	must(t, s.repairer.lookAtAddresses(t.Context()))
 	if got := s.attached(t, "d", mustSpace(t)).Lease.IPv4.String(); got != "10.0.1.2" {
 		t.Errorf("once its pod is gone a pod got %s, want 10.0.1.2", got)
