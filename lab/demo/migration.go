@@ -21,6 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/vpccni"
@@ -61,7 +62,7 @@ func (m *migration) tool(ctx context.Context, into any, env []string, args ...st
 	n := m.node()
 	args = slices.Concat([]string{"migrate", migrate.AmazonVPCCNI}, args, []string{
 		"-o", "json", "--state-dir=" + n.StateDir(), "--cni-conf-dir=" + n.ConfDir(), "--cni-network=" + vpccni.Network,
-		"--ipamd-dir=" + m.ipamd.RunDir(), "--netns-dir=" + ns.Dir,
+		"--ipamd-dir=" + m.ipamd.RunDir(), "--cni-cache-dir=" + filepath.Join(n.Dir, "var", "lib", "cni"), "--netns-dir=" + ns.Dir,
 	})
 	var out, log bytes.Buffer
 	cmd := exec.CommandContext(ctx, filepath.Join(m.lab.BinDir, "berthctl"), args...)
@@ -145,6 +146,17 @@ func migrationPlan(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%d pods to adopt; apply is refused while ipamd runs", len(p.Pods))
 }
 
+// uidsKnown checks that the records of adopted pods have their UIDs, without which network policies do not apply.
+func (m *migration) uidsKnown() {
+	records, _, err := attachment.Peek(filepath.Join(m.node().StateDir(), "attachments"), m.node().InstanceID)
+	check(err)
+	for _, r := range records {
+		if p := must(m.node().Pod(strings.TrimSuffix(r.Pod.Name, "-"+m.node().Name))); r.Pod.UID != p.UID {
+			fail("the record of %s has UID %q, expected %q", r.Pod.Name, r.Pod.UID, p.UID)
+		}
+	}
+}
+
 // far is the pod on the other node.
 func (s *stage) far() netip.Addr { return must(s.nodes[1].Pod("far")).Addr() }
 
@@ -171,6 +183,7 @@ func migrateThere(ctx context.Context, s *stage) string {
 		began := time.Now()
 		r := m.report(ctx, "apply")
 		took := time.Since(began)
+		m.uidsKnown()
 		checkf(attempt(func() { t.flow(ctx) }), "after apply, before berthd starts")
 		check(errors.Join(m.node().Start(), m.node().WaitReady(ctx)))
 		checkf(attempt(func() { t.flow(ctx) }), "after berthd started")
