@@ -14,8 +14,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/vpccni"
@@ -56,7 +62,7 @@ func (m *migration) tool(ctx context.Context, into any, env []string, args ...st
 	n := m.node()
 	args = slices.Concat([]string{"migrate", migrate.AmazonVPCCNI}, args, []string{
 		"-o", "json", "--state-dir=" + n.StateDir(), "--cni-conf-dir=" + n.ConfDir(), "--cni-network=" + vpccni.Network,
-		"--ipamd-dir=" + m.ipamd.RunDir(), "--netns-dir=" + ns.Dir,
+		"--ipamd-dir=" + m.ipamd.RunDir(), "--cni-cache-dir=" + filepath.Join(n.Dir, "var", "lib", "cni"), "--netns-dir=" + ns.Dir,
 	})
 	var out, log bytes.Buffer
 	cmd := exec.CommandContext(ctx, filepath.Join(m.lab.BinDir, "berthctl"), args...)
@@ -110,12 +116,8 @@ func formerPods(ctx context.Context, s *stage) string {
 	berth := s.nodes[1]
 	check(errors.Join(berth.Start(), berth.WaitReady(ctx)))
 	must(berth.AddPod(ctx, "far", node.PodOptions{}))
-	tables := map[int]bool{}
 	for i := range s.pods {
 		must(m.node().AddPod(ctx, fmt.Sprintf("old-%d", i), node.PodOptions{}))
-	}
-	for _, p := range m.plan(ctx).Pods {
-		tables[len(p.Uplink)] = true
 	}
 	enis := map[string]bool{}
 	for _, p := range m.plan(ctx).Pods {
@@ -144,6 +146,17 @@ func migrationPlan(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%d pods to adopt; apply is refused while ipamd runs", len(p.Pods))
 }
 
+// uidsKnown checks that the records of adopted pods have their UIDs, without which network policies do not apply.
+func (m *migration) uidsKnown() {
+	records, _, err := attachment.Peek(filepath.Join(m.node().StateDir(), "attachments"), m.node().InstanceID)
+	check(err)
+	for _, r := range records {
+		if p := must(m.node().Pod(strings.TrimSuffix(r.Pod.Name, "-"+m.node().Name))); r.Pod.UID != p.UID {
+			fail("the record of %s has UID %q, expected %q", r.Pod.Name, r.Pod.UID, p.UID)
+		}
+	}
+}
+
 // far is the pod on the other node.
 func (s *stage) far() netip.Addr { return must(s.nodes[1].Pod("far")).Addr() }
 
@@ -170,6 +183,7 @@ func migrateThere(ctx context.Context, s *stage) string {
 		began := time.Now()
 		r := m.report(ctx, "apply")
 		took := time.Since(began)
+		m.uidsKnown()
 		checkf(attempt(func() { t.flow(ctx) }), "after apply, before berthd starts")
 		check(errors.Join(m.node().Start(), m.node().WaitReady(ctx)))
 		checkf(attempt(func() { t.flow(ctx) }), "after berthd started")
@@ -234,8 +248,8 @@ var toolFailpoints = map[string][]string{
 		"adopt.rules.after@2", "adopt.routes.after@3", "migrate.adopted.after",
 	},
 	"rollback": {
-		"rollback.staged.after", "rollback.tables.after", "giveback.record.after", "giveback.routes.after@2", "giveback.rules.after@2",
-		"giveback.rename.after@3", "giveback.clean.after@3", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after",
+		"rollback.staged.after", "rollback.tables.after", "giveback.record.after", "giveback.routes.after@2", "giveback.rules.after",
+		"giveback.rename.after", "giveback.clean.after@2", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after",
 	},
 }
 
@@ -280,6 +294,61 @@ func migrateFinish(ctx context.Context, s *stage) string {
 			fail("a second finish changed: %s", strings.Join(again.Changed, "; "))
 		}
 		m.verify(ctx, s.far())
+		check(m.formerLeft())
 		return fmt.Sprintf("%d objects removed", len(r.Changed))
 	})
+}
+
+// formerLeft returns an error that names what the Amazon VPC CNI left on the node. Berth's rules and routes have its
+// protocol number, and the kernel's own have other ones.
+func (m *migration) formerLeft() error {
+	var left []string
+	err := ns.Do(m.node().Netns, func() error {
+		rules, err := netlink.RuleList(netlink.FAMILY_V4)
+		if err != nil {
+			return err
+		}
+		for _, r := range rules {
+			if r.Protocol != datapath.Protocol && r.Protocol != unix.RTPROT_KERNEL {
+				left = append(left, r.String())
+			}
+		}
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
+			host := r.Dst != nil && r.Table == unix.RT_TABLE_MAIN && slices.ContainsFunc(m.node().Pods(), func(p *node.Pod) bool { return r.Dst.IP.Equal(p.Addr().AsSlice()) })
+			if host || r.Table > 0 && r.Table < 100 {
+				left = append(left, r.String())
+			}
+		}
+		conn, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		chains, err := conn.ListChains()
+		if err != nil {
+			return err
+		}
+		for _, c := range chains {
+			rules, err := conn.GetRules(c.Table, c)
+			if err != nil {
+				return err
+			}
+			// Nothing else makes rules in these tables here.
+			if strings.HasPrefix(c.Name, "AWS") || c.Table.Name == "aws-cni" || slices.Contains([]string{"nat", "mangle"}, c.Table.Name) && len(rules) > 0 {
+				left = append(left, fmt.Sprintf("chain %s of table %s with %d rules", c.Name, c.Table.Name, len(rules)))
+			}
+		}
+		return nil
+	})
+	for _, pattern := range []string{filepath.Join(m.ipamd.RunDir(), "*"), m.ipamd.Configuration() + "*"} {
+		files, _ := filepath.Glob(pattern)
+		left = append(left, files...)
+	}
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("the Amazon VPC CNI left: %s", strings.Join(left, "; "))
+	}
+	return err
 }

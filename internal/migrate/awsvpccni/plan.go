@@ -99,7 +99,7 @@ func (s survey) podOf(a foreign.Allocation) (pod, link) {
 	}
 	p.adopt = adopt.Pod{
 		Key:   attachment.Key{Network: s.network, ContainerID: a.ContainerID, IfName: a.IfName},
-		Pod:   attachment.Pod{Namespace: a.Metadata.Namespace, Name: a.Metadata.Pod},
+		Pod:   attachment.Pod{Namespace: a.Metadata.Namespace, Name: a.Metadata.Pod, UID: s.uids[a.ContainerID]},
 		Lease: lease, Netns: l.netns, Former: former,
 	}
 	return p, l
@@ -170,6 +170,9 @@ func (s survey) obstacles() (list []migrate.Obstacle) {
 	if s.cards {
 		add(false, "ipamd has checkpoints of further network cards", "Pods with interfaces on several network cards are replaced.")
 	}
+	if n := s.withoutUID(); s.policies && n > 0 {
+		add(false, fmt.Sprintf("the UIDs of %d pods are unknown, as the container runtime's cache (--cni-cache-dir) has no entry for them", n), "Network policies do not apply to these pods until they are replaced.")
+	}
 	for i, x := range s.links {
 		for _, y := range s.links[:i] {
 			for _, a := range x.addresses {
@@ -180,4 +183,14 @@ func (s survey) obstacles() (list []migrate.Obstacle) {
 		}
 	}
 	return list
+}
+
+// withoutUID counts the pods to adopt whose UID is unknown.
+func (s survey) withoutUID() (n int) {
+	for _, p := range s.pods() {
+		if p.Fate == migrate.Adopt && p.adopt.Pod.UID == "" {
+			n++
+		}
+	}
+	return n
 }

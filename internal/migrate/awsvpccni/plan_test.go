@@ -143,6 +143,7 @@ func TestObstacles(t *testing.T) {
 	}{
 		"damaged records": {func(s *survey) { s.quarantine = 1 }, "damaged", true},
 		"host ports":      {func(s *survey) { s.hostPorts, s.network = true, "berth" }, "portmap", false},
+		"no UID":          {func(s *survey) { s.policies = true }, "UIDs of 4 pods", false},
 		"old kernel":      {func(s *survey) { s.kernel = version{6, 1} }, "Linux 6.1", false},
 		"address twice":   {func(s *survey) { s.links[0].addresses = s.links[1].addresses }, "both lead", true},
 	} {

@@ -85,7 +85,9 @@ type survey struct {
 	network    string // Berth's name in the CNI configuration
 	formerName string // the Amazon VPC CNI's
 	kernel     version
-	cards      bool // there are checkpoints of other network cards
+	cards      bool              // there are checkpoints of other network cards
+	uids       map[string]string // of pods, by container
+	policies   bool              // Berth enforces network policies
 }
 
 // version is that of the kernel.
@@ -165,7 +167,10 @@ func (n *Node) survey(ctx context.Context) (s survey, err error) {
 	if s.checkpoint, s.aside, s.unreadable, err = n.files.read(); err != nil {
 		return s, err
 	}
-	s.cards = n.files.otherCards()
+	s.cards, s.policies, s.uids = n.files.otherCards(), n.o.Config.NetworkPolicies, map[string]string{}
+	for _, a := range s.checkpoint.Allocations {
+		s.uids[a.ContainerID] = n.files.uid(a)
+	}
 	former, err := n.files.conflist()
 	if err != nil {
 		return s, err

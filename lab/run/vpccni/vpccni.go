@@ -4,6 +4,7 @@ package vpccni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,6 +13,10 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/proc"
 )
@@ -71,7 +76,7 @@ func New(o Options) (*Daemon, error) {
 	if err := os.Symlink(filepath.Join(o.Programs, PluginProgram), filepath.Join(o.Node.CNIBinDir(), Plugin)); err != nil {
 		return nil, err
 	}
-	if err := d.Configure(); err != nil {
+	if err := errors.Join(d.Configure(), ns.Do(o.Node.Netns, initialize)); err != nil {
 		return nil, err
 	}
 	o.Node.RunIn(Plugin, d.mounts)
@@ -84,6 +89,28 @@ func New(o Options) (*Daemon, error) {
 		return proc.Command{Path: unshare, Args: args, Env: d.environment(), Netns: o.Node.Netns}
 	})
 	return d, nil
+}
+
+// initialize sets sysctls of the node's network namespace, the calling thread's: forwarding, as container runtimes and
+// kubelets do, and loose reverse path filtering on the primary link, as the init container does.
+func initialize() error {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	i := slices.IndexFunc(routes, func(r netlink.Route) bool { return rtnl.RouteDst(r).Bits() == 0 })
+	if i < 0 {
+		return errors.New("the node has no default route")
+	}
+	link, err := netlink.LinkByIndex(routes[i].LinkIndex)
+	if err != nil {
+		return fmt.Errorf("find the primary link: %w", err)
+	}
+	var errs []error
+	for path, value := range map[string]string{"ip_forward": "1", "conf/" + link.Attrs().Name + "/rp_filter": "2"} {
+		errs = append(errs, os.WriteFile(filepath.Join("/proc/sys/net/ipv4", path), []byte(value), 0))
+	}
+	return errors.Join(errs...)
 }
 
 // RunDir is the node's directory of ipamd's socket and checkpoint, which ipamd sees as /var/run/aws-node.
