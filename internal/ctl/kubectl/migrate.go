@@ -32,6 +32,8 @@ type former struct {
 	controls string
 	taint    string   // key of the taint of Nodes without its daemon; may be empty
 	notes    []string // what plan says besides
+	// objects returns what moves its objects. dump is a file, or "". It is nil if there are none.
+	objects func(m *migration, dump string) (objectMover, error)
 }
 
 // formers are the systems that clusters are moved from.
@@ -40,9 +42,9 @@ var formers = []former{
 		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl,
 		notes: []string{"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended."},
 	},
-	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl},
+	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, objects: (*migration).coilObjects},
 	{
-		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, dump: true,
+		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, dump: true, objects: (*migration).coilObjects,
 		notes: []string{"Make a new dump of etcd for each call: a pod that was created since the last one is unknown, and is replaced."},
 	},
 	{
@@ -151,6 +153,7 @@ type migration struct {
 	name      string
 	image     string
 	clock     clock.Clock
+	objects   objectMover // nil: there are none
 	// As observed last.
 	formerSpec, berthdSpec corev1.PodSpec
 }
@@ -179,6 +182,9 @@ func (p *program) migration(cmd *cobra.Command, from string, f *migrateFlags) (*
 	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.dump {
 		err = m.storeDump(cmd.Context(), f.etcdDump)
 	}
+	if err == nil && m.from.objects != nil {
+		m.objects, err = m.from.objects(m, f.etcdDump)
+	}
 	return m, err
 }
 
@@ -194,16 +200,24 @@ func (m *migration) move(cmd *cobra.Command, d rollout.Direction, f *migrateFlag
 		Direction: d, InPlace: m.from.inPlace, Verbs: m.from.verbs, Nodes: f.nodes, MaxUnavailable: f.maxUnavailable, EvictUnmanaged: f.evictUnmanaged,
 	}
 	report := &Migration{From: m.from.name, Command: string(d), Log: []string{}, Nodes: []MovedNode{}}
-	err := rollout.Run(cmd.Context(), m, m.from.name, o, m.clock, func(node, what string) {
-		line := what
+	tell := func(lines ...string) {
+		for _, line := range lines {
+			line = view.Printable(line)
+			report.Log = append(report.Log, line)
+			if f.out == asTable || f.out == asWide {
+				fmt.Fprintln(cmd.OutOrStdout(), line)
+			}
+		}
+	}
+	changed, err := m.beforeNodes(cmd.Context(), d)
+	if tell(changed...); err != nil {
+		return err
+	}
+	err = rollout.Run(cmd.Context(), m, m.from.name, o, m.clock, func(node, what string) {
 		if node != "" {
-			line = node + ": " + what
+			what = node + ": " + what
 		}
-		line = view.Printable(line)
-		report.Log = append(report.Log, line)
-		if f.out == asTable || f.out == asWide {
-			fmt.Fprintln(cmd.OutOrStdout(), line)
-		}
+		tell(what)
 	})
 	if cmd.Context().Err() != nil {
 		return fmt.Errorf("interrupted: %w. The next call continues", err)
@@ -211,6 +225,10 @@ func (m *migration) move(cmd *cobra.Command, d rollout.Direction, f *migrateFlag
 	s, observed := m.Observe(cmd.Context())
 	if observed != nil {
 		return errors.Join(err, observed)
+	}
+	if err == nil {
+		changed, err = m.afterNodes(cmd.Context(), d, &s)
+		tell(changed...)
 	}
 	report.fill(&s)
 	if shown := f.out.show(cmd, report, report.write); shown != nil {
@@ -226,8 +244,9 @@ func newManifests() *cobra.Command {
 		Short: "Print Berth's objects in place of other networks' manifests",
 		Long: `Print Berth's objects in place of other networks' manifests. FILEs have YAML or JSON, - is
 standard input: ENIConfigs, SecurityGroupPolicies and Nodes of clusters with the Amazon VPC
-CNI; CiliumNodes and the ConfigMap cilium-config. Nothing is read from a cluster, and nothing is
-changed.
+CNI; CiliumNodes and the ConfigMap cilium-config; AddressPools, AddressBlocks and Egresses of
+Coil, and Namespaces and workloads with its annotations. Nothing is read from a cluster, and
+nothing is changed.
 
 Unknown kinds and fields are errors. Comments say what to do before the objects are applied,
 and which settings Berth has nothing for; then the command exits with 2.`,

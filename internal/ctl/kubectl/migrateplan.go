@@ -55,6 +55,15 @@ func (m *migration) plan(cmd *cobra.Command, f *migrateFlags) error {
 		}
 	}
 	plan := m.planned(s, f, tools)
+	if m.objects != nil {
+		p, err := m.objects.Plan(ctx)
+		if err != nil {
+			return err
+		}
+		plan.Notes = append(plan.Notes, p.Found...)
+		plan.Steps = append(slices.Clone(p.Steps[:1]), plan.Steps...)
+		plan.Obstacles = append(plan.Obstacles, p.Obstacles...)
+	}
 	return f.out.finish(cmd, plan, len(plan.Obstacles) > 0 || slices.ContainsFunc(plan.Nodes, func(n PlannedNode) bool { return len(n.Obstacle) > 0 }), plan.write)
 }
 

@@ -22,13 +22,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/coil/objects"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
-var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
+var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
 
 // DefaultNetwork is the network's name in the configuration that Coil's installer writes.
 const DefaultNetwork = "k8s-pod-network"
@@ -50,13 +51,7 @@ type Config struct {
 	CoilAddress net.Addr // at which coild answers
 
 	// Known are the pods of Coil v1 on this node, from a dump of its etcd; nil: Coil v2.
-	Known []Known
-}
-
-// Known is a pod of Coil v1.
-type Known struct {
-	Namespace, Name, Container, Pool string
-	Address                          netip.Addr
+	Known []objects.Known
 }
 
 func (c Config) from() string {
@@ -318,15 +313,22 @@ func (n *Node) settle(rec attachment.Record) (changed bool, err error) {
 	if err := failpoint.Hit("coil.settle.after"); err != nil {
 		return changed, err
 	}
-	did, gateways, err := n.removeAddresses(rec)
+	gateways, err := n.gatewaysOf(rec)
+	if err != nil {
+		return changed, err
+	}
+	did, err := n.insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
+	if changed = changed || did; err != nil {
+		return changed, err
+	}
+	if err := failpoint.Hit("coil.tidy.after"); err != nil {
+		return changed, err
+	}
+	did, err = n.removeAddresses(rec)
 	if changed = changed || did; err != nil {
 		return changed, fmt.Errorf("remove the addresses of %s: %w", rec.HostLink, err)
 	}
-	if err := failpoint.Hit("coil.addresses.after"); err != nil {
-		return changed, err
-	}
-	did, err = n.insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
-	return changed || did, err
+	return changed, failpoint.Hit("coil.addresses.after")
 }
 
 // removeTables removes Coil's routes of its tables. Those of pods went with the pods.

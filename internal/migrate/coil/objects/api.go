@@ -1,4 +1,4 @@
-package coil
+package objects
 
 import (
 	"cmp"

@@ -1,4 +1,10 @@
-package coil
+// Package objects moves Coil's objects in the Kubernetes API, and reads what Coil v1 keeps in etcd. Unlike package coil it
+// needs no node.
+//
+//	cluster.go  the steps of a cluster
+//	api.go      requests to the API server
+//	dump.go     what Coil v1 keeps in etcd
+package objects
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package coil
+package objects
 
 import (
 	"cmp"
@@ -23,6 +23,12 @@ type Dump struct {
 	Pools  []DumpedPool // by name
 	Blocks []DumpedBlock
 	Pods   []DumpedPod // by address
+}
+
+// Known is a pod of Coil v1.
+type Known struct {
+	Namespace, Name, Container, Pool string
+	Address                          netip.Addr
 }
 
 // DumpedPool is an address pool. Its name is that of the namespace whose pods use it, or default.
