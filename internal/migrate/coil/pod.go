@@ -61,7 +61,8 @@ func (f form) route(addr netip.Addr) attachment.AdoptedRoute {
 
 // form finds the form by the links of adopted pods.
 func (n *Node) form() (f form, err error) {
-	for _, rec := range n.store.Records() {
+	records, err := n.records()
+	for _, rec := range records {
 		if rec.Adopted == nil {
 			continue
 		}
@@ -75,7 +76,7 @@ func (n *Node) form() (f form, err error) {
 		}
 		f.add(addrs, n.cfg.Known != nil)
 	}
-	return f, nil
+	return f, err
 }
 
 // add adds what the addresses of a link tell.

@@ -186,11 +186,11 @@ func (c *Cluster) convert(ctx context.Context) (out manifests.Output, err error)
 		}
 	}
 	for _, path := range paths {
-		raw, err := c.API.Get().AbsPath(path).DoRaw(ctx)
+		docs, err := c.documents(ctx, path)
 		if err != nil {
-			return out, fmt.Errorf("list %s: %w", path, err)
+			return out, err
 		}
-		objects, err := manifests.Read(path, bytes.NewReader(raw))
+		objects, err := manifests.Read(path, bytes.NewReader(docs))
 		if err != nil {
 			return out, err
 		}
