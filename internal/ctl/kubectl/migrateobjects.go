@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	coilobjects "github.com/berthnet/berth/internal/migrate/coil/objects"
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
@@ -33,7 +34,7 @@ func (m *migration) coilObjects(dump string) (objectMover, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := coilobjects.ParseDump(data, coilobjects.DefaultPrefix)
+	d, err := etcd.ParseDump(data, etcd.DefaultPrefix)
 	c.Dump = &d
 	return c, err
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
-	"github.com/berthnet/berth/internal/migrate/coil/objects"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
@@ -49,7 +49,7 @@ type Config struct {
 	CoilAddress net.Addr // at which coild answers
 
 	// Known are the pods of Coil v1 on this node, from a dump of its etcd; nil: Coil v2.
-	Known []objects.Known
+	Known []etcd.Known
 }
 
 func (c Config) from() string {

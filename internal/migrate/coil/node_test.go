@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/coil"
-	"github.com/berthnet/berth/internal/migrate/coil/objects"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/replay"
@@ -34,7 +34,7 @@ type moving struct {
 	t     *testing.T
 	node  string
 	state string
-	known []objects.Known
+	known []etcd.Known
 	talks *harness.Conversations
 }
 
@@ -42,18 +42,18 @@ func raise(t *testing.T, cluster, node string) *moving {
 	t.Helper()
 	c, err := replay.Load(cluster)
 	harness.OK(t, err)
-	var known []objects.Known
+	var known []etcd.Known
 	if cluster == replay.V1 {
-		data, err := os.ReadFile("objects/testdata/etcd-v1.1.9.json")
+		data, err := os.ReadFile("etcd/testdata/etcd-v1.1.9.json")
 		harness.OK(t, err)
-		d, err := objects.ParseDump(data, objects.DefaultPrefix)
+		d, err := etcd.ParseDump(data, etcd.DefaultPrefix)
 		harness.OK(t, err)
 		known = d.Of(node)
 	}
 	return raised(t, c.Only(node), node, known)
 }
 
-func raised(t *testing.T, c replay.Cluster, node string, known []objects.Known) *moving {
+func raised(t *testing.T, c replay.Cluster, node string, known []etcd.Known) *moving {
 	t.Helper()
 	r, err := c.Raise(nstest.Unique("")+"-", t.TempDir())
 	harness.OK(t, err)

@@ -1,9 +1,7 @@
-// Package objects moves Coil's objects in the Kubernetes API, and reads what Coil v1 keeps in etcd. Unlike package coil it
-// needs no node.
+// Package objects moves Coil's objects in the Kubernetes API. Unlike package coil it needs no node.
 //
 //	cluster.go  the steps of a cluster
 //	api.go      requests to the API server
-//	dump.go     what Coil v1 keeps in etcd
 package objects
 
 import (
@@ -23,6 +21,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 )
 
@@ -35,7 +34,7 @@ type Cluster struct {
 	Namespace string
 	Clock     clock.Clock
 	// Dump is what Coil v1 has in etcd; nil: Coil v2, whose objects are in the API server.
-	Dump *Dump
+	Dump *etcd.Dump
 }
 
 // carvers are the Deployments of Coil's controllers that cut blocks, by version.
@@ -292,7 +291,7 @@ func (c *Cluster) annotate(ctx context.Context) (changed []string, err error) {
 	for _, ns := range namespaces {
 		pool := ns.Annotations[coilPoolKey]
 		if c.Dump != nil && ns.Name != v1alpha1.DefaultPool {
-			if _, err := c.Dump.pool(ns.Name); err == nil {
+			if _, err := c.Dump.Pool(ns.Name); err == nil {
 				pool = ns.Name
 			}
 		}

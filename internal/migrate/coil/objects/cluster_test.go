@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/migrate/coil/objects"
 	"github.com/berthnet/berth/lab/replay"
 	"github.com/berthnet/berth/test/harness"
@@ -161,9 +162,9 @@ func TestObjectsOfCluster(t *testing.T) {
 		n.Name = name
 		harness.OK(t, client.IgnoreAlreadyExists(c.Create(t.Context(), n)))
 	}
-	data, err := os.ReadFile("testdata/etcd-v1.1.9.json")
+	data, err := os.ReadFile("../etcd/testdata/etcd-v1.1.9.json")
 	harness.OK(t, err)
-	d, err := objects.ParseDump(bytes.TrimSpace(data), objects.DefaultPrefix)
+	d, err := etcd.ParseDump(bytes.TrimSpace(data), etcd.DefaultPrefix)
 	harness.OK(t, err)
 	m.Dump = &d
 	run("begin of v1", begin, true)

@@ -1,4 +1,5 @@
-package objects
+// Package etcd reads what Coil v1 keeps in etcd: pools, the blocks of nodes and the owners of addresses.
+package etcd
 
 import (
 	"cmp"
@@ -119,7 +120,8 @@ func (d *Dump) addPool(name string, value []byte) error {
 	return nil
 }
 
-func (d *Dump) pool(name string) (DumpedPool, error) {
+// Pool returns a pool by its name.
+func (d *Dump) Pool(name string) (DumpedPool, error) {
 	i := slices.IndexFunc(d.Pools, func(p DumpedPool) bool { return p.Name == name })
 	if i < 0 {
 		return DumpedPool{}, fmt.Errorf("there is no pool %s", name)
@@ -129,7 +131,7 @@ func (d *Dump) pool(name string) (DumpedPool, error) {
 
 func (d *Dump) addBlocks(name string, value []byte) error {
 	of, _, _ := strings.Cut(name, "/")
-	p, err := d.pool(of)
+	p, err := d.Pool(of)
 	if err != nil {
 		return err
 	}
