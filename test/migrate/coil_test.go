@@ -99,7 +99,7 @@ func raise(t *testing.T, name string) *machine {
 	harness.OK(t, kube.WriteKubeconfig(kubeconfig, cfg))
 
 	n, err := node.New(node.Options{
-		Name: nodeName, InstanceID: nodeName, Netns: r.Netns(nodeName), Dir: filepath.Join(dir, nodeName), BinDir: harness.BinDir, PodPrefix: nstest.Unique("pod"),
+		Name: nodeName, InstanceID: nodeName, Netns: r.Netns(nodeName), Dir: filepath.Join(dir, nodeName), BinDir: harness.BinDir, Cluster: "replay", PodPrefix: nstest.Unique("pod"),
 		Args: []string{"--ipam=pool", "--kubeconfig=" + kubeconfig, "--cni-network=" + coil.DefaultNetwork, "--cooling-period=1s", "--repair-interval=1s"},
 		Log:  slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})

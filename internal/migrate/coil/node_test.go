@@ -225,6 +225,11 @@ func TestAdoptsRunningPods(t *testing.T) {
 			}
 			m.do((*coil.Node).Apply, true)
 			m.do((*coil.Node).Apply, false)
+			for _, trace := range []string{"COIL:", "table 116 proto 30", "table 119 proto 30"} { // by which Coil knows the pods
+				if was, now := strings.Count(before, trace), strings.Count(m.dump(), trace); now != was {
+					t.Errorf("%d times %q after apply, want %d as before", now, trace, was)
+				}
+			}
 			m.talks.GoOn(t, 100)
 			m.do((*coil.Node).Verify, false)
 			m.with(func(n *coil.Node) {
