@@ -61,8 +61,8 @@ func openCoilV1(c config.Config, log *slog.Logger, flags map[string]*string) (fo
 }
 
 func openCoil(c config.Config, log *slog.Logger, flags map[string]*string, coild net.Addr, known []coil.Known) (formerNode, error) {
-	if c.IPAM != config.IPAMPool {
-		return nil, fmt.Errorf("--ipam is %s: expected %s, as pods keep their addresses of Coil's pools", c.IPAM, config.IPAMPool)
+	if c.IPAM != config.IPAMPool && c.IPAM != config.IPAMNone {
+		return nil, fmt.Errorf("--ipam is %s: expected %s, as pods keep their addresses of Coil's pools, or %s where Coil gives pods egress alone", c.IPAM, config.IPAMPool, config.IPAMNone)
 	}
 	boot, err := daemon.BootID()
 	if err != nil {

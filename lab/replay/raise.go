@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -146,7 +147,7 @@ func (r *Raised) node(n Node) error {
 			return fmt.Errorf("pod %s/%s: %w", p.Namespace, p.Name, err)
 		}
 	}
-	var settings []ns.Sysctl
+	settings := slices.Clone(ns.Forwarding) // on machines with Coil v1 somebody else turned it on
 	for name, value := range n.Sysctls {
 		settings = append(settings, ns.Sysctl{Name: strings.ReplaceAll(name, ".", "/"), Value: value})
 	}

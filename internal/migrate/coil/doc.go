@@ -12,6 +12,7 @@
 //	plan.go      what becomes of each pod, and what is in the way (pure decisions)
 //	node.go      the steps on a node
 //	pod.go       the inside of a pod's network namespace
+//	cluster.go   the objects of a cluster
 //	dump.go      what Coil v1 keeps in etcd
 //	nexthop.go   removal of a link's last IPv4 address, which keeps the routes
 package coil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -118,6 +119,8 @@ func (n *Node) withoutLast(link netlink.Link, to netip.Addr, table int, addrs []
 	if err != nil {
 		return fmt.Errorf("list the routes to %s: %w", to, err)
 	}
+	// The block of a single address has an unreachable route to it.
+	routes = slices.DeleteFunc(routes, func(r netlink.Route) bool { return r.Type != unix.RTN_UNICAST })
 	if len(routes) != 1 || routes[0].LinkIndex != link.Attrs().Index && routes[0].LinkIndex != 0 {
 		return fmt.Errorf("table %d has no route to %s by %s", table, to, link.Attrs().Name)
 	}

@@ -181,6 +181,14 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	if o := s.decide(n.cfg.from(), n.cfg.Network).Blocked(); len(o) > 0 {
 		return migrate.Report{}, fmt.Errorf("%s: %s", o[0].What, o[0].Remedy)
 	}
+	if s.chained {
+		changed, err := n.unchain(s)
+		r, failed := n.report("apply", changed, nil)
+		return r, errors.Join(err, failed)
+	}
+	if !slices.ContainsFunc(s.pods, func(p pod) bool { return p.Pool != "" }) {
+		return n.report("apply", nil, nil)
+	}
 	config := n.cfg.Datapath
 	routed, _ := config.Uplinks.(datapath.Routed)
 	routed.IPv6 = routed.IPv6 || slices.ContainsFunc(s.pods, func(p pod) bool { return p.lease().IPv6.IsValid() })
@@ -190,7 +198,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	}
 	var changed []string
 	for _, p := range s.pods {
-		if f, _ := p.fate(); f != migrate.Adopt && f != migrate.Adopted || len(p.Addrs) == 0 {
+		if f, _ := p.fate(); p.Pool == "" || f != migrate.Adopt && f != migrate.Adopted || len(p.Addrs) == 0 {
 			continue
 		}
 		did, err := n.takeOver(ctx, p)
@@ -230,7 +238,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, fmt.Errorf("%w: stop it first, or it takes the addresses of all pods for free", errCoildRuns)
 	}
 	for _, p := range s.pods {
-		if f, why := p.fate(); f == migrate.Adopt || f == migrate.Replace {
+		if f, why := p.fate(); p.Pool != "" && (f == migrate.Adopt || f == migrate.Replace) {
 			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s is Coil's still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
 		}
 	}
@@ -299,7 +307,7 @@ func (n *Node) finish(ctx context.Context, s state) (changed []string, err error
 		return changed, err
 	}
 	did, err = n.removeFiles(s)
-	return append(changed, did...), err
+	return append(changed, did...), errors.Join(err, n.forgetChained())
 }
 
 // settle removes what Coil made for one pod.
@@ -375,6 +383,11 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 	if err != nil {
 		return migrate.Report{}, err
 	}
+	changed, err := n.rechain()
+	if err != nil || len(changed) > 0 {
+		r, failed := n.report("rollback", changed, nil)
+		return r, errors.Join(err, failed)
+	}
 	form, err := n.form()
 	if err != nil {
 		return migrate.Report{}, err
@@ -382,7 +395,7 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 	if n.cfg.Known == nil && len(s.rules) == 0 {
 		return migrate.Report{}, fmt.Errorf("rule %d of table %d is gone, so finish has begun: Coil takes pods' addresses for free", foreign.CoilRulePriority, foreign.CoilPodTable)
 	}
-	var changed, problems []string
+	var problems []string
 	for _, rec := range n.store.Records() {
 		former, why := n.former(rec, form, s.exports)
 		if why != "" {

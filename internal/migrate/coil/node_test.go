@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,17 +41,20 @@ func raise(t *testing.T, cluster, node string) *moving {
 	t.Helper()
 	c, err := replay.Load(cluster)
 	harness.OK(t, err)
-	r, err := c.Only(node).Raise(nstest.Unique("")+"-", t.TempDir())
+	var known []coil.Known
+	if cluster == replay.V1 {
+		d := dumped(t, "etcd-v1.1.9.json")
+		known = d.Of(node)
+	}
+	return raised(t, c.Only(node), node, known)
+}
+
+func raised(t *testing.T, c replay.Cluster, node string, known []coil.Known) *moving {
+	t.Helper()
+	r, err := c.Raise(nstest.Unique("")+"-", t.TempDir())
 	harness.OK(t, err)
 	t.Cleanup(func() { harness.OK(t, r.Close()) })
-	m := &moving{Raised: r, t: t, node: node, state: t.TempDir()}
-	if cluster == replay.V1 {
-		m.known = []coil.Known{}
-		for _, p := range r.Pods {
-			m.known = append(m.known, coil.Known{Namespace: p.Namespace, Name: p.Name, Container: p.Container, Pool: "default", Address: p.Addresses()[0]})
-		}
-	}
-	return m
+	return &moving{Raised: r, t: t, node: node, state: t.TempDir(), known: known}
 }
 
 // talk starts a conversation of each kind with each address of each pod.
@@ -241,9 +245,11 @@ func TestAdoptsRunningPods(t *testing.T) {
 // nothingLeft checks that nothing of Coil is left on the node.
 func (m *moving) nothingLeft() {
 	m.t.Helper()
+	onNode := true
 	for _, line := range strings.Split(m.dump(), "\n") {
+		onNode = onNode && line != "1:"
 		for _, trace := range []string{"COIL:", "veth", "table 116", "proto 30 ", "proto 3 ", "169.254.1.2", "169.254.1.0/30", "169.254.1.1/30", "169.254.1.1/32 proto"} {
-			if strings.Contains(line, trace) && !strings.Contains(line, "dev eth0 table 254 proto 3 ") {
+			if strings.Contains(line, trace) && (!onNode || !strings.Contains(line, "dev eth0 table 254 proto 3 ")) {
 				m.t.Errorf("left: %s", line)
 			}
 		}
@@ -353,6 +359,47 @@ func (m *moving) until(point string, s step) (hit bool) {
 	}
 	m.t.Fatal("the step does not succeed")
 	return hit
+}
+
+// Where Coil is chained for egress alone, pods keep their interfaces, and the network's configuration loses Coil's plugin.
+func TestChainedForEgressAlone(t *testing.T) {
+	c, err := replay.Load(replay.V2NewestEgress)
+	harness.OK(t, err)
+	c = c.Only("node-3")
+	c.Pods = slices.DeleteFunc(c.Pods, func(p replay.Pod) bool { return len(p.Links) > 1 }) // clients, whose tunnels not every kernel has
+	c.Nodes[0].Links = slices.DeleteFunc(c.Nodes[0].Links, func(l replay.Link) bool {
+		return l.Name != "eth0" && !slices.ContainsFunc(c.Pods, func(p replay.Pod) bool { return p.HostLink == l.Name })
+	})
+	c.Nodes[0].Routes = slices.DeleteFunc(c.Nodes[0].Routes, func(r replay.Route) bool {
+		return !slices.ContainsFunc(c.Nodes[0].Links, func(l replay.Link) bool { return l.Name == r.Dev })
+	})
+	m := raised(t, c, "node-3", nil)
+	conf := m.File("node-3", "/etc/cni/net.d/10-net.conflist")
+	before, was := m.dump(), string(check(os.ReadFile(conf)))
+	m.do((*coil.Node).Apply, true)
+	m.do((*coil.Node).Apply, false)
+	if now := string(check(os.ReadFile(conf))); strings.Contains(now, "coil") || !strings.Contains(now, "host-local") {
+		t.Errorf("configuration = %s, want it without Coil's plugin alone", now)
+	}
+	m.do((*coil.Node).Rollback, true)
+	m.do((*coil.Node).Rollback, false)
+	if now := string(check(os.ReadFile(conf))); now != was {
+		t.Errorf("configuration = %s, want %s", now, was)
+	}
+	m.compare(before)
+	m.do((*coil.Node).Apply, true)
+	m.do((*coil.Node).Finish, true)
+	m.do((*coil.Node).Finish, false)
+	if strings.Contains(m.dump(), "table 116") {
+		t.Errorf("left: %s", m.dump())
+	}
+}
+
+func check(data []byte, err error) []byte {
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return data
 }
 
 // Neither daemon may run during a step, and Coil's not during any.

@@ -39,7 +39,7 @@ type state struct {
 	rules   []netlink.Rule
 	conf    string // CNI configuration that runs Coil's plugin; empty: none
 	network string // its name
-	chained bool   // Coil runs after another network's plugins, and has no addresses
+	chained bool   // it runs Coil after another network's plugins, and has no addresses
 	daemon  bool   // coild answers
 }
 
@@ -227,6 +227,9 @@ func (c Config) names() (map[string]attachment.Pod, error) {
 	return out, nil
 }
 
+// plugin is the type of Coil's CNI plugin.
+const plugin = "coil"
+
 // configuration finds the CNI configuration that runs Coil's plugin.
 func (n *Node) configuration() (path, network string, chained bool, err error) {
 	files, err := filepath.Glob(filepath.Join(n.cfg.ConfFolder, "*.conflist"))
@@ -248,7 +251,7 @@ func (n *Node) configuration() (path, network string, chained bool, err error) {
 			continue
 		}
 		for i, p := range list.Plugins {
-			if p.Type == "coil" {
+			if p.Type == plugin {
 				return file, list.Name, i > 0, nil
 			}
 		}

@@ -19,7 +19,7 @@ const (
 func (s state) decide(from, network string) migrate.Plan {
 	p := migrate.Plan{From: from, Pods: s.fates()}
 	p.Found = []string{
-		fmt.Sprintf("%d pods of Coil, %d of them adopted", len(s.pods), migrate.Count(p.Pods, migrate.Adopted)),
+		fmt.Sprintf("%d pods with addresses of Coil, %d of them adopted", len(s.pods)-s.chainedPods(), migrate.Count(p.Pods, migrate.Adopted)),
 		fmt.Sprintf("%d blocks that Coil announces: %v", len(s.exports), s.exports),
 	}
 	if s.conf != "" {
@@ -37,6 +37,9 @@ func (s state) decide(from, network string) migrate.Plan {
 // fates returns what becomes of each pod.
 func (s state) fates() (list []migrate.Pod) {
 	for _, p := range s.pods {
+		if p.Pool == "" {
+			continue // it keeps the interface that another network made
+		}
 		m := migrate.Pod{
 			Namespace: p.Pod.Namespace, Name: p.Pod.Name, ContainerID: p.Container, Interface: p.IfName,
 			Addresses: p.Addrs, HostLink: p.Link.Name, Uplink: p.Pool,
@@ -64,8 +67,6 @@ func (p pod) fate() (migrate.Fate, string) {
 	switch {
 	case p.adopted():
 		return migrate.Adopted, ""
-	case p.Pool == "":
-		return migrate.Replace, "another network made its interface, and Coil added egress alone"
 	case p.Link.Index == 0:
 		return migrate.Gone, ""
 	case p.Container == "":
@@ -100,7 +101,7 @@ func (p pod) lease() (l attachment.Lease) {
 
 // finished reports whether nothing of Coil is left.
 func (s state) finished() bool {
-	left := slices.ContainsFunc(s.pods, func(p pod) bool { return p.Link.Alias != "" || len(p.Addrs) > 0 })
+	left := slices.ContainsFunc(s.pods, func(p pod) bool { return p.Pool != "" && (p.Link.Alias != "" || len(p.Addrs) > 0) })
 	return !left && len(s.rules) == 0 && len(s.exports) == 0 && s.conf == ""
 }
 
@@ -112,7 +113,7 @@ func (s state) obstacles(network string) (list []migrate.Obstacle) {
 			Remedy: "before apply, keep Coil's DaemonSet off this node, and wait until its pod is gone; kubectl berth migrate coil apply does so",
 		})
 	}
-	if s.network != "" && s.network != network {
+	if s.network != "" && s.network != network && !s.chained {
 		list = append(list, migrate.Obstacle{
 			What:   fmt.Sprintf("the CNI configuration names the network %s, and Berth's is to be %s: the DEL of an adopted pod would not find it", s.network, network),
 			Remedy: fmt.Sprintf("set --cni-network=%s (cni.network of the chart) for berthd and for this command", s.network), Blocks: true,
@@ -140,6 +141,12 @@ func (s state) obstacles(network string) (list []migrate.Obstacle) {
 			}
 		}
 	}
+	if n := s.chainedPods(); n > 0 {
+		list = append(list, migrate.Obstacle{
+			What:   fmt.Sprintf("%d pods have an interface of another network, and their egress from Coil: they keep both", n),
+			Remedy: "replace them once their Egress is Berth's",
+		})
+	}
 	if n := len(s.pods); n > 0 && s.unnamed() > 0 {
 		list = append(list, migrate.Obstacle{
 			What:   fmt.Sprintf("the names of %d of %d pods are unknown: the container runtime keeps no results below /var/lib/cni", s.unnamed(), n),
@@ -147,6 +154,16 @@ func (s state) obstacles(network string) (list []migrate.Obstacle) {
 		})
 	}
 	return list
+}
+
+// chainedPods counts pods with an interface of another network, to which Coil added egress.
+func (s state) chainedPods() (n int) {
+	for _, p := range s.pods {
+		if p.Pool == "" {
+			n++
+		}
+	}
+	return n
 }
 
 // unnamed counts pods whose names are unknown.

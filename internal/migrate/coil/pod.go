@@ -253,6 +253,11 @@ func (in *inside) tidy(gateways []netip.Addr) (changed bool, err error) {
 // restore gives a pod the gateways that it has with Coil.
 func (in *inside) restore(f form) error {
 	index := in.link.Attrs().Index
+	if f.behind {
+		if err := in.toLoopback(); err != nil {
+			return err
+		}
+	}
 	for _, addr := range in.rec.Lease.Addrs() {
 		gw := rtnl.LinkLocal(in.hostMAC)
 		if addr.Is4() {
@@ -275,6 +280,30 @@ func (in *inside) restore(f form) error {
 		}
 		if err := in.withdraw(addr, gw); err != nil {
 			return err
+		}
+		if !f.behind {
+			continue
+		}
+		if err := in.handle.AddrDel(in.link, &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(addr))}); err != nil && !rtnl.IsGone(err) {
+			return fmt.Errorf("remove %s from %s: %w", addr, in.rec.Key.IfName, err)
+		}
+	}
+	return nil
+}
+
+// toLoopback adds the pod's addresses to its loopback link.
+func (in *inside) toLoopback() error {
+	lo, err := in.handle.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("look up lo: %w", err)
+	}
+	for _, addr := range in.rec.Lease.Addrs() {
+		a := &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(addr))}
+		if addr.Is6() {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		if err := in.handle.AddrReplace(lo, a); err != nil {
+			return fmt.Errorf("add %s to lo: %w", addr, err)
 		}
 	}
 	return nil
