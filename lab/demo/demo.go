@@ -77,13 +77,14 @@ type stage struct {
 	nodes   []*node.Node
 	release func() // of the lock on the lab's directory
 
-	ports    *ports
-	cluster  *Cluster
-	egress   *egress
-	branches *branches
-	pools    *pools
-	policies *policyStage
-	beside   sync.WaitGroup // goroutines of the current proof (start)
+	ports     *ports
+	cluster   *Cluster
+	egress    *egress
+	branches  *branches
+	pools     *pools
+	policies  *policyStage
+	migration *migration
+	beside    sync.WaitGroup // goroutines of the current proof (start)
 }
 
 func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage {
@@ -91,7 +92,7 @@ func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage 
 		size: size, lab: l, nodes: l.Nodes(), release: release,
 		ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &Cluster{lab: l, nodes: l.Nodes(), quote: quote},
 		egress: &egress{lab: l, nodes: l.Nodes()}, branches: &branches{lab: l, nodes: l.Nodes()}, pools: &pools{lab: l},
-		policies: &policyStage{lab: l, nodes: l.Nodes()},
+		policies: &policyStage{lab: l, nodes: l.Nodes()}, migration: &migration{lab: l},
 	}
 }
 
@@ -166,6 +167,8 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 		t.say("Starting a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Nodes, o.Mode)
 	case o.Egress:
 		t.say("Starting a data centre with %d nodes, whose pods reach the outside through gateways ...", o.Nodes)
+	case o.AmazonVPCCNI != "":
+		t.say("Raising a VPC with %d nodes, the first of which has the Amazon VPC CNI, on this machine ...", o.Nodes)
 	case o.NetworkPolicies:
 		t.say("Raising a VPC with %d nodes that enforce network policies on this machine ...", o.Nodes)
 	case o.Mode == lab.PoolMode:
@@ -234,6 +237,10 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Lab.NetworkPolicies {
 		o.Lab = policyLab(o.Lab)
+		return o, nil
+	}
+	if o.Lab.AmazonVPCCNI != "" {
+		o.Lab = migrationLab(o.Lab)
 		return o, nil
 	}
 	if o.Lab.Egress && o.Lab.Mode == lab.PoolMode {

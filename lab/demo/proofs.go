@@ -107,6 +107,8 @@ func proofsOf(o lab.Options) []proof {
 		all = clusterProofs
 	case o.NetworkPolicies:
 		all = policyProofs
+	case o.AmazonVPCCNI != "":
+		all = migrationProofs
 	case o.Egress:
 		all = egressProofs
 	case ofBranches(o):

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/awsvpccni"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
@@ -28,18 +29,28 @@ type former struct {
 	tool   func(m *migration, verb string) (toolPod, error)
 	dump   bool // the node tool needs a dump of etcd, which has the owners of addresses
 	silent bool // the tool is the former system's own program, which prints no report
+	// objects returns what moves its objects; nil if it has none that must move.
+	objects func(m *migration) (objectMover, error)
+	// values converts its settings into values of the chart, and returns remarks; may be nil.
+	values func(env map[string]string) (chart map[string]any, remarks []string)
 	// controls is the path of the objects, named after Nodes, by which its operator manages nodes; may be empty.
 	controls string
 	taint    string   // key of the taint of Nodes without its daemon; may be empty
 	notes    []string // what plan says besides
-	// objects returns what moves its objects. dump is a file, or "". It is nil if there are none.
-	objects func(m *migration, dump string) (objectMover, error)
+}
+
+// objectMover moves the objects of a former system. Each step can be repeated, and returns what it changed.
+type objectMover interface {
+	Plan(ctx context.Context) (migrate.Plan, error)
+	Begin(ctx context.Context) (changed []string, err error)  // before the first node
+	Back(ctx context.Context) (changed []string, err error)   // once all nodes are the former system's again
+	Finish(ctx context.Context) (changed []string, err error) // once nothing of it is left on any node
 }
 
 // formers are the systems that clusters are moved from.
 var formers = []former{
 	{
-		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl,
+		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, values: awsvpccni.Values,
 		notes: []string{"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended."},
 	},
 	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, objects: (*migration).coilObjects},
@@ -153,7 +164,10 @@ type migration struct {
 	name      string
 	image     string
 	clock     clock.Clock
-	objects   objectMover // nil: there are none
+	dump      []byte                  // of etcd; nil unless the former system needs one
+	tell      func(node, what string) // progress of a run
+	// operatorAccount is the service account of berth-operator; empty: the usual one.
+	operatorAccount string
 	// As observed last.
 	formerSpec, berthdSpec corev1.PodSpec
 }
@@ -179,11 +193,11 @@ func (p *program) migration(cmd *cobra.Command, from string, f *migrateFlags) (*
 		return nil, fmt.Errorf("--etcd-dump is %q: expected a file with %s, and none with other networks", f.etcdDump, migrate.CoilV1)
 	}
 	var err error
-	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.dump {
-		err = m.storeDump(cmd.Context(), f.etcdDump)
+	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.objects != nil {
+		err = m.readOperator(cmd.Context())
 	}
-	if err == nil && m.from.objects != nil {
-		m.objects, err = m.from.objects(m, f.etcdDump)
+	if err == nil && m.from.dump {
+		err = m.storeDump(cmd.Context(), f.etcdDump)
 	}
 	return m, err
 }
@@ -200,35 +214,24 @@ func (m *migration) move(cmd *cobra.Command, d rollout.Direction, f *migrateFlag
 		Direction: d, InPlace: m.from.inPlace, Verbs: m.from.verbs, Nodes: f.nodes, MaxUnavailable: f.maxUnavailable, EvictUnmanaged: f.evictUnmanaged,
 	}
 	report := &Migration{From: m.from.name, Command: string(d), Log: []string{}, Nodes: []MovedNode{}}
-	tell := func(lines ...string) {
-		for _, line := range lines {
-			line = view.Printable(line)
-			report.Log = append(report.Log, line)
-			if f.out == asTable || f.out == asWide {
-				fmt.Fprintln(cmd.OutOrStdout(), line)
-			}
-		}
-	}
-	changed, err := m.beforeNodes(cmd.Context(), d)
-	if tell(changed...); err != nil {
-		return err
-	}
-	err = rollout.Run(cmd.Context(), m, m.from.name, o, m.clock, func(node, what string) {
+	m.tell = func(node, what string) {
+		line := what
 		if node != "" {
-			what = node + ": " + what
+			line = node + ": " + what
 		}
-		tell(what)
-	})
+		line = view.Printable(line)
+		report.Log = append(report.Log, line)
+		if f.out == asTable || f.out == asWide {
+			fmt.Fprintln(cmd.OutOrStdout(), line)
+		}
+	}
+	err := rollout.Run(cmd.Context(), m, m.from.name, o, m.clock, m.tell)
 	if cmd.Context().Err() != nil {
 		return fmt.Errorf("interrupted: %w. The next call continues", err)
 	}
 	s, observed := m.Observe(cmd.Context())
 	if observed != nil {
 		return errors.Join(err, observed)
-	}
-	if err == nil {
-		changed, err = m.afterNodes(cmd.Context(), d, &s)
-		tell(changed...)
 	}
 	report.fill(&s)
 	if shown := f.out.show(cmd, report, report.write); shown != nil {
@@ -244,9 +247,9 @@ func newManifests() *cobra.Command {
 		Short: "Print Berth's objects in place of other networks' manifests",
 		Long: `Print Berth's objects in place of other networks' manifests. FILEs have YAML or JSON, - is
 standard input: ENIConfigs, SecurityGroupPolicies and Nodes of clusters with the Amazon VPC
-CNI; CiliumNodes and the ConfigMap cilium-config; AddressPools, AddressBlocks and Egresses of
-Coil, and Namespaces and workloads with its annotations. Nothing is read from a cluster, and
-nothing is changed.
+CNI; CiliumNodes and the ConfigMap cilium-config; Coil's pools, blocks and Egresses, and
+objects with its annotations. Nothing is read from a cluster, and nothing is
+changed.
 
 Unknown kinds and fields are errors. Comments say what to do before the objects are applied,
 and which settings Berth has nothing for; then the command exits with 2.`,

@@ -1,0 +1,213 @@
+package awsvpccni
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/foreign"
+	"github.com/berthnet/berth/test/harness/check"
+)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func host(s string) netip.Prefix { return netip.PrefixFrom(addr(s), addr(s).BitLen()) }
+
+// node1 is a node with a pod of each kind: on both ENIs, of a prefix, of IPv6, gone, and with a branch.
+func node1() survey {
+	ns := func(inode uint64) attachment.Netns {
+		return attachment.Netns{Path: "/run/netns/x", Dev: 4, Inode: inode}
+	}
+	named := func(name string, ip string) foreign.Allocation {
+		a := foreign.Allocation{NetworkName: "aws-cni", ContainerID: "c-" + name, IfName: "eth0", Timestamp: 5, Metadata: foreign.Metadata{Namespace: "shop", Pod: name, Interfaces: 1}}
+		if ip := addr(ip); ip.Is4() {
+			a.IPv4 = ip
+		} else {
+			a.IPv6 = ip
+		}
+		return a
+	}
+	linkOf := func(name string, index int, ip string) link {
+		return link{name: "eni" + linkSuffix("shop", name), index: index, netns: ns(uint64(index)), peer: "eth0", addresses: []netip.Addr{addr(ip)}}
+	}
+	return survey{
+		instance: cloud.Identity{InstanceID: "i-1", InstanceType: "m5.large"}, network: "aws-cni", formerName: "aws-cni", prefix: "eni", kernel: version{6, 2},
+		enis: []cloud.AttachedENI{
+			{ID: "eni-0", Held: []netip.Prefix{host("10.0.0.10"), netip.MustParsePrefix("2001:db8::/80")}},
+			{ID: "eni-1", DeviceIndex: 1, Held: []netip.Prefix{host("10.0.1.10"), netip.MustParsePrefix("10.0.1.32/28")}},
+		},
+		checkpoint: foreign.Checkpoint{Allocations: []foreign.Allocation{
+			named("first", "10.0.0.10"), named("second", "10.0.1.10"), named("prefix", "10.0.1.40"), named("six", "2001:db8::5"), named("gone", "10.0.1.41"),
+		}},
+		links: []link{
+			linkOf("first", 10, "10.0.0.10"), linkOf("second", 11, "10.0.1.10"), linkOf("prefix", 12, "10.0.1.40"), linkOf("six", 13, "2001:db8::5"),
+			{name: "vlan" + linkSuffix("shop", "branch"), index: 14, netns: ns(14), peer: "eth0", addresses: []netip.Addr{addr("10.0.2.7")}},
+			{name: "eni" + linkSuffix("shop", "standard"), index: 15, netns: ns(15), peer: "eth0", addresses: []netip.Addr{addr("10.0.2.8")}},
+			{name: "veth12", index: 16, netns: ns(16), peer: "eth0", addresses: []netip.Addr{addr("172.17.0.2")}},
+		},
+		rules: []attachment.AdoptedRule{
+			{Priority: ruleToPod, To: host("10.0.0.10"), Table: mainTable},
+			{Priority: ruleFromPod, From: host("10.0.1.10"), Table: 2}, {Priority: ruleFromPod, From: host("10.0.1.40"), Table: 2},
+			{Priority: ruleFromPod, From: host("10.0.2.8"), Table: 104},
+		},
+	}
+}
+
+// fates returns the fate and the uplink of each pod.
+func fates(s survey) (list []string) {
+	for _, p := range s.pods() {
+		name := p.Name
+		if name == "" {
+			name = p.HostLink
+		}
+		list = append(list, strings.TrimSpace(name+" "+string(p.Fate)+" "+p.Uplink))
+	}
+	slices.Sort(list)
+	return list
+}
+
+func TestFates(t *testing.T) {
+	s := node1()
+	want := []string{
+		"eni" + linkSuffix("shop", "standard") + " replace", "first adopt eni-0", "gone gone", "prefix adopt eni-1", "second adopt eni-1", "six adopt eni-0",
+		"vlan" + linkSuffix("shop", "branch") + " replace",
+	}
+	slices.Sort(want)
+	check.Equal(t, fates(s), want, "pods")
+	for _, p := range s.pods() {
+		if p.Name == "second" {
+			check.Equal(t, p.adopt.Lease.Uplink, 1, "uplink of %s", p.Name)
+			check.Equal(t, p.adopt.Former.HostLink, "eni"+linkSuffix("shop", "second"), "former link")
+			check.Equal(t, p.adopt.Former.Created, time.Unix(0, 5).UTC(), "creation")
+		}
+	}
+}
+
+func TestPodsThatMustBeReplaced(t *testing.T) {
+	for name, tc := range map[string]struct {
+		edit func(*survey)
+		why  string
+	}{
+		"several cards":        {func(s *survey) { s.checkpoint.Allocations[1].Metadata.Interfaces = 2 }, "network cards"},
+		"no namespace":         {func(s *survey) { s.links[1].netns = attachment.Netns{} }, "network namespace"},
+		"another interface":    {func(s *survey) { s.links[1].peer = "net1" }, "interface is net1"},
+		"another address":      {func(s *survey) { s.links[1].addresses = []netip.Addr{addr("10.0.1.99")} }, "does not have 10.0.1.10"},
+		"table of no ENI":      {func(s *survey) { s.rules[1].Table = 9 }, "routing table 9"},
+		"address of other ENI": {func(s *survey) { s.rules[1].Table = mainTable }, "address of eni-1"},
+	} {
+		s := node1()
+		tc.edit(&s)
+		i := slices.IndexFunc(s.pods(), func(p pod) bool { return p.Name == "second" })
+		if p := s.pods()[i]; p.Fate != migrate.Replace || !strings.Contains(p.Why, tc.why) {
+			t.Errorf("%s: fate = %s, %q; want replace because of %q", name, p.Fate, p.Why, tc.why)
+		}
+	}
+}
+
+// An entry of a pod that ended after the migration does not claim the address of Berth's next pod.
+func TestStaleEntryIsGone(t *testing.T) {
+	s := node1()
+	s.links[1] = link{name: "bthaaaaaaaaaaaa", index: 11, netns: s.links[1].netns, peer: "eth0", addresses: s.links[1].addresses}
+	s.records = []attachment.Record{{
+		Key: attachment.Key{Network: "aws-cni", ContainerID: "c-new", IfName: "eth0"}, Pod: attachment.Pod{Namespace: "shop", Name: "new"},
+		Lease: attachment.Lease{IPv4: addr("10.0.1.10"), Uplink: 1}, HostLink: "bthaaaaaaaaaaaa", State: attachment.Ready, Since: time.Unix(9, 0),
+	}}
+	list := fates(s)
+	for _, want := range []string{"second gone", "new berth"} {
+		if !slices.Contains(list, want) {
+			t.Errorf("pods = %v, want %s", list, want)
+		}
+	}
+	staged := s.staged()
+	i := slices.IndexFunc(staged.Allocations, func(a foreign.Allocation) bool { return a.IPv4 == addr("10.0.1.10") })
+	if i < 0 || staged.Allocations[i].Metadata.Pod != "new" || staged.Allocations[i].NetworkName != "aws-cni" || staged.Allocations[i].Timestamp != 9e9 {
+		t.Errorf("staged checkpoint = %+v, want 10.0.1.10 of pod new", staged.Allocations)
+	}
+	f := s.former(s.records[0])
+	check.Equal(t, f.HostLink, "eni"+linkSuffix("shop", "new"), "link")
+	check.Equal(t, f.Rules, []attachment.AdoptedRule{{Priority: ruleToPod, To: host("10.0.1.10"), Table: mainTable}, {Priority: ruleFromPod, From: host("10.0.1.10"), Table: 2}}, "rules")
+}
+
+func TestObstacles(t *testing.T) {
+	for name, tc := range map[string]struct {
+		edit   func(*survey)
+		what   string
+		blocks bool
+	}{
+		"damaged records": {func(s *survey) { s.quarantine = 1 }, "damaged", true},
+		"host ports":      {func(s *survey) { s.hostPorts, s.network = true, "berth" }, "portmap", false},
+		"old kernel":      {func(s *survey) { s.kernel = version{6, 1} }, "Linux 6.1", false},
+		"address twice":   {func(s *survey) { s.links[0].addresses = s.links[1].addresses }, "both lead", true},
+	} {
+		s := node1()
+		if left := s.obstacles(); len(left) > 0 {
+			t.Fatalf("obstacles of the node = %+v, want none", left)
+		}
+		tc.edit(&s)
+		list := s.obstacles()
+		if len(list) != 1 || !strings.Contains(list[0].What, tc.what) || list[0].Blocks != tc.blocks || list[0].Remedy == "" {
+			t.Errorf("%s: obstacles = %+v, want one about %q that blocks: %v", name, list, tc.what, tc.blocks)
+		}
+	}
+}
+
+// ipamd's checkpoint is set aside once, and put back as it was.
+func TestCheckpointIsSetAside(t *testing.T) {
+	f := files{run: t.TempDir(), conf: t.TempDir()}
+	original := `{"version":"vpc-cni-ipam/1","allocations":[{"networkName":"aws-cni","containerID":"c1","ifName":"eth0","ipv4":"10.0.0.5","allocationTimestamp":7,"metadata":{"k8sPodNamespace":"shop","k8sPodName":"web","interfacesCount":1}}]}`
+	write := func(path, text string) { check.OK(t, os.WriteFile(path, []byte(text), 0o644)) }
+	read := func(path string) string {
+		data, err := os.ReadFile(path)
+		check.OK(t, err)
+		return strings.TrimSpace(string(data))
+	}
+	write(f.checkpoint(), original)
+	write(f.list(), `{"name":"aws-cni","plugins":[{"type":"aws-cni","vethPrefix":"abc"},{"type":"portmap"}]}`)
+	for i := range 2 {
+		changed, err := f.setAside()
+		check.OK(t, err)
+		check.Equal(t, changed, i == 0, "setAside, call %d", i+1)
+		changed, err = f.hideConflist()
+		check.OK(t, err)
+		check.Equal(t, changed, i == 0, "hideConflist, call %d", i+1)
+	}
+	if _, err := foreign.ParseCheckpoint([]byte(read(f.checkpoint()))); err == nil {
+		t.Error("ipamd would read the checkpoint in place")
+	}
+	c, aside, unreadable, err := f.read()
+	if err != nil || unreadable != nil || !aside || len(c.Allocations) != 1 {
+		t.Errorf("read() = %+v, %v, %v, %v", c, aside, unreadable, err)
+	}
+	list, err := f.conflist()
+	check.OK(t, err)
+	if list.prefix() != "abc" || !list.has("portmap") {
+		t.Errorf("configuration aside = %+v", list)
+	}
+	_, err = f.showConflist()
+	check.OK(t, err)
+	_, err = f.restore()
+	check.OK(t, err)
+	check.Equal(t, read(f.checkpoint()), original, "checkpoint after the rollback")
+	if left, _ := filepath.Glob(filepath.Join(f.run, "*"+asideSuffix)); len(left) > 0 {
+		t.Errorf("files left: %v", left)
+	}
+}
+
+// An unreadable checkpoint is not set aside: its pods would be lost.
+func TestUnreadableCheckpointStays(t *testing.T) {
+	f := files{run: t.TempDir(), conf: t.TempDir()}
+	check.OK(t, os.WriteFile(f.checkpoint(), []byte(`{"version":"vpc-cni-ipam/1","allocations":[{"containerID":"","ipv4":"10.0.0.5"}]}`), 0o644))
+	if changed, err := f.setAside(); err == nil || changed {
+		t.Errorf("setAside() = %v, %v, want an error", changed, err)
+	}
+	if _, err := os.Stat(f.aside()); err == nil {
+		t.Error("a checkpoint was set aside")
+	}
+}
