@@ -198,8 +198,8 @@ func TestNodesMoveFromCoil(t *testing.T) {
 				t.Error("the tool was not killed")
 			}
 			harness.Eventually(t, harness.Patience, "finish", func() error { _, err := m.tool("", "apply", "--finish"); return err })
-			for i := range 4 {
-				p, err := m.AddPod(ctx, fmt.Sprintf("new-%d", i), node.PodOptions{Namespace: []string{"plain", "shop"}[i%2]})
+			for i := range 4 { // from blocks that the node has: nobody cuts new ones here
+				p, err := m.AddPod(ctx, fmt.Sprintf("new-%d", i), node.PodOptions{Namespace: []string{"plain", "shop", "plain", "plain"}[i]})
 				harness.OK(t, err)
 				for _, a := range p.Addrs {
 					if other := used[a]; other != "" {
