@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -151,8 +152,11 @@ func (r *Raised) node(n Node) error {
 	for name, value := range n.Sysctls {
 		settings = append(settings, ns.Sysctl{Name: strings.ReplaceAll(name, ".", "/"), Value: value})
 	}
-	if err := ns.Do(path, func() error { return ns.SetSysctls(settings...) }); err != nil {
-		return err
+	for _, s := range settings {
+		err := ns.Do(path, func() error { return ns.SetSysctls(s) })
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // of a link that was left out
+			return err
+		}
 	}
 	return ns.Netlink(path, func(h *netlink.Handle) error { return r.complete(h, n) })
 }

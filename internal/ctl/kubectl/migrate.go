@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/awsvpccni"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
@@ -28,21 +29,33 @@ type former struct {
 	tool   func(m *migration, verb string) (toolPod, error)
 	dump   bool // the node tool needs a dump of etcd, which has the owners of addresses
 	silent bool // the tool is the former system's own program, which prints no report
+	// objects returns what moves its objects; nil if it has none that must move.
+	objects func(m *migration) (objectMover, error)
+	// values converts its settings into values of the chart, and returns remarks; may be nil.
+	values func(env map[string]string) (chart map[string]any, remarks []string)
 	// controls is the path of the objects, named after Nodes, by which its operator manages nodes; may be empty.
 	controls string
 	taint    string   // key of the taint of Nodes without its daemon; may be empty
 	notes    []string // what plan says besides
 }
 
+// objectMover moves the objects of a former system. Each step can be repeated, and returns what it changed.
+type objectMover interface {
+	Plan(ctx context.Context) (migrate.Plan, error)
+	Begin(ctx context.Context) (changed []string, err error)  // before the first node
+	Back(ctx context.Context) (changed []string, err error)   // once all nodes are the former system's again
+	Finish(ctx context.Context) (changed []string, err error) // once nothing of it is left on any node
+}
+
 // formers are the systems that clusters are moved from.
 var formers = []former{
 	{
-		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl,
+		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, values: awsvpccni.Values,
 		notes: []string{"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended."},
 	},
-	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl},
+	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, objects: (*migration).coilObjects},
 	{
-		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, dump: true,
+		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, dump: true, objects: (*migration).coilObjects,
 		notes: []string{"Make a new dump of etcd for each call: a pod that was created since the last one is unknown, and is replaced."},
 	},
 	{
@@ -151,6 +164,10 @@ type migration struct {
 	name      string
 	image     string
 	clock     clock.Clock
+	dump      []byte                  // of etcd; nil unless the former system needs one
+	tell      func(node, what string) // progress of a run
+	// operatorAccount is the service account of berth-operator; empty: the usual one.
+	operatorAccount string
 	// As observed last.
 	formerSpec, berthdSpec corev1.PodSpec
 }
@@ -176,7 +193,10 @@ func (p *program) migration(cmd *cobra.Command, from string, f *migrateFlags) (*
 		return nil, fmt.Errorf("--etcd-dump is %q: expected a file with %s, and none with other networks", f.etcdDump, migrate.CoilV1)
 	}
 	var err error
-	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.dump {
+	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.objects != nil {
+		err = m.readOperator(cmd.Context())
+	}
+	if err == nil && m.from.dump {
 		err = m.storeDump(cmd.Context(), f.etcdDump)
 	}
 	return m, err
@@ -194,7 +214,7 @@ func (m *migration) move(cmd *cobra.Command, d rollout.Direction, f *migrateFlag
 		Direction: d, InPlace: m.from.inPlace, Verbs: m.from.verbs, Nodes: f.nodes, MaxUnavailable: f.maxUnavailable, EvictUnmanaged: f.evictUnmanaged,
 	}
 	report := &Migration{From: m.from.name, Command: string(d), Log: []string{}, Nodes: []MovedNode{}}
-	err := rollout.Run(cmd.Context(), m, m.from.name, o, m.clock, func(node, what string) {
+	m.tell = func(node, what string) {
 		line := what
 		if node != "" {
 			line = node + ": " + what
@@ -204,7 +224,8 @@ func (m *migration) move(cmd *cobra.Command, d rollout.Direction, f *migrateFlag
 		if f.out == asTable || f.out == asWide {
 			fmt.Fprintln(cmd.OutOrStdout(), line)
 		}
-	})
+	}
+	err := rollout.Run(cmd.Context(), m, m.from.name, o, m.clock, m.tell)
 	if cmd.Context().Err() != nil {
 		return fmt.Errorf("interrupted: %w. The next call continues", err)
 	}
@@ -226,7 +247,8 @@ func newManifests() *cobra.Command {
 		Short: "Print Berth's objects in place of other networks' manifests",
 		Long: `Print Berth's objects in place of other networks' manifests. FILEs have YAML or JSON, - is
 standard input: ENIConfigs, SecurityGroupPolicies and Nodes of clusters with the Amazon VPC
-CNI; CiliumNodes and the ConfigMap cilium-config. Nothing is read from a cluster, and nothing is
+CNI; CiliumNodes and the ConfigMap cilium-config; Coil's pools, blocks and Egresses, and
+objects with its annotations. Nothing is read from a cluster, and nothing is
 changed.
 
 Unknown kinds and fields are errors. Comments say what to do before the objects are applied,

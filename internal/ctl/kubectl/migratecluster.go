@@ -271,6 +271,9 @@ func (m *migration) in(resource string) string { return namespacesPath + join(m.
 
 // Do implements rollout.Cluster.
 func (m *migration) Do(ctx context.Context, a rollout.Action) error {
+	if err := m.moveObjects(ctx, a.Kind); err != nil {
+		return err
+	}
 	ctx, cancel := m.quick(ctx)
 	defer cancel()
 	switch a.Kind {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/migrate"
@@ -27,6 +28,8 @@ type MigrationPlan struct {
 	Notes     []string           `json:"notes"`
 	// LastUndoable is the last step that rollback undoes.
 	LastUndoable string `json:"lastUndoable"`
+	// Values are values of the chart with the meaning of the former system's settings.
+	Values map[string]any `json:"values,omitempty"`
 }
 
 // PlannedNode is a node in a MigrationPlan.
@@ -55,7 +58,42 @@ func (m *migration) plan(cmd *cobra.Command, f *migrateFlags) error {
 		}
 	}
 	plan := m.planned(s, f, tools)
-	return f.out.finish(cmd, plan, len(plan.Obstacles) > 0 || slices.ContainsFunc(plan.Nodes, func(n PlannedNode) bool { return len(n.Obstacle) > 0 }), plan.write)
+	if err := m.planObjects(ctx, &plan); err != nil {
+		return err
+	}
+	blocks := func(list []migrate.Obstacle) bool { return len(migrate.Plan{Obstacles: list}.Blocked()) > 0 }
+	unwell := blocks(plan.Obstacles) || slices.ContainsFunc(plan.Nodes, func(n PlannedNode) bool { return blocks(n.Obstacle) })
+	return f.out.finish(cmd, plan, unwell, plan.write)
+}
+
+// planObjects adds what becomes of the former system's objects and settings.
+func (m *migration) planObjects(ctx context.Context, plan *MigrationPlan) error {
+	if m.from.values != nil {
+		var remarks []string
+		plan.Values, remarks = m.from.values(settingsOf(&m.formerSpec))
+		plan.Notes = append(plan.Notes, remarks...)
+	}
+	if m.from.objects == nil {
+		return nil
+	}
+	o, err := m.from.objects(m)
+	if err != nil {
+		return err
+	}
+	of, err := o.Plan(ctx)
+	if err != nil {
+		return err
+	}
+	plan.Notes = append(plan.Notes, of.Found...)
+	plan.Obstacles = append(plan.Obstacles, of.Obstacles...)
+	for i, s := range of.Steps { // those that cannot be undone belong to finish
+		if at := len(plan.Steps); s.Final {
+			plan.Steps = append(plan.Steps, s)
+		} else {
+			plan.Steps = slices.Insert(plan.Steps, min(i, at), s)
+		}
+	}
+	return nil
 }
 
 // survey runs the node tool on the chosen nodes, as many at a time as --parallel says, and deletes its pods.
@@ -205,6 +243,13 @@ func (plan MigrationPlan) write(p *view.Printer, wide bool) {
 	p.Printf("\nrollback undoes %s.\n", plan.LastUndoable)
 	for _, n := range plan.Notes {
 		p.Printf("%s\n", n)
+	}
+	if len(plan.Values) > 0 {
+		p.Printf("\nValues of the chart\n")
+		text, _ := yaml.Marshal(plan.Values) // texts and maps of texts
+		for line := range strings.Lines(string(text)) {
+			p.Printf("  %s\n", strings.TrimSuffix(line, "\n"))
+		}
 	}
 	for _, o := range plan.Obstacles {
 		writeObstacle(p, "cluster", o)

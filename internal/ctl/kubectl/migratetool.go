@@ -132,6 +132,7 @@ func (m *migration) storeDump(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
+	m.dump = text
 	if len(text) > maxDump {
 		return fmt.Errorf("--etcd-dump %s has %d bytes: expected at most %d, the size of a ConfigMap; run berthctl migrate %s on the nodes instead", file, len(text), maxDump, m.from.name)
 	}

@@ -78,6 +78,7 @@ func newMovers(t *testing.T, former string, labels map[string]string) *movers {
 		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}}}}},
 	}}}
 	ds.Spec.Template.Spec.InitContainers = []corev1.Container{{Name: "clean-cilium-state", Image: "cilium:v1.20.0", Command: []string{"/init-container.sh"}}}
+	ds.Spec.Template.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "WARM_IP_TARGET", Value: "5"}, {Name: "MAGIC", Value: "1"}}
 	berthd := m.daemonSet(connect.DaemonName, map[string]string{connect.NameLabel: connect.DaemonName})
 	berthd.Spec.Template.Spec.NodeSelector = map[string]string{rollout.Label: rollout.Serving}
 	berthd.Spec.Template.Spec.Containers[0].Args = []string{"--ipam=eni"}

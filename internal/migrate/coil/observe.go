@@ -154,7 +154,11 @@ func (n *Node) complete(s *state, links []netlink.Link, names map[string]attachm
 		byIndex[l.Attrs().Index] = l
 	}
 	left := map[attachment.Key]attachment.Record{}
-	for _, r := range n.store.Records() {
+	records, err := n.records()
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
 		left[r.Key] = r
 	}
 	for i := range s.pods {

@@ -152,6 +152,16 @@ func TestCiliumConfigAndTemplate(t *testing.T) {
 	if err != nil || out.Objects[1].(*v1alpha1.NodeNetwork).Spec.ENI.PrefixDelegation != nil {
 		t.Errorf("node-b has prefixes, which cilium-config turned off: error = %v", err)
 	}
+	with := read(t, "ciliumnodes-1.20.yaml", "ciliumnodes-1.19.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: cilium-config}\ndata: {ipam: eni, enable-ipv4: 'true', enable-ipv6: 'true', aws-enable-prefix-delegation: 'true'}\n")
+	out, err = Convert(with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []*bool{new(true), new(true), nil} { // node-c has disable-prefix-delegation
+		if got := out.Objects[i].(*v1alpha1.NodeNetwork).Spec.ENI; !cmp.Equal(got.PrefixDelegation, want) || got.IPFamilies != "dual" {
+			t.Errorf("%s with prefixes in cilium-config: %+v", out.Objects[i].(*v1alpha1.NodeNetwork).Name, got)
+		}
+	}
 	in.Template = "all"
 	if _, err := Convert(in); err == nil || !strings.Contains(err.Error(), "CiliumNode node-b (ciliumnodes-1.20.yaml): spec.eni.minAllocate differs from that of CiliumNode node-a") {
 		t.Errorf("template for nodes that differ: error = %v", err)

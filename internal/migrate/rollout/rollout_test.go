@@ -24,6 +24,7 @@ type world struct {
 	inPlace  bool
 	pods     int // ever created
 	evicted  []string
+	owner    map[string]string // by UID: the system that gave the pod its address
 	kernel   map[string]string // by node: the system that its pods' kernel state is of
 	ended    bool
 	changes  int
@@ -38,7 +39,7 @@ type world struct {
 var errKilled = errors.New("killed")
 
 func newWorld(seed uint64, inPlace bool, nodes int) *world {
-	w := &world{rand: rand.New(rand.NewPCG(seed, 1)), inPlace: inPlace, kernel: map[string]string{}, budget: map[string]int{}}
+	w := &world{rand: rand.New(rand.NewPCG(seed, 1)), inPlace: inPlace, kernel: map[string]string{}, owner: map[string]string{}, budget: map[string]int{}}
 	w.State = State{Former: DaemonSet{Name: "kube-system/aws-node", Exists: true}, Berthd: DaemonSet{Name: "kube-system/berthd", Exists: true, Confined: true}, Restored: true}
 	for i := range nodes {
 		n := Node{Name: fmt.Sprintf("node-%d", i), Ready: true, Former: Ready, Berthd: Absent, FormerControls: !inPlace}
@@ -54,6 +55,10 @@ func newWorld(seed uint64, inPlace bool, nodes int) *world {
 
 func (w *world) create(n *Node, bound bool) {
 	w.pods++
+	w.owner[fmt.Sprintf("uid-%d", w.pods)] = "former"
+	if n.Berthd == Ready {
+		w.owner[fmt.Sprintf("uid-%d", w.pods)] = "berth"
+	}
 	n.Pods = append(n.Pods, Pod{Namespace: "default", Name: fmt.Sprintf("pod-%d", w.pods), UID: fmt.Sprintf("uid-%d", w.pods), Bound: bound})
 }
 
@@ -109,6 +114,14 @@ func (w *world) check() {
 		}
 		if n.Former != Ready && n.Berthd != Ready {
 			away++
+		}
+		if n.Berthd != Absent && n.FormerControls || n.Former != Absent && n.BerthControls {
+			w.problems = append(w.problems, n.Name+": controllers of the other system manage it")
+		}
+		for _, p := range n.Pods {
+			if !w.inPlace && (n.Berthd != Absent && w.owner[p.UID] == "former" || n.Former != Absent && w.owner[p.UID] == "berth") {
+				w.problems = append(w.problems, fmt.Sprintf("%s: pod %s has an address of the other system", n.Name, p.Name))
+			}
 		}
 	}
 	if away > 2 {
@@ -202,13 +215,13 @@ func (w *world) tool(n *Node, verb string) {
 	}
 	for i, p := range n.Pods {
 		fate := migrate.Adopted
-		if verb == string(Apply) && i == 0 && w.inPlace {
+		if verb == string(Apply) && i == 1 && w.inPlace {
 			fate = migrate.Replace
 		}
 		r.Pods = append(r.Pods, migrate.Pod{Namespace: p.Namespace, Name: p.Name, Fate: fate})
 	}
 	if n.Name != "node-0" { // a node lies about a pod of another one
-		r.Pods = append(r.Pods, migrate.Pod{Namespace: "default", Name: "pod-2", Fate: migrate.Replace})
+		r.Pods = append(r.Pods, migrate.Pod{Namespace: "default", Name: "pod-1", Fate: migrate.Replace})
 	}
 	switch verb {
 	case string(Apply):
@@ -312,7 +325,7 @@ func (w *world) atEnd(t *testing.T, back bool) {
 	if back && (!w.Restored || w.From != "") {
 		t.Errorf("at the end: restored = %t, migration from %q is recorded", w.Restored, w.From)
 	}
-	if w.inPlace && (slices.Contains(w.evicted, "uid-2") || len(w.evicted) > len(w.Nodes)) {
+	if w.inPlace && (slices.Contains(w.evicted, "uid-1") || len(w.evicted) > len(w.Nodes)) {
 		t.Errorf("evicted in place: %v, want one pod of each node", w.evicted)
 	}
 	before := w.changes
