@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ctl/view"
@@ -26,7 +25,7 @@ type former struct {
 	inPlace   bool   // pods keep running
 	verbs     []string
 	// tool returns the container that does the node tool's work on a node. Its verbs are those of the table.
-	tool   func(m *migration, verb string) (toolPod, error)
+	tool   func(r *toolRunner, verb string) (toolPod, error)
 	dump   bool // the node tool needs a dump of etcd, which has the owners of addresses
 	silent bool // the tool is the former system's own program, which prints no report
 	// objects returns what moves its objects; nil if it has none that must move.
@@ -50,16 +49,16 @@ type objectMover interface {
 // formers are the systems that clusters are moved from.
 var formers = []former{
 	{
-		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, values: awsvpccni.Values,
+		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, values: awsvpccni.Values,
 		notes: []string{"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended."},
 	},
-	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, objects: (*migration).coilObjects},
+	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, objects: (*migration).coilObjects},
 	{
-		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*migration).berthctl, dump: true, objects: (*migration).coilObjects,
+		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, dump: true, objects: (*migration).coilObjects,
 		notes: []string{"Make a new dump of etcd for each call: a pod that was created since the last one is unknown, and is replaced."},
 	},
 	{
-		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply)}, tool: (*migration).ciliumCleanup, silent: true, controls: ciliumNodesPath, taint: "node.cilium.io/agent-not-ready",
+		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply)}, tool: (*toolRunner).ciliumCleanup, silent: true, controls: ciliumNodesPath, taint: "node.cilium.io/agent-not-ready",
 		notes: []string{
 			"Every pod of a node is replaced: running pods cannot keep their addresses, because their links belong to Cilium's eBPF data path.",
 			"CiliumNode objects of moved nodes are deleted. Cilium creates them again at a rollback, from its configuration: save those that were edited by hand.",
@@ -123,7 +122,7 @@ verify checks that each pod's address has exactly one owner, and exits with 2 ot
 			return starting(slices.Clone(verbs), typed)
 		},
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			m, err := p.migration(cmd, args[0], &f)
+			m, err := newMigration(p, cmd, args[0], &f)
 			if err != nil {
 				return err
 			}
@@ -158,21 +157,14 @@ verify checks that each pod's address has exactly one owner, and exits with 2 ot
 // migration is one run of `kubectl berth migrate`.
 type migration struct {
 	*program
-	api       *api
-	from      former
-	namespace string // of the former DaemonSet
-	name      string
-	image     string
-	clock     clock.Clock
-	dump      []byte                  // of etcd; nil unless the former system needs one
-	tell      func(node, what string) // progress of a run
+	*toolRunner
+	clock clock.Clock
+	tell  func(node, what string) // progress of a run
 	// operatorAccount is the service account of berth-operator; empty: the usual one.
 	operatorAccount string
-	// As observed last.
-	formerSpec, berthdSpec corev1.PodSpec
 }
 
-func (p *program) migration(cmd *cobra.Command, from string, f *migrateFlags) (*migration, error) {
+func newMigration(p *program, cmd *cobra.Command, from string, f *migrateFlags) (*migration, error) {
 	i := slices.IndexFunc(formers, func(of former) bool { return of.name == from })
 	if i < 0 {
 		return nil, fmt.Errorf("FROM is %q: expected one of %s", from, formerNames())
@@ -180,13 +172,13 @@ func (p *program) migration(cmd *cobra.Command, from string, f *migrateFlags) (*
 	if f.maxUnavailable < 1 {
 		return nil, fmt.Errorf("--max-unavailable is %d: expected at least 1", f.maxUnavailable)
 	}
-	m := &migration{program: p, from: formers[i], image: f.image, clock: p.Clock}
+	m := &migration{program: p, toolRunner: &toolRunner{requests: &requests{berth: p.daemons, limit: p.timeout}, from: formers[i], image: f.image}, clock: p.Clock}
 	of := m.from.daemonSet
 	if f.daemonSet != "" {
 		of = f.daemonSet
 	}
 	var ok bool
-	if m.namespace, m.name, ok = strings.Cut(of, "/"); !ok || m.namespace == "" || m.name == "" || strings.Contains(m.name, "/") {
+	if m.formerNamespace, m.formerName, ok = strings.Cut(of, "/"); !ok || m.formerNamespace == "" || m.formerName == "" || strings.Contains(m.formerName, "/") {
 		return nil, fmt.Errorf("--daemonset is %q: expected NAMESPACE/NAME", of)
 	}
 	if m.from.dump != (f.etcdDump != "") {
@@ -295,8 +287,3 @@ func readManifests(cmd *cobra.Command, name string) ([]manifests.Object, error) 
 
 // ciliumNodesPath are the objects by which Cilium's operator manages the addresses of nodes.
 const ciliumNodesPath = "/apis/cilium.io/v2/ciliumnodes"
-
-// quick bounds a request that changes something.
-func (m *migration) quick(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, m.timeout, fmt.Errorf("no answer of the API server within %v", m.timeout))
-}

@@ -48,7 +48,7 @@ func TestMigrateInPlace(t *testing.T) {
 		MaxUnavailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 	}}
 	harness.OK(t, m.c.Create(t.Context(), budget))
-	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, DisruptionsAllowed: 100, CurrentHealthy: 6, ExpectedPods: 6}
+	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, DisruptionsAllowed: 0, CurrentHealthy: 6, ExpectedPods: 6}
 	harness.OK(t, m.c.Status().Update(t.Context(), budget))
 
 	if out, code, err = of("apply", "--nodes", "node-0"); err != nil || code != 0 {
@@ -62,7 +62,7 @@ func TestMigrateInPlace(t *testing.T) {
 	}
 	var pods corev1.PodList
 	harness.OK(t, m.c.List(t.Context(), &pods, client.InNamespace("default")))
-	if len(pods.Items) != 5 || !strings.Contains(out, "evicted pod default/web-0-0") {
+	if len(pods.Items) != 5 || !strings.Contains(out, "evicted pod default/web-0-0") || !strings.Contains(out, "node-0: waits: pod default/web-0-0: ") {
 		t.Errorf("%d pods are left of 6, want one evicted\n%s", len(pods.Items), out)
 	}
 	m.mu.Lock()

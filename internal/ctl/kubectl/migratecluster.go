@@ -11,7 +11,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -150,20 +149,20 @@ func (m *migration) readProgress(ctx context.Context, s *seen) error {
 		return fmt.Errorf("ConfigMap %s/%s: data[%s]: %w", m.daemons, progressName, progressKey, err)
 	}
 	s.From = s.progress.From
-	if s.From == m.from.name && s.progress.DaemonSet != m.namespace+"/"+m.name {
-		return fmt.Errorf("the migration that was begun is of DaemonSet %s, not of %s/%s: use --daemonset", s.progress.DaemonSet, m.namespace, m.name)
+	if s.From == m.from.name && s.progress.DaemonSet != m.formerNamespace+"/"+m.formerName {
+		return fmt.Errorf("the migration that was begun is of DaemonSet %s, not of %s/%s: use --daemonset", s.progress.DaemonSet, m.formerNamespace, m.formerName)
 	}
 	return nil
 }
 
 func (m *migration) readDaemonSets(ctx context.Context, s *seen) (err error) {
-	if s.former, err = m.daemonSet(ctx, m.namespace, m.name); err != nil {
+	if s.former, err = m.daemonSet(ctx, m.formerNamespace, m.formerName); err != nil {
 		return err
 	}
 	if s.berthd, err = m.daemonSet(ctx, m.daemons, connect.DaemonName); err != nil {
 		return err
 	}
-	s.Former, s.Berthd = rollout.DaemonSet{Name: m.namespace + "/" + m.name, Exists: s.former != nil}, rollout.DaemonSet{Name: m.daemons + "/" + connect.DaemonName, Exists: s.berthd != nil}
+	s.Former, s.Berthd = rollout.DaemonSet{Name: m.formerNamespace + "/" + m.formerName, Exists: s.former != nil}, rollout.DaemonSet{Name: m.daemons + "/" + connect.DaemonName, Exists: s.berthd != nil}
 	s.Restored = true
 	if s.former != nil {
 		m.formerSpec = s.former.Spec.Template.Spec
@@ -194,41 +193,6 @@ func same(x, y json.RawMessage) bool {
 		return string(out)
 	}
 	return canonical(x) == canonical(y)
-}
-
-func (m *migration) daemonSet(ctx context.Context, namespace, name string) (*daemonSet, error) {
-	var d daemonSet
-	switch err := into(ctx, m.api.rest.Get().AbsPath(daemonSetPath(namespace, name)), &d); {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("read DaemonSet %s/%s: %w", namespace, name, err)
-	}
-	return &d, nil
-}
-
-// daemonsOf returns the state of a DaemonSet's pods by Node. Pods count by their owner: labels can be anybody's.
-func (m *migration) daemonsOf(ctx context.Context, a *api, d *daemonSet) map[string]rollout.Daemon {
-	out := map[string]rollout.Daemon{}
-	if d == nil {
-		return out
-	}
-	selector := metav1.FormatLabelSelector(d.Spec.Selector)
-	for _, pod := range list[corev1.Pod](ctx, a, "pods of DaemonSet "+d.Name, podsPath(d.Namespace), query{"labelSelector": selector}) {
-		owner := metav1.GetControllerOf(&pod)
-		if owner == nil || owner.UID != d.UID || pod.Spec.NodeName == "" {
-			continue
-		}
-		ready, _ := readiness(&pod)
-		switch {
-		case out[pod.Spec.NodeName] == rollout.Ready:
-		case ready:
-			out[pod.Spec.NodeName] = rollout.Ready
-		default:
-			out[pod.Spec.NodeName] = rollout.Present
-		}
-	}
-	return out
 }
 
 // names returns the names of the objects at a path. Without a path, or such a kind, there are none.
@@ -264,11 +228,6 @@ func podsOfNode(pods []corev1.Pod) (out []rollout.Pod) {
 	return out
 }
 
-func (m *migration) configPath() string { return m.in("configmaps") + join(progressName) }
-
-// in returns the path of a resource in Berth's namespace.
-func (m *migration) in(resource string) string { return namespacesPath + join(m.daemons, resource) }
-
 // Do implements rollout.Cluster.
 func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 	if err := m.moveObjects(ctx, a.Kind); err != nil {
@@ -282,7 +241,7 @@ func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 	case rollout.Confine, rollout.Restore:
 		return m.patchFormer(ctx, a.Kind == rollout.Confine)
 	case rollout.DeleteFormer:
-		return gone(m.api.rest.Delete().AbsPath(daemonSetPath(m.namespace, m.name)).Do(ctx).Error())
+		return gone(m.api.rest.Delete().AbsPath(daemonSetPath(m.formerNamespace, m.formerName)).Do(ctx).Error())
 	case rollout.End:
 		return errors.Join(m.deleteConfig(ctx, dumpName), m.deleteConfig(ctx, progressName))
 	case rollout.Write:
@@ -313,10 +272,6 @@ func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 	return fmt.Errorf("action %q is unknown", a.Kind)
 }
 
-func (m *migration) deleteConfig(ctx context.Context, name string) error {
-	return gone(m.api.rest.Delete().AbsPath(m.in("configmaps") + join(name)).Do(ctx).Error())
-}
-
 // gone is the error of a deletion, of which nothing is left to do for what does not exist.
 func gone(err error) error {
 	if apierrors.IsNotFound(err) {
@@ -326,7 +281,7 @@ func gone(err error) error {
 }
 
 func (m *migration) begin(ctx context.Context) error {
-	text, err := json.Marshal(progress{From: m.from.name, DaemonSet: m.namespace + "/" + m.name})
+	text, err := json.Marshal(progress{From: m.from.name, DaemonSet: m.formerNamespace + "/" + m.formerName})
 	if err != nil {
 		return err
 	}
@@ -349,7 +304,7 @@ func (m *migration) patchFormer(ctx context.Context, confine bool) error {
 		return err
 	}
 	if s.former == nil || s.config == nil {
-		return fmt.Errorf("DaemonSet %s/%s and ConfigMap %s/%s: expected both to exist", m.namespace, m.name, m.daemons, progressName)
+		return fmt.Errorf("DaemonSet %s/%s and ConfigMap %s/%s: expected both to exist", m.formerNamespace, m.formerName, m.daemons, progressName)
 	}
 	to := original{}
 	if confine {
@@ -388,7 +343,7 @@ func (m *migration) patchFormer(ctx context.Context, confine bool) error {
 	if err != nil {
 		return err
 	}
-	return m.api.rest.Patch(types.JSONPatchType).AbsPath(daemonSetPath(m.namespace, m.name)).Body(body).Do(ctx).Error()
+	return m.api.rest.Patch(types.JSONPatchType).AbsPath(daemonSetPath(m.formerNamespace, m.formerName)).Body(body).Do(ctx).Error()
 }
 
 // onDelete is the update strategy of a DaemonSet whose pods are not restarted by a change of its template.
@@ -425,14 +380,6 @@ func (m *migration) writeProgress(ctx context.Context, s *seen, key string, v an
 	return m.api.rest.Patch(types.MergePatchType).AbsPath(m.configPath()).Body(body).Do(ctx).Error()
 }
 
-func (m *migration) patchNode(ctx context.Context, node string, change map[string]any) error {
-	body, err := json.Marshal(change)
-	if err != nil {
-		return err
-	}
-	return m.api.rest.Patch(types.MergePatchType).AbsPath(nodesPath + join(node)).Body(body).Do(ctx).Error()
-}
-
 func (m *migration) isTaint(t corev1.Taint) bool { return m.from.taint != "" && t.Key == m.from.taint }
 
 // untaint removes the former system's taint of a Node, and no other.
@@ -443,35 +390,4 @@ func (m *migration) untaint(ctx context.Context, node string) error {
 	}
 	left := slices.DeleteFunc(slices.Clone(k.Spec.Taints), m.isTaint)
 	return m.patchNode(ctx, node, map[string]any{"metadata": map[string]any{"resourceVersion": k.ResourceVersion}, "spec": map[string]any{"taints": left}})
-}
-
-// send creates an object that may exist.
-func (m *migration) send(ctx context.Context, path string, v any) error {
-	body, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	err = m.api.rest.Post().AbsPath(path).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
-	if apierrors.IsAlreadyExists(err) {
-		return nil
-	}
-	return err
-}
-
-// evict evicts a pod, and no other of its name.
-func (m *migration) evict(ctx context.Context, p rollout.Pod) error {
-	uid := types.UID(p.UID)
-	e := policyv1.Eviction{
-		TypeMeta: metav1.TypeMeta{APIVersion: "policy/v1", Kind: "Eviction"}, ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}},
-	}
-	err := m.send(ctx, podsPath(p.Namespace)+join(p.Name, "eviction"), &e)
-	switch {
-	case apierrors.IsTooManyRequests(err):
-		return &rollout.BlockedError{Why: fmt.Sprintf("pod %s/%s: %v", p.Namespace, p.Name, err)}
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil
-	default:
-		return err
-	}
 }

@@ -30,7 +30,7 @@ func (m *migration) moveObjects(ctx context.Context, with rollout.Kind) error {
 	case rollout.DeleteFormer:
 		changed, err = o.Finish(ctx)
 	case rollout.End: // of a rollback, if the former system is still there
-		former, readErr := m.daemonSet(ctx, m.namespace, m.name)
+		former, readErr := m.daemonSet(ctx, m.formerNamespace, m.formerName)
 		if readErr != nil || former == nil {
 			return readErr
 		}
@@ -44,7 +44,7 @@ func (m *migration) moveObjects(ctx context.Context, with rollout.Kind) error {
 
 // coilObjects returns what moves Coil's pools and blocks.
 func (m *migration) coilObjects() (objectMover, error) {
-	c := &coilobjects.Cluster{API: m.api.rest, Operator: m.operatorUser(), Namespace: m.namespace, Clock: m.clock}
+	c := &coilobjects.Cluster{API: m.api.rest, Operator: m.operatorUser(), Namespace: m.formerNamespace, Clock: m.clock}
 	if m.dump != nil {
 		d, err := etcd.ParseDump(m.dump, etcd.DefaultPrefix)
 		if err != nil {

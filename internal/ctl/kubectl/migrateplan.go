@@ -212,7 +212,7 @@ func (m *migration) steps(s *seen) []migrate.Step {
 	}
 	return []migrate.Step{
 		{Name: "confine", What: fmt.Sprintf("DaemonSet %s keeps away from nodes with the label %s; its running pods are not restarted", s.Former.Name, rollout.Label), Done: s.Former.Confined},
-		{Name: "move", What: fmt.Sprintf("node by node: the label %s=%s ends its %s, %s, the label %s=%s starts berthd", rollout.Label, rollout.Moving, m.name, moves, rollout.Label, rollout.Serving)},
+		{Name: "move", What: fmt.Sprintf("node by node: the label %s=%s ends its %s, %s, the label %s=%s starts berthd", rollout.Label, rollout.Moving, m.formerName, moves, rollout.Label, rollout.Serving)},
 		{Name: "verify", What: "each pod's address has exactly one owner"},
 		{Name: "finish", What: fmt.Sprintf("apply --finish removes what %s left on nodes, and DaemonSet %s", m.from.name, s.Former.Name), Final: true},
 	}

@@ -38,6 +38,17 @@ func toolName(node string) string {
 	return toolLabel + "-" + hex.EncodeToString(sum[:8])
 }
 
+// toolRunner runs the node tool on nodes.
+type toolRunner struct {
+	*requests
+	from                        former
+	formerNamespace, formerName string // of its DaemonSet
+	image                       string // of the pods; empty: berthd's
+	dump                        []byte // of etcd; nil unless the former system needs one
+	// As observed last.
+	formerSpec, berthdSpec corev1.PodSpec
+}
+
 // toolPod is what differs among the pods of the node tool.
 type toolPod struct {
 	container corev1.Container
@@ -46,9 +57,9 @@ type toolPod struct {
 }
 
 // toolPods returns the pods of the node tool by Node. A pod of another name, or on another node, is not one.
-func (m *migration) toolPods(ctx context.Context, a *api) map[string]corev1.Pod {
+func (r *toolRunner) toolPods(ctx context.Context, a *api) map[string]corev1.Pod {
 	out := map[string]corev1.Pod{}
-	for _, pod := range list[corev1.Pod](ctx, a, "pods of the node tool", m.in("pods"), query{"labelSelector": connect.NameLabel + "=" + toolLabel}) {
+	for _, pod := range list[corev1.Pod](ctx, a, "pods of the node tool", r.in("pods"), query{"labelSelector": connect.NameLabel + "=" + toolLabel}) {
 		if pod.Name == toolName(pod.Spec.NodeName) {
 			out[pod.Spec.NodeName] = pod
 		}
@@ -56,17 +67,17 @@ func (m *migration) toolPods(ctx context.Context, a *api) map[string]corev1.Pod 
 	return out
 }
 
-func (m *migration) startTool(ctx context.Context, node, verb string) error {
-	pod, err := m.newTool(node, verb)
+func (r *toolRunner) startTool(ctx context.Context, node, verb string) error {
+	pod, err := r.newTool(node, verb)
 	if err != nil {
 		return err
 	}
-	return m.send(ctx, m.in("pods"), pod)
+	return r.send(ctx, r.in("pods"), pod)
 }
 
 // newTool returns the pod of the node tool for a verb.
-func (m *migration) newTool(node, verb string) (*corev1.Pod, error) {
-	t, err := m.from.tool(m, verb)
+func (r *toolRunner) newTool(node, verb string) (*corev1.Pod, error) {
+	t, err := r.from.tool(r, verb)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +86,7 @@ func (m *migration) newTool(node, verb string) (*corev1.Pod, error) {
 	return &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
-			Name: toolName(node), Namespace: m.daemons, Labels: map[string]string{connect.NameLabel: toolLabel, "app.kubernetes.io/part-of": "berth", toolVerb: verb},
+			Name: toolName(node), Namespace: r.berth, Labels: map[string]string{connect.NameLabel: toolLabel, "app.kubernetes.io/part-of": "berth", toolVerb: verb},
 		},
 		Spec: corev1.PodSpec{
 			NodeName: node, HostNetwork: true, HostPID: true, RestartPolicy: corev1.RestartPolicyNever, DNSPolicy: corev1.DNSDefault,
@@ -88,19 +99,19 @@ func (m *migration) newTool(node, verb string) (*corev1.Pod, error) {
 }
 
 // berthctl returns the container that runs `berthctl migrate`, with the image, the settings and the folders of berthd.
-func (m *migration) berthctl(verb string) (toolPod, error) {
-	spec := m.berthdSpec
+func (r *toolRunner) berthctl(verb string) (toolPod, error) {
+	spec := r.berthdSpec
 	i := slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == connect.DaemonName })
 	if i < 0 {
-		return toolPod{}, fmt.Errorf("DaemonSet %s/%s has no container %s", m.daemons, connect.DaemonName, connect.DaemonName)
+		return toolPod{}, fmt.Errorf("DaemonSet %s/%s has no container %s", r.berth, connect.DaemonName, connect.DaemonName)
 	}
 	of := &spec.Containers[i]
 	t := toolPod{secrets: spec.ImagePullSecrets}
 	t.container = corev1.Container{Image: of.Image, ImagePullPolicy: of.ImagePullPolicy, Env: of.Env, EnvFrom: of.EnvFrom}
-	if m.image != "" {
-		t.container.Image = m.image
+	if r.image != "" {
+		t.container.Image = r.image
 	}
-	t.container.Command = []string{"/berthctl", "migrate", m.from.name}
+	t.container.Command = []string{"/berthctl", "migrate", r.from.name}
 	if verb == string(rollout.Finish) {
 		t.container.Command = append(t.container.Command, string(rollout.Apply), "--finish", "-o", "json")
 	} else {
@@ -111,7 +122,7 @@ func (m *migration) berthctl(verb string) (toolPod, error) {
 	t.mount("migrate-lib-cni", "/var/lib/cni", "/var/lib/cni")
 	t.mount("migrate-run", "/run", "/run", "/var/run")
 	t.hostPaths(&spec, of.VolumeMounts)
-	if m.from.dump {
+	if r.from.dump {
 		t.volumes = append(t.volumes, corev1.Volume{Name: dumpName, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: dumpName}}}})
 		t.container.VolumeMounts = append(t.container.VolumeMounts, corev1.VolumeMount{Name: dumpName, MountPath: "/etc/berth-migration"})
 		t.container.Args = append(slices.Clone(t.container.Args), "--etcd-dump=/etc/berth-migration/"+dumpKey)
@@ -127,20 +138,20 @@ const (
 )
 
 // storeDump stores a dump of etcd for the pods of the node tool, in place of an earlier one.
-func (m *migration) storeDump(ctx context.Context, file string) error {
+func (r *toolRunner) storeDump(ctx context.Context, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	m.dump = text
+	r.dump = text
 	if len(text) > maxDump {
-		return fmt.Errorf("--etcd-dump %s has %d bytes: expected at most %d, the size of a ConfigMap; run berthctl migrate %s on the nodes instead", file, len(text), maxDump, m.from.name)
+		return fmt.Errorf("--etcd-dump %s has %d bytes: expected at most %d, the size of a ConfigMap; run berthctl migrate %s on the nodes instead", file, len(text), maxDump, r.from.name)
 	}
-	if err := m.deleteConfig(ctx, dumpName); err != nil {
-		return fmt.Errorf("delete ConfigMap %s/%s: %w", m.daemons, dumpName, err)
+	if err := r.deleteConfig(ctx, dumpName); err != nil {
+		return fmt.Errorf("delete ConfigMap %s/%s: %w", r.berth, dumpName, err)
 	}
-	return m.send(ctx, m.in("configmaps"), &corev1.ConfigMap{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: dumpName, Namespace: m.daemons, Labels: map[string]string{"app.kubernetes.io/part-of": "berth"}},
+	return r.send(ctx, r.in("configmaps"), &corev1.ConfigMap{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: dumpName, Namespace: r.berth, Labels: map[string]string{"app.kubernetes.io/part-of": "berth"}},
 		Data: map[string]string{dumpKey: string(text)},
 	})
 }
@@ -159,7 +170,7 @@ func (t *toolPod) hostPaths(spec *corev1.PodSpec, mounts []corev1.VolumeMount) {
 		if v.HostPath == nil {
 			continue
 		}
-		used := slices.DeleteFunc(slices.Clone(mounts), func(m corev1.VolumeMount) bool { return m.Name != v.Name })
+		used := slices.DeleteFunc(slices.Clone(mounts), func(of corev1.VolumeMount) bool { return of.Name != v.Name })
 		if len(used) > 0 {
 			t.volumes = append(t.volumes, v)
 			t.container.VolumeMounts = append(t.container.VolumeMounts, used...)
@@ -169,12 +180,12 @@ func (t *toolPod) hostPaths(spec *corev1.PodSpec, mounts []corev1.VolumeMount) {
 
 // ciliumCleanup returns the container that removes Cilium's state from a node: the init container by which Cilium
 // does so itself, told to.
-func (m *migration) ciliumCleanup(string) (toolPod, error) {
+func (r *toolRunner) ciliumCleanup(string) (toolPod, error) {
 	const name = "clean-cilium-state"
-	spec := m.formerSpec
+	spec := r.formerSpec
 	i := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == name })
 	if i < 0 {
-		return toolPod{}, fmt.Errorf("DaemonSet %s/%s has no init container %s, which would remove Cilium's state", m.namespace, m.name, name)
+		return toolPod{}, fmt.Errorf("DaemonSet %s/%s has no init container %s, which would remove Cilium's state", r.formerNamespace, r.formerName, name)
 	}
 	of := spec.InitContainers[i]
 	t := toolPod{secrets: spec.ImagePullSecrets}
@@ -185,21 +196,21 @@ func (m *migration) ciliumCleanup(string) (toolPod, error) {
 }
 
 // toolState returns the state of a pod of the node tool, with its result. The result is the word of the node.
-func (m *migration) toolState(ctx context.Context, pod *corev1.Pod) (*rollout.Tool, error) {
+func (r *toolRunner) toolState(ctx context.Context, pod *corev1.Pod) (*rollout.Tool, error) {
 	t := &rollout.Tool{Verb: pod.Labels[toolVerb]}
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	if !ended || pod.DeletionTimestamp != nil {
 		t.Running = true
 		return t, nil
 	}
-	text, err := m.toolLog(ctx, pod)
+	text, err := r.toolLog(ctx, pod)
 	if err != nil {
 		return nil, fmt.Errorf("log of pod %s/%s on Node %s: %w", pod.Namespace, pod.Name, pod.Spec.NodeName, err)
 	}
 	switch answer := answerOf(text); {
-	case m.from.silent && pod.Status.Phase == corev1.PodSucceeded:
-		t.Report = &migrate.Report{From: m.from.name, Command: t.Verb}
-	case answer == nil || m.from.silent:
+	case r.from.silent && pod.Status.Phase == corev1.PodSucceeded:
+		t.Report = &migrate.Report{From: r.from.name, Command: t.Verb}
+	case answer == nil || r.from.silent:
 		t.Err = "it failed: " + view.Printable(tail(text))
 	case t.Verb == rollout.Survey:
 		t.Plan = new(migrate.Plan)
@@ -211,17 +222,17 @@ func (m *migration) toolState(ctx context.Context, pod *corev1.Pod) (*rollout.To
 	if err != nil {
 		t.Err = "its answer is not of this command: " + view.Printable(err.Error())
 	}
-	if r := t.Report; r != nil && pod.Status.Phase == corev1.PodFailed && len(r.Problems) == 0 {
+	if of := t.Report; of != nil && pod.Status.Phase == corev1.PodFailed && len(of.Problems) == 0 {
 		t.Err = "it failed: " + view.Printable(tail(text))
 	}
 	return t, nil
 }
 
 // toolLog reads the log of a pod of the node tool.
-func (m *migration) toolLog(ctx context.Context, pod *corev1.Pod) ([]byte, error) {
-	ctx, cancel := m.quick(ctx)
+func (r *toolRunner) toolLog(ctx context.Context, pod *corev1.Pod) ([]byte, error) {
+	ctx, cancel := r.quick(ctx)
 	defer cancel()
-	req := m.api.rest.Get().AbsPath(podsPath(pod.Namespace)+join(pod.Name, "log")).Param("container", toolContainer).Param("limitBytes", strconv.Itoa(maxAnswer+1))
+	req := r.api.rest.Get().AbsPath(podsPath(pod.Namespace)+join(pod.Name, "log")).Param("container", toolContainer).Param("limitBytes", strconv.Itoa(maxAnswer+1))
 	stream, err := req.Stream(ctx)
 	if err != nil {
 		return nil, err

@@ -43,6 +43,7 @@ type movers struct {
 	adopted map[string][]corev1.Pod        // by node: pods that berthd serves
 	answer  func(node, verb string) string // replaces the node tool's output, if not empty
 	faults  []string
+	served  int // rounds in which berthd ran: a disruption allowance comes late
 }
 
 const movedNodes = 2
@@ -193,6 +194,7 @@ func (m *movers) round(ctx context.Context) {
 			}
 		}
 	}
+	m.allow(ctx, running)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for node, names := range running {
@@ -215,6 +217,25 @@ func (m *movers) round(ctx context.Context) {
 		}
 		p.Status.Phase = corev1.PodSucceeded
 		_ = m.c.Status().Update(ctx, p)
+	}
+}
+
+// allow is the disruption controller: it allows disruptions once berthd has run for a while.
+func (m *movers) allow(ctx context.Context, running map[string][]string) {
+	for _, names := range running {
+		if slices.Contains(names, connect.DaemonName) {
+			m.served++
+		}
+	}
+	var budgets policyv1.PodDisruptionBudgetList
+	if m.served < 30 || m.c.List(ctx, &budgets) != nil {
+		return
+	}
+	for i := range budgets.Items {
+		if b := &budgets.Items[i]; b.Status.DisruptionsAllowed == 0 {
+			b.Status.DisruptionsAllowed = 100
+			_ = m.c.Status().Update(ctx, b)
+		}
 	}
 }
 
