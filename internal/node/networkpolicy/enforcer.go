@@ -86,17 +86,22 @@ type Enforcer struct {
 	own     own
 	insides insides
 
-	mu      sync.Mutex       // guards below; nothing waits while it is held
-	updates []*policy.Update // that state does not have yet
-	foreign string           // what other software may have changed in the kernel; empty: nothing
-	session uint64           // of the last of them; 0: the file
-	state   *policy.State    // others than Run read it
-	pods    map[string]Pod   // by attachment
-	rules   bool             // pods or policies changed since the kernel had them
-	round   *round           // the next one that changes the kernel
-	moved   chan struct{}    // closed and replaced whenever state changes
+	mu sync.Mutex // guards below; nothing waits while it is held
+	told
+	foreign string         // what other software may have changed in the kernel; empty: nothing
+	state   *policy.State  // others than Run read it
+	pods    map[string]Pod // by attachment
+	rules   bool           // pods or policies changed since the kernel had them
+	round   *round         // the next one that changes the kernel
+	moved   chan struct{}  // closed and replaced whenever state changes
 	record  record
 	holding holding
+}
+
+// told is what the operator has told.
+type told struct {
+	updates []*policy.Update // that state does not have yet
+	session uint64           // of the last of them; 0: the file
 }
 
 // own is the state of the goroutine of Run.
@@ -347,7 +352,6 @@ func (e *Enforcer) apply() error {
 		e.mu.Unlock()
 		return nil
 	}
-	e.noteKnown()
 	r, rules, session := e.round, e.rules, e.session
 	r.next = newRound()
 	e.round, e.rules = r.next, false

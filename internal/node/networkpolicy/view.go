@@ -65,12 +65,16 @@ func (v *view) expect(state *policy.State, lists map[string]inForce, h *holding)
 	}
 }
 
-// lists are the policies that attachments should have. A pod of which the operator says nothing any more is about to end, and
-// nobody reaches it.
+// lists returns the policies that attachments should have, and notes which pods the operator has told about. A pod of which the
+// operator says nothing any more is about to end, and nobody reaches it.
 func (e *Enforcer) lists() map[string]inForce {
 	all := map[string]inForce{}
 	for attachment, p := range e.pods {
 		list, known := e.state.Of(p.PodName, p.UID)
+		if known && !p.known {
+			p.known = true
+			e.pods[attachment] = p
+		}
 		if !known && !e.open(p) {
 			list = []*policy.Policy{closed(p.PodName, unknownPod)}
 		}
@@ -82,19 +86,6 @@ func (e *Enforcer) lists() map[string]inForce {
 // open tells whether a pod has no policies while the operator says nothing about it.
 func (e *Enforcer) open(p Pod) bool {
 	return !p.known && (e.StartUnknown || p.restored && e.session == 0)
-}
-
-// noteKnown remembers which pods the operator has told about.
-func (e *Enforcer) noteKnown() {
-	for attachment, p := range e.pods {
-		if p.known {
-			continue
-		}
-		if _, known := e.state.Of(p.PodName, p.UID); known {
-			p.known = true
-			e.pods[attachment] = p
-		}
-	}
 }
 
 // Why a pod is closed, as a name of a policy.
