@@ -89,6 +89,12 @@ func drawClusterPolicy(t *rapid.T, name string) *networkpolicy.ClusterNetworkPol
 		tier, actions = networkpolicy.BaselineTier, actions[:2]
 	}
 	p := policytest.ClusterPolicy(t, name, tier, actions...)
+	in := metav1.LabelSelector{MatchLabels: map[string]string{"app": rapid.SampledFrom([]string{"x", "y"}).Draw(t, "namespaces")}} // not steady
+	if p.Spec.Subject.Namespaces != nil {
+		p.Spec.Subject.Namespaces = &in
+	} else {
+		p.Spec.Subject.Pods.NamespaceSelector = in
+	}
 	move := func(protocols []networkpolicy.ClusterNetworkPolicyProtocol, mayName bool) {
 		for i := range protocols {
 			to := &protocols[i]
@@ -154,7 +160,7 @@ func onEchoPorts(p *networkingv1.NetworkPolicy) *networkingv1.NetworkPolicy {
 // drawPod draws a pod.
 func drawPod(dice *rand.Rand) node.PodOptions {
 	return rapid.Custom(func(t *rapid.T) node.PodOptions {
-		namespaces := append([]string{steady}, policytest.Namespaces...)
+		namespaces := append([]string{steady, steady}, policytest.Namespaces...)
 		return node.PodOptions{Namespace: rapid.SampledFrom(namespaces).Draw(t, "namespace"), Labels: policytest.Labels(t), Named: namedPorts(t)}
 	}).Example(int(dice.Uint32()))
 }

@@ -161,8 +161,12 @@ func (u *policyUsers) probe(ctx context.Context, dice *rand.Rand, stop <-chan st
 			return
 		case <-time.After(20 * time.Millisecond): // the pace of probes, not a wait for anything
 		}
-		from := u.somePod(dice, func(*judgedPod) bool { return true })
-		to := u.somePod(dice, func(p *judgedPod) bool { return from != nil && p != from && sharesFamily(p, from) })
+		some := func(p *judgedPod) bool { return true }
+		if dice.IntN(2) == 0 {
+			some = func(p *judgedPod) bool { return p.Namespace == steady }
+		}
+		from := u.somePod(dice, some)
+		to := u.somePod(dice, func(p *judgedPod) bool { return from != nil && p != from && sharesFamily(p, from) && some(p) })
 		if to != nil {
 			u.connect(ctx, dice, from, to)
 		}

@@ -382,7 +382,7 @@ func (u *policyUsers) report() {
 	u.tally.count(policyTrouble, hard)
 	u.tally.count(policyEither, either)
 	fmt.Printf("%v: %d connections rightly refused, %d rightly let through, of both %d while programs were missing; %d could be either\n", u.place, refused, passed, hard, either)
-	if least := int(u.operations.Load()) / 4; refused < least || passed < least || hard < least {
+	if least := int(u.operations.Load()) / 8; refused < least || passed < least || hard < least {
 		u.violate(other, fmt.Sprintf("too few verdicts: %d connections rightly refused, %d let through, of both %d while programs were missing; want %d of each", refused, passed, hard, least))
 	}
 }

@@ -126,7 +126,7 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 		n.settle(name, placeholder, nil)
 		return nil, err
 	}
-	return n.addSandbox(ctx, placeholder, Pod{PodOptions: o, Node: n.Name, Name: name, ObjectName: objectName, UID: uid})
+	return addSandbox(ctx, n, placeholder, Pod{PodOptions: o, Node: n.Name, Name: name, ObjectName: objectName, UID: uid})
 }
 
 // RestartPod replaces the sandbox of a pod, as a kubelet does when the old one ended: the object stays, the addresses change.
@@ -135,18 +135,18 @@ func (n *Node) RestartPod(ctx context.Context, name string) (*Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := n.delSandbox(ctx, p); err != nil {
+	if err := delSandbox(ctx, n, p); err != nil {
 		return nil, err
 	}
 	placeholder := &Pod{}
 	n.mu.Lock()
 	n.pods[name] = placeholder
 	n.mu.Unlock()
-	return n.addSandbox(ctx, placeholder, Pod{PodOptions: p.PodOptions, Node: n.Name, Name: name, ObjectName: p.ObjectName, UID: p.UID})
+	return addSandbox(ctx, n, placeholder, Pod{PodOptions: p.PodOptions, Node: n.Name, Name: name, ObjectName: p.ObjectName, UID: p.UID})
 }
 
 // addSandbox makes attempts to add a pod, in place of a reservation.
-func (n *Node) addSandbox(ctx context.Context, placeholder *Pod, pod Pod) (*Pod, error) {
+func addSandbox(ctx context.Context, n *Node, placeholder *Pod, pod Pod) (*Pod, error) {
 	o, name := pod.PodOptions, pod.Name
 	var last error // errors from before ctx ended in the middle of an attempt
 	for {
@@ -327,7 +327,7 @@ func (n *Node) DelPod(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := n.delSandbox(ctx, p); err != nil {
+	if err := delSandbox(ctx, n, p); err != nil {
 		return err
 	}
 	n.mu.Lock()
@@ -342,7 +342,7 @@ func (n *Node) DelPod(ctx context.Context, name string) error {
 }
 
 // delSandbox ends a pod's processes, network and network namespace.
-func (n *Node) delSandbox(ctx context.Context, p *Pod) error {
+func delSandbox(ctx context.Context, n *Node, p *Pod) error {
 	p.stop()
 	for {
 		err := n.del(ctx, p)
