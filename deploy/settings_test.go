@@ -38,7 +38,7 @@ daemon:
   extraEnv: [{name: TEXT, value: "two\nlines: # no comment\t\u0007\u2028end "}]
   tolerations: [{key: a, operator: Equal, value: "true", effect: NoExecute, tolerationSeconds: 3600}]
   serviceAccount: {annotations: {eks.amazonaws.com/role-arn: "arn:aws:iam::123456789012:role/berthd"}}
-allowed: {addresses: 123456789, subnetIDs: ["*"]}
+allowed: {addresses: 65536, subnetIDs: ["*"]}
 `
 
 // kubectl berth settings prints the values that were given to Helm, for Helm to take them again.
