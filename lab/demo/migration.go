@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/ns"
@@ -203,8 +204,21 @@ func migratedPods(ctx context.Context, s *stage) string {
 	}
 	check(m.node().DelPod(ctx, "old-0"))
 	m.verify(ctx, s.far())
+	await(ctx, "ENIs with the tags of both systems", m.tagged)
 	r := m.report(ctx, "verify")
 	return fmt.Sprintf("%d adopted, %d created by Berth", migrate.Count(r.Pods, migrate.Adopted), migrate.Count(r.Pods, migrate.Berth))
+}
+
+// tagged checks that the secondary ENIs of the node have the tags of Berth, and keep those of their creator.
+func (m *migration) tagged() {
+	for _, e := range m.lab.Snapshot().InstanceENIs(m.node().InstanceID) {
+		if e.Attachment.DeviceIndex > 0 && (e.Tags[eni.TagCluster] != m.node().Cluster || e.Tags[eni.TagInstanceID] != m.node().InstanceID) {
+			fail("%s lacks tags of Berth: %v", e.ID, e.Tags)
+		}
+		if strings.HasPrefix(e.Description, "aws-K8S-") && e.Tags["node.k8s.amazonaws.com/instance_id"] == "" {
+			fail("%s lost the tags of its creator: %v", e.ID, e.Tags)
+		}
+	}
 }
 
 func migrateTwice(ctx context.Context, s *stage) string {

@@ -100,6 +100,7 @@ func TestPodsThatMustBeReplaced(t *testing.T) {
 		"another interface":    {func(s *survey) { s.links[1].peer = "net1" }, "interface is net1"},
 		"another address":      {func(s *survey) { s.links[1].addresses = []netip.Addr{addr("10.0.1.99")} }, "does not have 10.0.1.10"},
 		"table of no ENI":      {func(s *survey) { s.rules[1].Table = 9 }, "routing table 9"},
+		"trunk":                {func(s *survey) { s.enis[1].MAC, s.trunks = []byte{2, 0, 0, 0, 0, 9}, []string{"02:00:00:00:00:09"} }, "trunk ENI eni-1"},
 		"address of other ENI": {func(s *survey) { s.rules[1].Table = mainTable }, "address of eni-1"},
 	} {
 		s := node1()

@@ -78,6 +78,7 @@ type survey struct {
 	unreadable error // entries of the checkpoint that make no sense
 	prefix     string
 	links      []link
+	trunks     []string // MAC addresses of trunk ENIs
 	rules      []attachment.AdoptedRule
 	records    []attachment.Record
 	quarantine int // damaged records
@@ -177,7 +178,7 @@ func (n *Node) survey(ctx context.Context) (s survey, err error) {
 	}
 	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, networkName), former.has("portmap")
 	s.prefix = former.prefix()
-	if s.links, err = n.links(); err != nil {
+	if s.links, s.trunks, err = n.links(); err != nil {
 		return s, err
 	}
 	if s.rules, err = n.rules(); err != nil {
