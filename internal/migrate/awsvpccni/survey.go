@@ -71,24 +71,34 @@ func (l link) isBerths() bool { return datapath.IsHostLinkName(l.name) }
 
 // survey is the state of the node.
 type survey struct {
+	saved
+	configured
 	instance   cloud.Identity
 	enis       []cloud.AttachedENI
-	checkpoint foreign.Checkpoint
-	aside      bool  // the checkpoint is set aside: an apply has begun
-	unreadable error // entries of the checkpoint that make no sense
-	prefix     string
 	links      []link
 	trunks     []string // MAC addresses of trunk ENIs
 	rules      []attachment.AdoptedRule
 	records    []attachment.Record
-	quarantine int // damaged records
-	hostPorts  bool
-	network    string // Berth's name in the CNI configuration
-	formerName string // the Amazon VPC CNI's
-	kernel     version
-	cards      bool              // there are checkpoints of other network cards
+	quarantine int               // damaged records
 	uids       map[string]string // of pods, by container
-	policies   bool              // Berth enforces network policies
+	kernel     version
+}
+
+// saved is what ipamd has stored.
+type saved struct {
+	checkpoint foreign.Checkpoint
+	aside      bool  // the checkpoint is set aside: an apply has begun
+	unreadable error // entries of the checkpoint that make no sense
+	cards      bool  // there are checkpoints of other network cards
+}
+
+// configured is how both systems are configured.
+type configured struct {
+	prefix     string // of links
+	formerName string // of the network, in the CNI configuration of the Amazon VPC CNI
+	hostPorts  bool   // it has the portmap plugin
+	network    string // name of Berth's network
+	policies   bool   // Berth enforces network policies
 }
 
 // version is that of the kernel.
