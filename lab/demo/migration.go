@@ -115,7 +115,7 @@ func (m *migration) verify(ctx context.Context, far netip.Addr) {
 func formerPods(ctx context.Context, s *stage) string {
 	m := s.migration
 	var err error
-	m.ipamd, err = s.lab.NewAmazonVPCCNI(m.node())
+	m.ipamd, err = lab.NewAmazonVPCCNI(s.lab, m.node())
 	check(err)
 	m.startFormer(ctx)
 	berth := s.nodes[1]
