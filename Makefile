@@ -207,6 +207,14 @@ bench: ## Measure the performance budgets and write bench/results.json
 	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
 	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
 
+# The source of the first columns of the comparison in README.md.
+.PHONY: compare
+compare: ## Measure Berth beside another CNI plugin, which runs unmodified (PEER=aws-vpc-cni)
+	@case "$(PEER)" in \
+		aws-vpc-cni) $(MAKE) bench BENCH_FLAGS="-only amazon-vpc-cni $(BENCH_FLAGS)" ;; \
+		*) echo "PEER is \"$(PEER)\", expected aws-vpc-cni" >&2; exit 2 ;; \
+	esac
+
 .PHONY: lint
 lint: check-format check-docs vet golangci ## Check formatting and documents, and run go vet, the linters and the import rules
 

@@ -59,7 +59,10 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 // others are flags in the documents that belong to other software, or to those of Berth's programs that have no settings
 // page.
 var others = map[string]string{
-	"multus-conf-file": "Multus", "without-nodegroup": "eksctl",
+	"multus-conf-file": "Multus",
+	"node-type":        "eksctl", "max-pods-per-node": "eksctl", "node-labels": "eksctl", "service-account-name": "eksctl", "permission-policy-arns": "eksctl", "config-file": "eksctl",
+	"approve": "eksctl", "role-only": "eksctl", "role-name": "eksctl", "attach-policy-arn": "eksctl",
+	"policy-name": "aws", "policy-document": "aws", "addon-name": "aws", "resolve-conflicts": "aws", "configuration-values": "aws", "install": "helm",
 	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
 	"node-ip": "kubelet", "configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",

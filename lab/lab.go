@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -62,6 +63,8 @@ type Options struct {
 	Egress bool
 	// NetworkPolicies has berthd enforce network policies.
 	NetworkPolicies bool
+	// CRDs are kinds of other projects (*.yaml), which are installed before operators start.
+	CRDs fs.FS
 	// NodeNetworkTemplates enables NodeNetworkTemplates in node mode, which then has a Kubernetes API. In operator mode
 	// they are always enabled.
 	NodeNetworkTemplates bool

@@ -39,6 +39,8 @@ var formers = []former{
 		"cni-cache-dir": {"/var/lib/cni", "where the container runtime keeps what it passed to plugins, such as UIDs of pods"},
 		"netns-dir":     {"/var/run/netns", "where the container runtime keeps network namespaces"},
 	}},
+	{migrate.Coil, "Coil v2", openCoilV2, coilV2Flags},
+	{migrate.CoilV1, "Coil v1", openCoilV1, coilV1Flags},
 }
 
 func openAmazonVPCCNI(c config.Config, log *slog.Logger, flags map[string]*string) (formerNode, error) {
@@ -104,7 +106,7 @@ func (f former) apply() *cobra.Command {
 }
 
 // migrateFlags are berthd's flags that people may set; the others are hidden.
-var migrateFlags = map[string]bool{"output": true, "finish": true, "state-dir": true, "cni-conf-dir": true, "cni-network": true}
+var migrateFlags = map[string]bool{"output": true, "finish": true, "state-dir": true, "cni-conf-dir": true, "cni-network": true, "ipam": true, "node-name": true, "export-table": true}
 
 func (f former) command(name, short string, do step) *cobra.Command {
 	var out format

@@ -13,6 +13,7 @@ import (
 const (
 	AmazonVPCCNI = "amazon-vpc-cni"
 	Coil         = "coil"
+	CoilV1       = "coil-v1"
 	Cilium       = "cilium"
 )
 

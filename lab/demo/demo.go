@@ -169,7 +169,7 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 		t.say("Starting a data centre with %d nodes, whose pods reach the outside through gateways ...", o.Nodes)
 	case o.AmazonVPCCNI != "":
 		t.say("Raising a VPC with %d nodes, the first of which has the Amazon VPC CNI, on this machine ...", o.Nodes)
-	case o.NetworkPolicies:
+	case ofPolicies(o):
 		t.say("Raising a VPC with %d nodes that enforce network policies on this machine ...", o.Nodes)
 	case o.Mode == lab.PoolMode:
 		t.say("Starting a data centre with %d nodes on this machine ...", o.Nodes)
@@ -235,7 +235,7 @@ func (o Options) complete() (Options, error) {
 		o.Lab = branchLab(o.Lab)
 		return o, nil
 	}
-	if o.Lab.NetworkPolicies {
+	if ofPolicies(o.Lab) {
 		o.Lab = policyLab(o.Lab)
 		return o, nil
 	}
@@ -254,6 +254,8 @@ func (o Options) complete() (Options, error) {
 		o.Lab.Spec = &s
 	case lab.PoolMode:
 		o.Lab.Nodes, o.Lab.Pools = max(o.Lab.Nodes, 3), demoPools()
+	case lab.PortMode:
+		o.Lab.NetworkPolicies = true
 	}
 	if o.Lab.Mode != lab.NodeMode {
 		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
@@ -294,10 +296,8 @@ func (o Options) completeEgress() Options {
 
 // completeCluster is complete for a lab with kubelets, where a proof installs Berth.
 func (o Options) completeCluster() Options {
-	o.Lab.Nodes, o.Lab.NoDaemons = 3, true
-	if o.Lab.Mode != lab.NodeMode {
-		o.Lab.OperatorCount = 2
-	}
+	o.Lab.Nodes, o.Lab.NoDaemons, o.Lab.OperatorCount = 3, true, 2
+	o.Lab.NetworkPolicies = o.Lab.Mode != lab.PortMode
 	if o.Lab.Mode == lab.PortMode {
 		o.Lab.OperatorArgs = append(slices.Clone(portClusterArgs), o.Lab.OperatorArgs...)
 	}

@@ -11,13 +11,17 @@ import (
 
 // adoption tells how another system marks the ENIs that it creates for an instance.
 type adoption struct {
-	instanceTag string // its value is the instance's ID
+	instanceTag string // its value is the instance's ID; if empty, the description has that in parentheses
 	description string // begins the description
+	// tag is on all ENIs of the system, unless people turned it off. A detached ENI is not adopted without it.
+	tag, value string
 }
 
 // adoptions are the systems whose ENIs Berth can adopt, by their names in the setting adopt-enis.
 var adoptions = map[string]adoption{
 	"amazon-vpc-cni": {instanceTag: "node.k8s.amazonaws.com/instance_id", description: "aws-K8S-"},
+	// Cilium 1.20, pkg/aws/ipam/node.go and pkg/defaults. The tag is missing with eni-gc-interval=0.
+	"cilium": {description: "Cilium-CNI (", tag: "io.cilium/cilium-managed", value: "true"},
 }
 
 // Adoptable lists the names of systems whose ENIs can be adopted.
@@ -28,8 +32,16 @@ func Adoptable() []string { return slices.Sorted(maps.Keys(adoptions)) }
 func creatorsInstance(e cloud.ENI, systems []string) string {
 	for _, name := range systems {
 		a, ok := adoptions[name]
+		rest, is := strings.CutPrefix(e.Description, a.description)
+		if !ok || !is {
+			continue
+		}
 		id := e.Tags[a.instanceTag]
-		if ok && id != "" && strings.HasPrefix(e.Description, a.description) && (e.Attachment == nil || e.Attachment.InstanceID == id) {
+		if a.instanceTag == "" {
+			id, _ = strings.CutSuffix(rest, ")")
+		}
+		detached := e.Attachment == nil && (a.tag == "" || e.Tags[a.tag] == a.value)
+		if id != "" && (detached || e.Attachment != nil && e.Attachment.InstanceID == id) {
 			return id
 		}
 	}

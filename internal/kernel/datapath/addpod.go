@@ -41,7 +41,7 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
 	defer n.podLinks.release(pod.HostIfName)
-	links, err := n.addPod(ctx, pod, s.config.Sysctls)
+	links, err := n.addPod(ctx, pod, s.config.Sysctls, func(addr netip.Addr, link int) error { return n.foreign.held(n.kernel, addr, link) })
 	if err != nil {
 		if before == live {
 			n.podLinks.set(pod.HostIfName, unknown, wiring{})
@@ -53,8 +53,8 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 }
 
 // addPod is AddPod for a complete pod whose link the caller has acquired. Sysctls are below a folder, /proc/sys if
-// empty.
-func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks, error) {
+// empty. For a link that it makes it calls held with each address; nil: the pod's addresses are its own already.
+func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string, held func(addr netip.Addr, link int) error) (PodLinks, error) {
 	e, err := k.openPod(pod)
 	if err != nil {
 		return PodLinks{}, err
@@ -63,6 +63,13 @@ func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks,
 	e.sysctls = sysctls
 
 	created, err := e.ensureLink()
+	if created && held != nil {
+		for _, addr := range pod.Addrs() {
+			if err == nil {
+				err = held(addr, e.links.HostIndex)
+			}
+		}
+	}
 	// The host end goes up first: the pod's end, going up with a carrier, can
 	// then send immediately.
 	for _, step := range []func() error{e.raiseHostSide, e.setPodSide, e.routeToPod, func() error { return e.awaitQueue(ctx) }} {

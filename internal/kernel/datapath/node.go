@@ -32,6 +32,7 @@ type Node struct {
 	sysctls  *sysctls
 	blocks   *blockRoutes
 	arp      arpTable
+	foreign  foreignRoutes
 	closed   atomic.Bool
 }
 
@@ -107,8 +108,8 @@ var (
 	// ErrInterfaceExists: the pod's namespace has an interface with the name that Berth did not make for this
 	// attachment.
 	ErrInterfaceExists = errors.New("interface exists already and is not Berth's")
-	// ErrAddressInUse: the node routes the address to another pod's link.
-	ErrAddressInUse = errors.New("address is routed to another pod link")
+	// ErrAddressInUse: the node has the address itself, or routes it to another link than the pod's.
+	ErrAddressInUse = errors.New("address is in use on the node")
 	// ErrNoLink: no link has the ENI's MAC address (yet).
 	ErrNoLink = errors.New("no link with this MAC address")
 	// ErrNotSetUp: Setup has not succeeded on this Node.

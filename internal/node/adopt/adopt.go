@@ -71,6 +71,8 @@ type Pod struct {
 	Netns attachment.Netns
 	// Former is the former state. TakeOver adds the link's alias, and the routes and rules of the pod's addresses.
 	Former attachment.Adopted
+	// Keep keeps the former routes, rules and alias, until Settle.
+	Keep bool
 }
 
 // TakeOver makes an attachment Berth's. It returns false if it was before, and nothing was left to do.
@@ -105,7 +107,14 @@ func (a *Adopter) TakeOver(ctx context.Context, p Pod) (changed bool, err error)
 			return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
 		}
 	}
-	removed, err := a.removeFormer(*rec.Adopted, links.HostIndex)
+	if err := a.alignMTU(links); err != nil {
+		return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
+	}
+	leave := a.removeFormer
+	if p.Keep {
+		leave = a.keepFormer
+	}
+	removed, err := leave(*rec.Adopted, links.HostIndex)
 	if err != nil {
 		return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
 	}
@@ -127,7 +136,7 @@ func (a *Adopter) record(p Pod) (attachment.Record, error) {
 		return attachment.Record{}, fmt.Errorf("look up %s: %w", p.Former.HostLink, err)
 	}
 	attrs, former := link.Attrs(), p.Former
-	former.Alias = attrs.Alias
+	former.Alias, former.MTU = attrs.Alias, attrs.MTU
 	if former.Routes, err = a.formerRoutes(attrs.Index, p.Lease.Addrs()); err != nil {
 		return attachment.Record{}, err
 	}
@@ -150,7 +159,7 @@ func (a *Adopter) formerRoutes(link int, addrs []netip.Addr) (list []attachment.
 		}
 		for _, r := range routes {
 			if r.Protocol != datapath.Protocol {
-				list = append(list, attachment.AdoptedRoute{Destination: rtnl.RouteDst(r), Table: r.Table, Protocol: int(r.Protocol), Metric: r.Priority})
+				list = append(list, attachment.AdoptedRoute{Destination: rtnl.RouteDst(r), Table: r.Table, Protocol: int(r.Protocol), Metric: r.Priority, Gateway: rtnl.AddrOf(r.Gw)})
 			}
 		}
 	}
@@ -215,6 +224,45 @@ func (a *Adopter) removeFormer(former attachment.Adopted, link int) (removed boo
 	return removed, failpoint.Hit("adopt.routes.after")
 }
 
+// alignMTU gives the link on the node the MTU of its end in the pod. Another plugin may have changed one end alone.
+func (a *Adopter) alignMTU(links datapath.PodLinks) error {
+	host, err := a.host.LinkByIndex(links.HostIndex)
+	if err == nil && host.Attrs().MTU != links.MTU {
+		err = a.host.LinkSetMTU(host, links.MTU)
+	}
+	if err != nil {
+		return fmt.Errorf("set the MTU of link %d: %w", links.HostIndex, err)
+	}
+	return nil
+}
+
+// keepFormer restores routes that an old kernel removed when it renamed the link.
+func (a *Adopter) keepFormer(former attachment.Adopted, link int) (changed bool, err error) {
+	for _, r := range former.Routes {
+		err := a.host.RouteAdd(routeOf(r, link))
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return changed, fmt.Errorf("restore the route %+v: %w", r, err)
+		}
+		changed = changed || err == nil
+	}
+	return changed, nil
+}
+
+// Settle removes the former state that TakeOver kept. It leaves the record alone, and may be called while berthd runs.
+func (a *Adopter) Settle(rec attachment.Record) (changed bool, err error) {
+	if rec.Adopted == nil {
+		return false, nil
+	}
+	link, err := a.linkOf(rec)
+	if err == nil && link != nil {
+		changed, err = a.removeFormer(*rec.Adopted, link.Attrs().Index)
+	}
+	if err != nil {
+		return changed, fmt.Errorf("remove the former state of %s: %w", rec.Key, err)
+	}
+	return changed, nil
+}
+
 // RuleOf returns a rule for the netlink library.
 func RuleOf(r attachment.AdoptedRule) *netlink.Rule {
 	rule := netlink.NewRule()
@@ -228,8 +276,12 @@ func RuleOf(r attachment.AdoptedRule) *netlink.Rule {
 }
 
 func routeOf(r attachment.AdoptedRoute, link int) *netlink.Route {
-	return &netlink.Route{
+	route := &netlink.Route{
 		LinkIndex: link, Dst: rtnl.IPNet(r.Destination), Table: r.Table, Priority: r.Metric, Protocol: netlink.RouteProtocol(r.Protocol),
 		Scope: rtnl.ScopeFor(r.Destination.Addr(), netlink.SCOPE_LINK),
 	}
+	if r.Gateway.IsValid() {
+		route.Gw, route.Scope = r.Gateway.AsSlice(), netlink.SCOPE_UNIVERSE
+	}
+	return route
 }

@@ -33,6 +33,8 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/daemon/policypart"
+	"github.com/berthnet/berth/internal/node/foreign"
+	"github.com/berthnet/berth/internal/node/install"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/podegress"
@@ -227,6 +229,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		Repair:  daemon.Repair{Tell: n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove},
 		Metrics: n.metrics, Clock: n.clock, Log: n.log,
 	}
+	o.Repair.Foreign = n.foreign()
 	if n.policies != nil {
 		o.Policies = n.policies
 	}
@@ -247,6 +250,26 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 	go m.follow(ctx)
 	return daemon.New(o).Run(ctx, n.front)
 }
+
+// foreign returns the observer of other software on the node, or nil where Berth hands out no addresses of the node.
+func (n *node) foreign() daemon.Foreign {
+	if n.deps.Foreign == nil || n.cfg.IPAM == config.IPAMPort || n.cfg.IPAM == config.IPAMNone {
+		return nil
+	}
+	return n.deps.Foreign(foreign.Options{
+		Checkpoints: n.cfg.AWSCheckpoints, Netns: netnsDir, Clock: n.clock, Log: n.log,
+		Configs: func() (list []foreign.Config, err error) {
+			found, err := install.Configurations(n.cfg.CNIConfDir)
+			for _, c := range found {
+				list = append(list, foreign.Config(c))
+			}
+			return list, err
+		},
+	})
+}
+
+// netnsDir is where container runtimes keep the network namespaces of pods.
+const netnsDir = "/run/netns"
 
 // parts returns the parts of the daemon, in the order in which they are set up: egress packets leave
 // through NICs, and policies judge the addresses of all. A part that is not configured still rejects attachments that use it.

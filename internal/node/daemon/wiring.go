@@ -25,10 +25,10 @@ type wiring struct {
 // values. The error is a Failure.
 func (w *wiring) wire(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	rec, err := w.wireLease(ctx, rec)
-	for i := 0; i < len(w.parts) && err == nil; i++ {
-		rec, err = w.parts[i].SetUp(ctx, rec)
+	if err != nil {
+		return rec, err
 	}
-	return rec, err
+	return w.parts.setUp(ctx, rec)
 }
 
 // wireLease is wire for the lease only.

@@ -64,11 +64,18 @@ func (v *validator) top(s Spec) {
 	if len(s.VPCs) == 0 {
 		v.fail("vpcs", "expected at least one")
 	}
+	accounts := map[string]string{}
 	for i, r := range s.Roles {
 		if r.Name == "" || v.roles[r.Name] {
 			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a unique name", r.Name)
 		}
 		v.roles[r.Name] = true
+		if namespace, name, ok := strings.Cut(r.ServiceAccount, "/"); r.ServiceAccount != "" && (!ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:")) {
+			v.fail(fmt.Sprintf("roles[%d].serviceAccount", i), "%q; expected NAMESPACE/NAME", r.ServiceAccount)
+		} else if of, taken := accounts[r.ServiceAccount]; taken && r.ServiceAccount != "" {
+			v.fail(fmt.Sprintf("roles[%d].serviceAccount", i), "%q; the role %q has it already", r.ServiceAccount, of)
+		}
+		accounts[r.ServiceAccount] = r.Name
 		v.actions(fmt.Sprintf("roles[%d].actions", i), r.Actions)
 		v.policy(fmt.Sprintf("roles[%d].policy", i), r.Policy)
 	}

@@ -79,6 +79,9 @@ func New(o Options) (*Node, error) {
 // StateDir contains the daemon's records, like /run/berth.
 func (o Options) StateDir() string { return filepath.Join(o.Dir, "run", "berth") }
 
+// AWSNodeDir has the checkpoint of the Amazon VPC CNI, like /run/aws-node, if a test puts one there.
+func (o Options) AWSNodeDir() string { return filepath.Join(o.Dir, "run", "aws-node") }
+
 // Socket is the path of the daemon's socket for the plugin.
 func (o Options) Socket() string { return filepath.Join(o.StateDir(), "berthd.sock") }
 
@@ -208,6 +211,7 @@ func (o Options) daemonArgs() []string {
 		"--install-cni",
 		"--cni-bin-dir=" + o.CNIBinDir(),
 		"--cni-conf-dir=" + o.ConfDir(),
+		"--aws-node-dir=" + o.AWSNodeDir(),
 		"--cni-plugin=" + filepath.Join(o.BinDir, "berth"),
 	}
 	if o.EC2URL != "" {

@@ -1,0 +1,176 @@
+package networkpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/compile"
+)
+
+// A kernel that refuses a change has it again later, with all that came meanwhile.
+func TestRefusedChangesAreRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		k.mu.Lock()
+		k.fail = errors.New("ENOMEM")
+		k.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := one.Set(ctx, "server", server); err == nil || err.Error() != "ENOMEM" {
+			t.Error("a pod's policies are said to be in force although the kernel refused them")
+		}
+		client := resolved("client", "two")
+		client.Addrs = []netip.Addr{netip.MustParseAddr("10.0.0.2")}
+		c.feed.SetPod(client)
+		time.Sleep(time.Second) //nolint:forbidigo // in a bubble
+		k.mu.Lock()
+		k.fail = nil
+		k.mu.Unlock()
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // in a bubble
+		if !k.lets(client.Addrs[0], server.Addrs[0]) || k.lets(foreign, server.Addrs[0]) {
+			t.Errorf("the kernel has not what it should: %v", slices.Collect(maps.Keys(k.sets)))
+		}
+	})
+}
+
+// An ADD waits for the next attempt if the kernel refuses the first one.
+func TestAddsWaitForTheNextAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		server := running("server", "10.0.0.1")
+		sleep(time.Second)
+		k.mu.Lock()
+		k.fail = errors.New("ENOMEM")
+		k.mu.Unlock()
+		time.AfterFunc(100*time.Millisecond, func() {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.fail = nil
+		})
+		began := time.Now()
+		must(t, add(t, one, server))
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("the ADD took %s", took)
+		}
+		if k.lets(foreign, server.Addrs[0]) {
+			t.Error("the policies are not in force after the ADD")
+		}
+	})
+}
+
+// A policy that the kernel refuses holds the pods that it selects only: they are closed, and it is said why. Others that came with it are
+// in force, new pods start, and once the kernel takes the policy so do its own.
+func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		server, victim := running("server", "10.0.0.1"), running("victim", "10.0.0.4")
+		client := resolved("client", "two")
+		client.Addrs = running("client", "10.0.0.2").Addrs
+		c.feed.SetPod(client)
+		c.feed.SetPod(resolved("victim", "one"))
+		must(t, add(t, one, server))
+		must(t, add(t, one, victim))
+		k.mu.Lock()
+		k.refuse = policy.Ref{Namespace: "default", Name: "refused"}
+		k.mu.Unlock()
+		allowing := func(name, app string) compile.Compiled {
+			p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+			p.Spec.PodSelector.MatchLabels = map[string]string{"app": app}
+			p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}}}}}
+			return compile.NetworkPolicy(p)
+		}
+		c.feed.SetPolicy(allowing("refused", "victim"))
+		for i := range 20 {
+			c.feed.SetPolicy(allowing(fmt.Sprint("innocent-", i), "server"))
+		}
+		sleep(20 * time.Second)
+		if k.lets(foreign, victim.Addrs[0]) || k.lets(client.Addrs[0], victim.Addrs[0]) {
+			t.Error("a pod whose policy is refused is not closed")
+		}
+		if !k.lets(foreign, server.Addrs[0]) || !k.lets(client.Addrs[0], server.Addrs[0]) {
+			t.Error("policies that came with one that is refused are not in force")
+		}
+		if c := one.Condition(); c.Healthy || !strings.Contains(c.Message, "the kernel refuses NetworkPolicy default/refused, so its pods are closed (default/victim): ") || strings.Contains(c.Message, "innocent") {
+			t.Errorf("the condition is %+v", c)
+		}
+		for _, a := range one.Status(time.Now()).Attachments {
+			if a.InForce != (a.Pod == "server") {
+				t.Errorf("the policies of %s are in force: %t", a.Pod, a.InForce)
+			}
+		}
+		c.feed.SetPod(resolved("neighbour", "one"))
+		must(t, add(t, one, running("neighbour", "10.0.0.5")))
+		if err := add(t, one, victim); err == nil || !strings.Contains(err.Error(), "the kernel refuses NetworkPolicy default/refused") {
+			t.Errorf("a pod starts closed: %v", err)
+		}
+		k.mu.Lock()
+		before := k.tries
+		k.mu.Unlock()
+		sleep(time.Minute)
+		k.mu.Lock()
+		if n := k.tries - before; n < 6 || n > 30 {
+			t.Errorf("the kernel was asked %d times in a minute", n)
+		}
+		k.refuse = policy.Ref{}
+		k.mu.Unlock()
+		sleep(20 * time.Second)
+		if !k.lets(foreign, victim.Addrs[0]) || k.lets(client.Addrs[0], victim.Addrs[0]) {
+			t.Error("a policy that the kernel takes by now is not in force")
+		}
+		if c := one.Condition(); !c.Healthy {
+			t.Errorf("the condition is %+v", c)
+		}
+	})
+}
+
+// What the operator told while the kernel refused it is stored once the kernel has it.
+func TestRefusedChangesAreStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.feed.SetPod(resolved("server", "one"))
+		dir := t.TempDir()
+		one, k, stop := c.node("one", dir)
+		server := running("server", "10.0.0.1")
+		must(t, add(t, one, server))
+		sleep(time.Minute)
+		k.mu.Lock()
+		k.fail = errors.New("ENOMEM")
+		k.mu.Unlock()
+		c.feed.SetPolicy(clientsOnly())
+		sleep(time.Second)
+		k.mu.Lock()
+		k.fail = nil
+		k.mu.Unlock()
+		sleep(time.Minute)
+		if k.lets(foreign, server.Addrs[0]) {
+			t.Fatal("the policy is not in force")
+		}
+		c.server.Stop()
+		stop()
+		one, k, _ = c.node("one", dir) // with an empty kernel
+		must(t, add(t, one, server))
+		if k.lets(foreign, server.Addrs[0]) {
+			t.Error("after a reboot a policy is not in force that was before")
+		}
+	})
+}
