@@ -181,8 +181,8 @@ func TestCheckpointIsSetAside(t *testing.T) {
 		check.OK(t, err)
 		check.Equal(t, changed, i == 0, "hideConflist, call %d", i+1)
 	}
-	if _, err := foreign.ParseCheckpoint([]byte(read(f.checkpoint()))); err == nil {
-		t.Error("ipamd would read the checkpoint in place")
+	if c, err := foreign.ParseCheckpoint([]byte(read(f.checkpoint()))); err != nil || c.Version == foreign.CheckpointVersion || len(c.Allocations) > 0 {
+		t.Errorf("checkpoint in place = %+v, %v, want one that ipamd does not read", c, err)
 	}
 	c, aside, unreadable, err := f.read()
 	if err != nil || unreadable != nil || !aside || len(c.Allocations) != 1 {
