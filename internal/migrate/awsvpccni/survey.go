@@ -12,12 +12,9 @@ package awsvpccni
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"crypto/sha1" //nolint:gosec // the Amazon VPC CNI names links by it
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/kernel/datapath"
@@ -39,7 +36,6 @@ const (
 	conflist      = "10-aws.conflist"
 	branchPrefix  = "vlan" // of links of pods with a branch, enforcing mode strict
 	linkHashLen   = 11
-	pluginBinary  = "aws-cni"
 	defaultPrefix = "eni"
 )
 
@@ -53,8 +49,8 @@ func tableOf(deviceIndex int) int {
 
 // linkSuffix ends the name of a pod's link on the node, after the prefix.
 func linkSuffix(namespace, pod string) string {
-	sum := sha1.Sum([]byte(namespace + "." + pod)) //nolint:gosec // see above
-	return hex.EncodeToString(sum[:])[:linkHashLen]
+	a := foreign.Allocation{Metadata: foreign.Metadata{Namespace: namespace, Pod: pod}}
+	return strings.TrimPrefix(a.HostLink(), defaultPrefix)
 }
 
 // link is the end on the node of a veth whose other end is in another network namespace.
