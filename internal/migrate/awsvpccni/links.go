@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/uplinks"
@@ -185,10 +186,7 @@ func (s survey) serves(e cloud.AttachedENI) bool {
 // pod. Pods ended while nobody served, or the tool was killed.
 func (n *Node) removeStale(s survey) (changed []string, err error) {
 	for _, r := range s.rules {
-		if r.Priority != ruleToPod && r.Priority != ruleFromPod {
-			continue
-		}
-		if _, held := s.byAddress(r.Address().Addr()); held {
+		if !s.isStale(r) {
 			continue
 		}
 		if err := n.host.RuleDel(adopt.RuleOf(r)); err != nil && !rtnl.IsGone(err) {
@@ -197,6 +195,23 @@ func (n *Node) removeStale(s survey) (changed []string, err error) {
 		changed = append(changed, fmt.Sprintf("removed the rule %d of %s, which no pod has", r.Priority, r.Address().Addr()))
 	}
 	return changed, nil
+}
+
+// isStale reports whether a rule is for an address of the VPC that none of the Amazon VPC CNI's pods has. A pod whose
+// namespace has no path has the addresses of its entry.
+func (s survey) isStale(r attachment.AdoptedRule) bool {
+	a := r.Address().Addr()
+	if r.Priority != ruleToPod && r.Priority != ruleFromPod || !s.inVPC(a) {
+		return false
+	}
+	_, held := s.byAddress(a)
+	return !held && !slices.ContainsFunc(s.pods(), func(p pod) bool {
+		return (p.Fate == migrate.Adopt || p.Fate == migrate.Replace) && slices.Contains(p.Addresses, a)
+	})
+}
+
+func (s survey) inVPC(a netip.Addr) bool {
+	return slices.ContainsFunc(s.instance.VPCCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // markRule sends packets with the connection mark of the primary ENI by the main table.

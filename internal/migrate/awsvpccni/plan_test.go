@@ -137,6 +137,26 @@ func TestStaleEntryIsGone(t *testing.T) {
 	check.Equal(t, f.Rules, []attachment.AdoptedRule{{Priority: ruleToPod, To: host("10.0.1.10"), Table: mainTable}, {Priority: ruleFromPod, From: host("10.0.1.10"), Table: 2}}, "rules")
 }
 
+// Only rules for addresses of the VPC are removed, and not those of pods whose namespace cannot be entered.
+func TestStaleRules(t *testing.T) {
+	s := node1()
+	s.instance.VPCCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}
+	s.links[1].netns, s.links[1].addresses = attachment.Netns{}, nil
+	for _, tc := range []struct {
+		rule attachment.AdoptedRule
+		want bool
+	}{
+		{attachment.AdoptedRule{Priority: ruleToPod, To: host("10.0.0.99")}, true},
+		{attachment.AdoptedRule{Priority: ruleFromPod, From: host("10.0.1.41")}, true}, // of a pod that is gone
+		{attachment.AdoptedRule{Priority: ruleFromPod, From: host("10.0.1.10")}, false},
+		{attachment.AdoptedRule{Priority: ruleToPod, To: host("10.0.0.10")}, false},
+		{attachment.AdoptedRule{Priority: ruleToPod, To: host("192.168.7.7")}, false},
+		{attachment.AdoptedRule{Priority: 700, To: host("10.0.0.99")}, false},
+	} {
+		check.Equal(t, s.isStale(tc.rule), tc.want, "%+v", tc.rule)
+	}
+}
+
 func TestObstacles(t *testing.T) {
 	for name, tc := range map[string]struct {
 		edit   func(*survey)
