@@ -2,45 +2,52 @@ package lab
 
 import (
 	"errors"
-	"sync"
+	"maps"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/vpccni"
 )
 
-// former are daemons of other networks that the lab's nodes run.
-type former struct {
-	mu      sync.Mutex // guards daemons
-	daemons []*vpccni.Daemon
-}
-
-// NewAmazonVPCCNI installs the Amazon VPC CNI on a node, and returns its daemon, which is not started. The lab kills it
-// when it is closed.
-func (l *Lab) NewAmazonVPCCNI(n *node.Node, env map[string]string, chain string) (*vpccni.Daemon, error) {
+// NewAmazonVPCCNI installs the Amazon VPC CNI on a node of a lab, and returns its daemon, which is not started. It has the
+// variables of BerthdEnv, many of which both systems read, and pods of IPFamilies. The lab kills it when it is closed.
+func NewAmazonVPCCNI(l *Lab, n *node.Node) (*vpccni.Daemon, error) {
 	if l.AmazonVPCCNI == "" {
 		return nil, errors.New("this lab has no programs of the Amazon VPC CNI")
 	}
-	d, err := vpccni.New(vpccni.Options{
-		Node: n, Programs: l.AmazonVPCCNI, Kubeconfig: l.Kube.AdminKubeconfig(), EC2URL: EC2URL, Env: env, Chain: chain,
-	})
+	m, err := l.machines.get(n.Name)
 	if err != nil {
 		return nil, err
 	}
-	l.former.mu.Lock()
-	defer l.former.mu.Unlock()
-	l.former.daemons = append(l.former.daemons, d)
+	env := maps.Clone(l.BerthdEnv)
+	if l.PodFamilies() == ipfamily.OnlyIPv6 {
+		if env == nil {
+			env = map[string]string{}
+		}
+		env["ENABLE_IPv4"], env["ENABLE_IPv6"], env["ENABLE_PREFIX_DELEGATION"] = "false", "true", "true"
+	}
+	d, err := vpccni.New(vpccni.Options{Node: n, Programs: l.AmazonVPCCNI, Kubeconfig: l.Kube.AdminKubeconfig(), EC2URL: EC2URL, Env: env})
+	if err != nil {
+		return nil, err
+	}
+	l.machines.mu.Lock()
+	defer l.machines.mu.Unlock()
+	m.former = d
 	return d, nil
 }
 
-// kill kills all daemons.
-func (f *former) kill() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+// killFormer kills the daemons of other networks.
+func (s *machines) killFormer() error {
 	var errs []error
-	for _, d := range f.daemons {
-		errs = append(errs, d.Kill())
+	for _, m := range s.all() {
+		s.mu.Lock()
+		d := m.former
+		s.mu.Unlock()
+		if d != nil {
+			errs = append(errs, d.Kill())
+		}
 	}
-	if len(f.daemons) > 0 {
+	if s.lab.AmazonVPCCNI != "" {
 		vpccni.Sweep()
 	}
 	return errors.Join(errs...)

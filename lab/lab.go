@@ -111,7 +111,6 @@ type Lab struct {
 	follower  *follower
 	operators *operators
 	gateways  *gateways     // nil without egress
-	former    former        // daemons of other networks
 	services  []io.Closer   // of the cloud, and echo servers
 	ended     chan struct{} // closed when the lab is closed
 	closing   sync.Once
@@ -330,7 +329,7 @@ func (l *Lab) close() error {
 	if l.gateways != nil {
 		errs = append(errs, l.gateways.close())
 	}
-	errs = append(errs, l.former.kill(), l.operators.kill())
+	errs = append(errs, l.operators.kill())
 	if l.Kube != nil {
 		errs = append(errs, l.Kube.close())
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/migrate"
@@ -48,6 +50,9 @@ func migrationLab(o lab.Options) lab.Options {
 	o.DaemonArgs = slices.Concat([]string{"--cni-network=" + vpccni.Network, "--adopt-enis=" + migrate.AmazonVPCCNI, "--cni-chain=", "--repair-interval=1s"}, o.DaemonArgs)
 	return o
 }
+
+// prefixDelegation is the variable that makes both systems use /28 prefixes, of which one has room for all pods.
+const prefixDelegation = "ENABLE_PREFIX_DELEGATION"
 
 // migration is the lab of the migration demo: the first node moves, and the second one has Berth.
 type migration struct {
@@ -110,7 +115,7 @@ func (m *migration) verify(ctx context.Context, far netip.Addr) {
 func formerPods(ctx context.Context, s *stage) string {
 	m := s.migration
 	var err error
-	m.ipamd, err = s.lab.NewAmazonVPCCNI(m.node(), map[string]string{"WARM_ENI_TARGET": "1"}, "")
+	m.ipamd, err = lab.NewAmazonVPCCNI(s.lab, m.node())
 	check(err)
 	m.startFormer(ctx)
 	berth := s.nodes[1]
@@ -123,7 +128,7 @@ func formerPods(ctx context.Context, s *stage) string {
 	for _, p := range m.plan(ctx).Pods {
 		enis[p.Uplink] = true
 	}
-	if len(enis) < 2 {
+	if single := s.lab.BerthdEnv[prefixDelegation] == "" && s.lab.PodFamilies() == ipfamily.OnlyIPv4; single && len(enis) < 2 {
 		fail("all pods are on %d ENI, the proof needs two", len(enis))
 	}
 	return fmt.Sprintf("%d pods on %d ENIs", len(m.node().Pods()), len(enis))
@@ -199,8 +204,21 @@ func migratedPods(ctx context.Context, s *stage) string {
 	}
 	check(m.node().DelPod(ctx, "old-0"))
 	m.verify(ctx, s.far())
+	await(ctx, "ENIs with the tags of both systems", m.tagged)
 	r := m.report(ctx, "verify")
 	return fmt.Sprintf("%d adopted, %d created by Berth", migrate.Count(r.Pods, migrate.Adopted), migrate.Count(r.Pods, migrate.Berth))
+}
+
+// tagged checks that the secondary ENIs of the node have the tags of Berth, and keep those of their creator.
+func (m *migration) tagged() {
+	for _, e := range m.lab.Snapshot().InstanceENIs(m.node().InstanceID) {
+		if e.Attachment.DeviceIndex > 0 && (e.Tags[eni.TagCluster] != m.node().Cluster || e.Tags[eni.TagInstanceID] != m.node().InstanceID) {
+			fail("%s lacks tags of Berth: %v", e.ID, e.Tags)
+		}
+		if strings.HasPrefix(e.Description, "aws-K8S-") && e.Tags["node.k8s.amazonaws.com/instance_id"] == "" {
+			fail("%s lost the tags of its creator: %v", e.ID, e.Tags)
+		}
+	}
 }
 
 func migrateTwice(ctx context.Context, s *stage) string {
@@ -304,7 +322,7 @@ func migrateFinish(ctx context.Context, s *stage) string {
 func (m *migration) formerLeft() error {
 	var left []string
 	err := ns.Do(m.node().Netns, func() error {
-		rules, err := netlink.RuleList(netlink.FAMILY_V4)
+		rules, err := netlink.RuleList(netlink.FAMILY_ALL)
 		if err != nil {
 			return err
 		}
@@ -313,7 +331,7 @@ func (m *migration) formerLeft() error {
 				left = append(left, r.String())
 			}
 		}
-		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		if err != nil {
 			return err
 		}

@@ -71,7 +71,7 @@ func (f files) otherCards() bool {
 }
 
 // moved is the checkpoint of a node whose pods are Berth's. ipamd ends at its start with an error that names the version.
-var moved = []byte(`{"version":"moved-to-berth/1","allocations":[]}` + "\n")
+var moved = []byte(`{"version":"` + foreign.CheckpointMoved + `","allocations":[]}` + "\n")
 
 // setAside replaces the checkpoint, so that ipamd refuses to start. Otherwise it would miss the links of the pods, and
 // hand out their addresses.

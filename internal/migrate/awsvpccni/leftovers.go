@@ -89,13 +89,13 @@ func (s survey) isFormer(r netlink.Rule) bool {
 	}
 	switch id.Priority {
 	case ruleToPod:
-		return id.To.IsSingleIP() && !id.From.IsValid() && id.Table == mainTable
+		return id.To.IsSingleIP() && s.inVPC(id.To.Addr()) && !id.From.IsValid() && id.Table == mainTable
 	case ruleMark:
 		return id.Mark != 0 && id.Mark == id.Mask && !id.From.IsValid() && !id.To.IsValid() && id.Table == mainTable
 	case ruleExternal:
 		return id.To.IsValid() && !id.From.IsValid() && id.Table == mainTable
 	case ruleFromPod:
-		return id.From.IsSingleIP() && !id.To.IsValid()
+		return id.From.IsSingleIP() && s.inVPC(id.From.Addr()) && !id.To.IsValid()
 	case ruleFromENI:
 		return id.From.IsSingleIP() && isENI(id.From.Addr()) && id.Table != mainTable
 	case localRule:

@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/uplinks"
@@ -25,15 +26,22 @@ import (
 
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
-// links lists the veths whose other end is in another network namespace.
-func (n *Node) links() (list []link, err error) {
+// links lists the veths whose other end is in another network namespace, and the MAC addresses of ENIs with VLANs, which
+// are trunks.
+func (n *Node) links() (list []link, trunks []string, err error) {
 	all, err := rtnl.Whole(n.host.LinkList)
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, nil, fmt.Errorf("list links: %w", err)
 	}
 	found, err := adopt.FindNamespaces(n.host, n.o.NetnsDirs, n.o.Proc)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	for _, l := range all {
+		parent := func(of netlink.Link) bool { return of.Attrs().Index == l.Attrs().ParentIndex }
+		if i := slices.IndexFunc(all, parent); l.Type() == "vlan" && i >= 0 {
+			trunks = append(trunks, all[i].Attrs().HardwareAddr.String())
+		}
 	}
 	for _, l := range all {
 		a := l.Attrs()
@@ -44,12 +52,12 @@ func (n *Node) links() (list []link, err error) {
 		if ns, ok := found.Behind(l); ok {
 			one.netns = ns
 			if err := one.look(a.ParentIndex); err != nil {
-				return nil, fmt.Errorf("look at the other end of %s: %w", a.Name, err)
+				return nil, nil, fmt.Errorf("look at the other end of %s: %w", a.Name, err)
 			}
 		}
 		list = append(list, one)
 	}
-	return list, nil
+	return list, trunks, nil
 }
 
 // look reads the other end of a link.
@@ -178,10 +186,7 @@ func (s survey) serves(e cloud.AttachedENI) bool {
 // pod. Pods ended while nobody served, or the tool was killed.
 func (n *Node) removeStale(s survey) (changed []string, err error) {
 	for _, r := range s.rules {
-		if r.Priority != ruleToPod && r.Priority != ruleFromPod {
-			continue
-		}
-		if _, held := s.byAddress(r.Address().Addr()); held {
+		if !s.isStale(r) {
 			continue
 		}
 		if err := n.host.RuleDel(adopt.RuleOf(r)); err != nil && !rtnl.IsGone(err) {
@@ -190,6 +195,23 @@ func (n *Node) removeStale(s survey) (changed []string, err error) {
 		changed = append(changed, fmt.Sprintf("removed the rule %d of %s, which no pod has", r.Priority, r.Address().Addr()))
 	}
 	return changed, nil
+}
+
+// isStale reports whether a rule is for an address of the VPC that none of the Amazon VPC CNI's pods has. A pod whose
+// namespace has no path has the addresses of its entry.
+func (s survey) isStale(r attachment.AdoptedRule) bool {
+	a := r.Address().Addr()
+	if r.Priority != ruleToPod && r.Priority != ruleFromPod || !s.inVPC(a) {
+		return false
+	}
+	_, held := s.byAddress(a)
+	return !held && !slices.ContainsFunc(s.pods(), func(p pod) bool {
+		return (p.Fate == migrate.Adopt || p.Fate == migrate.Replace) && slices.Contains(p.Addresses, a)
+	})
+}
+
+func (s survey) inVPC(a netip.Addr) bool {
+	return slices.ContainsFunc(s.instance.VPCCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // markRule sends packets with the connection mark of the primary ENI by the main table.

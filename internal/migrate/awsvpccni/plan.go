@@ -123,6 +123,8 @@ func (s survey) obstacleOf(a foreign.Allocation, l link) string {
 		return fmt.Sprintf("its interface %s does not have %s", l.peer, addr)
 	case !byTable:
 		return fmt.Sprintf("its packets use routing table %d, which belongs to no ENI of the first network card", s.tableFrom(addr))
+	case slices.Contains(s.trunks, at.MAC.String()):
+		return fmt.Sprintf("its address belongs to the trunk ENI %s, which stays the Amazon VPC CNI's", at.ID)
 	case held && of.ID != at.ID:
 		return fmt.Sprintf("%s is an address of %s, and its packets leave by %s", addr, of.ID, at.ID)
 	}

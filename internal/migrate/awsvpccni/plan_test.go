@@ -38,14 +38,15 @@ func node1() survey {
 		return link{name: "eni" + linkSuffix("shop", name), index: index, netns: ns(uint64(index)), peer: "eth0", addresses: []netip.Addr{addr(ip)}}
 	}
 	return survey{
-		instance: cloud.Identity{InstanceID: "i-1", InstanceType: "m5.large"}, network: "aws-cni", formerName: "aws-cni", prefix: "eni", kernel: version{6, 2},
+		instance: cloud.Identity{InstanceID: "i-1", InstanceType: "m5.large"}, kernel: version{6, 2},
+		configured: configured{network: "aws-cni", formerName: "aws-cni", prefix: "eni"},
 		enis: []cloud.AttachedENI{
 			{ID: "eni-0", Held: []netip.Prefix{host("10.0.0.10"), netip.MustParsePrefix("2001:db8::/80")}},
 			{ID: "eni-1", DeviceIndex: 1, Held: []netip.Prefix{host("10.0.1.10"), netip.MustParsePrefix("10.0.1.32/28")}},
 		},
-		checkpoint: foreign.Checkpoint{Allocations: []foreign.Allocation{
+		saved: saved{checkpoint: foreign.Checkpoint{Allocations: []foreign.Allocation{
 			named("first", "10.0.0.10"), named("second", "10.0.1.10"), named("prefix", "10.0.1.40"), named("six", "2001:db8::5"), named("gone", "10.0.1.41"),
-		}},
+		}}},
 		links: []link{
 			linkOf("first", 10, "10.0.0.10"), linkOf("second", 11, "10.0.1.10"), linkOf("prefix", 12, "10.0.1.40"), linkOf("six", 13, "2001:db8::5"),
 			{name: "vlan" + linkSuffix("shop", "branch"), index: 14, netns: ns(14), peer: "eth0", addresses: []netip.Addr{addr("10.0.2.7")}},
@@ -100,6 +101,7 @@ func TestPodsThatMustBeReplaced(t *testing.T) {
 		"another interface":    {func(s *survey) { s.links[1].peer = "net1" }, "interface is net1"},
 		"another address":      {func(s *survey) { s.links[1].addresses = []netip.Addr{addr("10.0.1.99")} }, "does not have 10.0.1.10"},
 		"table of no ENI":      {func(s *survey) { s.rules[1].Table = 9 }, "routing table 9"},
+		"trunk":                {func(s *survey) { s.enis[1].MAC, s.trunks = []byte{2, 0, 0, 0, 0, 9}, []string{"02:00:00:00:00:09"} }, "trunk ENI eni-1"},
 		"address of other ENI": {func(s *survey) { s.rules[1].Table = mainTable }, "address of eni-1"},
 	} {
 		s := node1()
@@ -133,6 +135,26 @@ func TestStaleEntryIsGone(t *testing.T) {
 	f := s.former(s.records[0])
 	check.Equal(t, f.HostLink, "eni"+linkSuffix("shop", "new"), "link")
 	check.Equal(t, f.Rules, []attachment.AdoptedRule{{Priority: ruleToPod, To: host("10.0.1.10"), Table: mainTable}, {Priority: ruleFromPod, From: host("10.0.1.10"), Table: 2}}, "rules")
+}
+
+// Only rules for addresses of the VPC are removed, and not those of pods whose namespace cannot be entered.
+func TestStaleRules(t *testing.T) {
+	s := node1()
+	s.instance.VPCCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}
+	s.links[1].netns, s.links[1].addresses = attachment.Netns{}, nil
+	for _, tc := range []struct {
+		rule attachment.AdoptedRule
+		want bool
+	}{
+		{attachment.AdoptedRule{Priority: ruleToPod, To: host("10.0.0.99")}, true},
+		{attachment.AdoptedRule{Priority: ruleFromPod, From: host("10.0.1.41")}, true}, // of a pod that is gone
+		{attachment.AdoptedRule{Priority: ruleFromPod, From: host("10.0.1.10")}, false},
+		{attachment.AdoptedRule{Priority: ruleToPod, To: host("10.0.0.10")}, false},
+		{attachment.AdoptedRule{Priority: ruleToPod, To: host("192.168.7.7")}, false},
+		{attachment.AdoptedRule{Priority: 700, To: host("10.0.0.99")}, false},
+	} {
+		check.Equal(t, s.isStale(tc.rule), tc.want, "%+v", tc.rule)
+	}
 }
 
 func TestObstacles(t *testing.T) {
@@ -179,8 +201,8 @@ func TestCheckpointIsSetAside(t *testing.T) {
 		check.OK(t, err)
 		check.Equal(t, changed, i == 0, "hideConflist, call %d", i+1)
 	}
-	if _, err := foreign.ParseCheckpoint([]byte(read(f.checkpoint()))); err == nil {
-		t.Error("ipamd would read the checkpoint in place")
+	if c, err := foreign.ParseCheckpoint([]byte(read(f.checkpoint()))); err != nil || c.Version == foreign.CheckpointVersion || len(c.Allocations) > 0 {
+		t.Errorf("checkpoint in place = %+v, %v, want one that ipamd does not read", c, err)
 	}
 	c, aside, unreadable, err := f.read()
 	if err != nil || unreadable != nil || !aside || len(c.Allocations) != 1 {

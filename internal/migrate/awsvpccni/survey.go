@@ -12,12 +12,9 @@ package awsvpccni
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"crypto/sha1" //nolint:gosec // the Amazon VPC CNI names links by it
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/kernel/datapath"
@@ -39,7 +36,6 @@ const (
 	conflist      = "10-aws.conflist"
 	branchPrefix  = "vlan" // of links of pods with a branch, enforcing mode strict
 	linkHashLen   = 11
-	pluginBinary  = "aws-cni"
 	defaultPrefix = "eni"
 )
 
@@ -53,8 +49,8 @@ func tableOf(deviceIndex int) int {
 
 // linkSuffix ends the name of a pod's link on the node, after the prefix.
 func linkSuffix(namespace, pod string) string {
-	sum := sha1.Sum([]byte(namespace + "." + pod)) //nolint:gosec // see above
-	return hex.EncodeToString(sum[:])[:linkHashLen]
+	a := foreign.Allocation{Metadata: foreign.Metadata{Namespace: namespace, Pod: pod}}
+	return strings.TrimPrefix(a.HostLink(), defaultPrefix)
 }
 
 // link is the end on the node of a veth whose other end is in another network namespace.
@@ -71,23 +67,34 @@ func (l link) isBerths() bool { return datapath.IsHostLinkName(l.name) }
 
 // survey is the state of the node.
 type survey struct {
+	saved
+	configured
 	instance   cloud.Identity
 	enis       []cloud.AttachedENI
+	links      []link
+	trunks     []string // MAC addresses of trunk ENIs
+	rules      []attachment.AdoptedRule
+	records    []attachment.Record
+	quarantine int               // damaged records
+	uids       map[string]string // of pods, by container
+	kernel     version
+}
+
+// saved is what ipamd has stored.
+type saved struct {
 	checkpoint foreign.Checkpoint
 	aside      bool  // the checkpoint is set aside: an apply has begun
 	unreadable error // entries of the checkpoint that make no sense
-	prefix     string
-	links      []link
-	rules      []attachment.AdoptedRule
-	records    []attachment.Record
-	quarantine int // damaged records
-	hostPorts  bool
-	network    string // Berth's name in the CNI configuration
-	formerName string // the Amazon VPC CNI's
-	kernel     version
-	cards      bool              // there are checkpoints of other network cards
-	uids       map[string]string // of pods, by container
-	policies   bool              // Berth enforces network policies
+	cards      bool  // there are checkpoints of other network cards
+}
+
+// configured is how both systems are configured.
+type configured struct {
+	prefix     string // of links
+	formerName string // of the network, in the CNI configuration of the Amazon VPC CNI
+	hostPorts  bool   // it has the portmap plugin
+	network    string // name of Berth's network
+	policies   bool   // Berth enforces network policies
 }
 
 // version is that of the kernel.
@@ -177,7 +184,7 @@ func (n *Node) survey(ctx context.Context) (s survey, err error) {
 	}
 	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, networkName), former.has("portmap")
 	s.prefix = former.prefix()
-	if s.links, err = n.links(); err != nil {
+	if s.links, s.trunks, err = n.links(); err != nil {
 		return s, err
 	}
 	if s.rules, err = n.rules(); err != nil {

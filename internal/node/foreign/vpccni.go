@@ -19,6 +19,10 @@ const CheckpointName = "ipam.json"
 // CheckpointVersion is the only version of the format, since version 1.7 of the Amazon VPC CNI.
 const CheckpointVersion = "vpc-cni-ipam/1"
 
+// CheckpointMoved is the version of the empty checkpoint that the migration to Berth puts in the place of ipamd's, which
+// then refuses to start.
+const CheckpointMoved = "moved-to-berth/1"
+
 // Checkpoint is what ipamd remembers across restarts: the addresses that pods hold.
 type Checkpoint struct {
 	Version     string       `json:"version"`
@@ -83,6 +87,9 @@ func ParseCheckpoint(data []byte) (Checkpoint, error) {
 	}
 	if err := json.Unmarshal(data, &raw); err != nil {
 		return Checkpoint{}, fmt.Errorf("read the checkpoint of the Amazon VPC CNI: %w", err)
+	}
+	if raw.Version == CheckpointMoved {
+		return Checkpoint{Version: raw.Version}, nil
 	}
 	if raw.Version != CheckpointVersion {
 		return Checkpoint{}, fmt.Errorf("read the checkpoint of the Amazon VPC CNI: version is %.40q, expected %q", raw.Version, CheckpointVersion)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -22,12 +23,29 @@ import (
 type nsExec struct {
 	invoke.RawExec
 	version.PluginDecoder
-	node *Node
+	netns  string
+	mounts *pluginMounts
+}
+
+// pluginMounts are the mount namespaces in which plugins run, by the plugins' file names.
+type pluginMounts struct {
+	mu     sync.Mutex // guards byName
+	byName map[string]func() string
+}
+
+// of returns the path of a plugin's mount namespace; empty: the lab's own.
+func (p *pluginMounts) of(plugin string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if path := p.byName[plugin]; path != nil {
+		return path()
+	}
+	return ""
 }
 
 // ExecPlugin implements invoke.Exec.
 func (e *nsExec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, env []string) (out []byte, err error) {
-	mounts := e.node.mountsOf(filepath.Base(plugin))
+	mounts := e.mounts.of(filepath.Base(plugin))
 	if mounts != "" {
 		visible, done, err := withVisibleNetns(env)
 		if err != nil {
@@ -36,7 +54,7 @@ func (e *nsExec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, en
 		defer done()
 		env = visible
 	}
-	err = ns.Do(e.node.Netns, func() error {
+	err = ns.Do(e.netns, func() error {
 		if mounts != "" {
 			if err := ns.EnterMounts(mounts); err != nil {
 				return err
@@ -70,23 +88,14 @@ func withVisibleNetns(env []string) (visible []string, done func(), err error) {
 
 // RunIn makes a plugin run in a mount namespace, whose path may change; empty: the lab's own.
 func (n *Node) RunIn(plugin string, mounts func() string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.mounts[plugin] = mounts
-}
-
-func (n *Node) mountsOf(plugin string) string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if of := n.mounts[plugin]; of != nil {
-		return of()
-	}
-	return ""
+	n.mounts.mu.Lock()
+	defer n.mounts.mu.Unlock()
+	n.mounts.byName[plugin] = mounts
 }
 
 // Runtime is another container runtime on this node. It keeps its own attachments in cacheDir.
 func (n *Node) Runtime(cacheDir string) *libcni.CNIConfig {
-	return libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, cacheDir, &nsExec{node: n})
+	return libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, cacheDir, &nsExec{netns: n.Netns, mounts: n.mounts})
 }
 
 // conf reads the node's network configuration like a runtime: the first one by name.

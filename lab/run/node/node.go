@@ -43,12 +43,12 @@ type Options struct {
 type Node struct {
 	Options
 	*proc.Process
-	cni *libcni.CNIConfig
+	cni    *libcni.CNIConfig
+	mounts *pluginMounts
 
-	mu     sync.Mutex               // guards all below; never held across I/O
-	pods   map[string]*Pod          // by name, including those that are being added or deleted
-	server *echo.Server             // nil until Serve
-	mounts map[string]func() string // mount namespaces of plugins, by file name
+	mu     sync.Mutex      // guards all below; never held across I/O
+	pods   map[string]*Pod // by name, including those that are being added or deleted
+	server *echo.Server    // nil until Serve
 }
 
 // pluginDirs are the directories with the reference plugins for chained networks.
@@ -59,7 +59,7 @@ const maxSocketPath = 107
 
 // New creates a node's missing directories, and links the reference plugins. It does not start the daemon.
 func New(o Options) (*Node, error) {
-	n := &Node{Options: o, pods: map[string]*Pod{}, mounts: map[string]func() string{}}
+	n := &Node{Options: o, pods: map[string]*Pod{}, mounts: &pluginMounts{byName: map[string]func() string{}}}
 	n.Process = proc.New("berthd of "+o.Name, filepath.Join(o.Dir, "log", "berthd.log"), n.berthd)
 	if s := n.Socket(); len(s) > maxSocketPath {
 		return nil, fmt.Errorf("node %s: the socket path %s has %d characters, but the kernel supports %d: use a shorter lab directory", o.Name, s, len(s), maxSocketPath)

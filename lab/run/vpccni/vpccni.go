@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -51,7 +52,6 @@ type Options struct {
 	Kubeconfig string
 	EC2URL     string
 	Env        map[string]string // further settings of the aws-node DaemonSet
-	Chain      string            // further plugins of the CNI configuration, as JSON, each preceded by a comma
 }
 
 // Daemon is ipamd on one node.
@@ -107,8 +107,8 @@ func initialize() error {
 		return fmt.Errorf("find the primary link: %w", err)
 	}
 	var errs []error
-	for path, value := range map[string]string{"ip_forward": "1", "conf/" + link.Attrs().Name + "/rp_filter": "2"} {
-		errs = append(errs, os.WriteFile(filepath.Join("/proc/sys/net/ipv4", path), []byte(value), 0))
+	for path, value := range map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/" + link.Attrs().Name + "/rp_filter": "2", "ipv6/conf/all/forwarding": "1"} {
+		errs = append(errs, os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0))
 	}
 	return errors.Join(errs...)
 }
@@ -124,8 +124,8 @@ func (d *Daemon) Configuration() string { return filepath.Join(d.Node.ConfDir(),
 // Configure writes the CNI configuration, as the container aws-node does when it starts.
 func (d *Daemon) Configure() error {
 	list := fmt.Sprintf(`{"cniVersion":"0.4.0","name":%q,"disableCheck":true,"plugins":[{"name":"aws-cni","type":%q,
-		"vethPrefix":"eni","mtu":"9001","podSGEnforcingMode":"strict","pluginLogFile":%q,"pluginLogLevel":"DEBUG"}%s]}`,
-		Network, Plugin, filepath.Join(d.logs(), "plugin.log"), d.Chain)
+		"vethPrefix":"eni","mtu":"9001","podSGEnforcingMode":"strict","pluginLogFile":%q,"pluginLogLevel":"DEBUG"}]}`,
+		Network, Plugin, filepath.Join(d.logs(), "plugin.log"))
 	return os.WriteFile(d.Configuration(), []byte(list), 0o644)
 }
 
@@ -147,6 +147,7 @@ func (d *Daemon) environment() []string {
 		"WARM_PREFIX_TARGET=1",
 	}
 	for k, v := range d.Env {
+		vars = slices.DeleteFunc(vars, func(one string) bool { return strings.HasPrefix(one, k+"=") })
 		vars = append(vars, k+"="+v)
 	}
 	slices.Sort(vars)
