@@ -190,7 +190,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 		r, failed := n.report("apply", changed, nil)
 		return r, errors.Join(err, failed)
 	}
-	if !slices.ContainsFunc(s.pods, func(p pod) bool { return p.Pool != "" }) {
+	if !slices.ContainsFunc(s.pods, func(p pod) bool { return !p.chained() }) {
 		return n.report("apply", nil, nil)
 	}
 	config := n.cfg.Datapath
@@ -202,7 +202,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	}
 	var changed []string
 	for _, p := range s.pods {
-		if f, _ := p.fate(); p.Pool == "" || f != migrate.Adopt && f != migrate.Adopted || len(p.Addrs) == 0 {
+		if f, _ := p.fate(); p.chained() || f != migrate.Adopt && f != migrate.Adopted || len(p.Addrs) == 0 {
 			continue
 		}
 		did, err := n.takeOver(ctx, a, p)
@@ -242,7 +242,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, fmt.Errorf("%w: stop it first, or it takes the addresses of all pods for free", errCoildRuns)
 	}
 	for _, p := range s.pods {
-		if f, why := p.fate(); p.Pool != "" && (f == migrate.Adopt || f == migrate.Replace) {
+		if f, why := p.fate(); !p.chained() && (f == migrate.Adopt || f == migrate.Replace) {
 			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s is Coil's still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
 		}
 	}
