@@ -53,14 +53,14 @@ func (p pod) adopted() bool { return p.Recorded != nil }
 // observe reads the node. It changes nothing.
 func (n *Node) observe() (state, error) {
 	var s state
-	links, err := rtnl.Whole(n.host.LinkList)
+	links, err := rtnl.Whole(n.links.host.LinkList)
 	if err != nil {
 		return s, fmt.Errorf("list links: %w", err)
 	}
 	var routes []foreign.Route
 	for _, family := range families {
 		list, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return n.host.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+			return n.links.host.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return s, fmt.Errorf("list routes: %w", err)
@@ -74,7 +74,7 @@ func (n *Node) observe() (state, error) {
 				routes = append(routes, foreign.Route{Addr: dst.Addr(), Table: r.Table, Protocol: int(r.Protocol), Link: r.LinkIndex})
 			}
 		}
-		rules, err := rtnl.Whole(func() ([]netlink.Rule, error) { return n.host.RuleList(family) })
+		rules, err := rtnl.Whole(func() ([]netlink.Rule, error) { return n.links.host.RuleList(family) })
 		if err != nil {
 			return s, fmt.Errorf("list rules: %w", err)
 		}
@@ -171,7 +171,7 @@ func HostLink(namespace, name string) string {
 
 // complete adds namespaces, names and records of pods.
 func (n *Node) complete(s *state, links []netlink.Link, names map[string]attachment.Pod) error {
-	namespaces, err := adopt.FindNamespaces(n.host, n.cfg.NetnsFolders, n.cfg.Proc)
+	namespaces, err := adopt.FindNamespaces(n.links.host, n.cfg.NetnsFolders, n.cfg.Proc)
 	if err != nil {
 		return err
 	}
