@@ -209,8 +209,9 @@ func (r *Raised) files(n Node) error {
 		if p.Node != n.Name {
 			continue
 		}
+		result := strings.ReplaceAll(string(p.Result), "/var/run/netns/"+p.Netns, r.PodNetns(p))
 		data, err := json.Marshal(map[string]any{
-			"kind": "cniCacheV1", "containerId": p.Container, "ifName": p.Interface, "networkName": p.Network, "result": p.Result,
+			"kind": "cniCacheV1", "containerId": p.Container, "ifName": p.Interface, "networkName": p.Network, "result": json.RawMessage(result),
 			"cniArgs": [][2]string{
 				{"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_UID", p.UID}, {"K8S_POD_INFRA_CONTAINER_ID", p.Container},
 			},

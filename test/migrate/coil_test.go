@@ -100,7 +100,7 @@ func raise(t *testing.T, name string) *machine {
 
 	n, err := node.New(node.Options{
 		Name: nodeName, InstanceID: nodeName, Netns: r.Netns(nodeName), Dir: filepath.Join(dir, nodeName), BinDir: harness.BinDir, Cluster: "replay", PodPrefix: nstest.Unique("pod"),
-		Args: []string{"--ipam=pool", "--kubeconfig=" + kubeconfig, "--cni-network=" + coil.DefaultNetwork, "--cooling-period=1s", "--repair-interval=1s"},
+		Args: []string{"--ipam=pool", "--kubeconfig=" + kubeconfig, "--cni-network=" + coil.DefaultNetwork, "--cni-chain=portmap", "--cooling-period=1s", "--repair-interval=1s"},
 		Log:  slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	harness.OK(t, err)

@@ -14,17 +14,17 @@ import (
 )
 
 // removeTables removes Coil's routes of its tables. Those of pods went with the pods.
-func (n *Node) removeTables() (changed []string, err error) {
+func (l *hostLinks) removeTables() (changed []string, err error) {
 	for _, family := range families {
 		for _, table := range []int{foreign.CoilPodTable, foreign.CoilExportTable} {
 			routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
-				return n.host.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: foreign.CoilProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+				return l.host.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: foreign.CoilProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 			})
 			if err != nil {
 				return changed, fmt.Errorf("list the routes of table %d: %w", table, err)
 			}
 			for _, r := range routes {
-				if err := n.host.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
+				if err := l.host.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
 					return changed, fmt.Errorf("remove the route %s of table %d: %w", rtnl.RouteDst(r), table, err)
 				}
 				changed = append(changed, fmt.Sprintf("removed route %s of table %d", rtnl.RouteDst(r), table))

@@ -33,9 +33,9 @@ type heldRoute struct {
 }
 
 // hold makes the route to an IPv4 address lead to a nexthop object of its link.
-func (n *Node) hold(link int, route netlink.Route) (heldRoute, error) {
+func (l *hostLinks) hold(link int, route netlink.Route) (heldRoute, error) {
 	h := heldRoute{nexthopBase + uint32(link), route}
-	err := rtnl.InNetns(n.ns, func() error {
+	err := rtnl.InNetns(l.ns, func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 		req.AddData(message{unix.AF_INET})
 		req.AddData(nl.NewRtAttr(attrID, number(h.id)))
@@ -49,7 +49,7 @@ func (n *Node) hold(link int, route netlink.Route) (heldRoute, error) {
 	msg := nl.NewRtMsg()
 	msg.Family, msg.Dst_len, msg.Table = unix.AF_INET, 32, unix.RT_TABLE_UNSPEC
 	msg.Protocol, msg.Scope = uint8(route.Protocol), uint8(route.Scope)
-	err = rtnl.InNetns(n.ns, func() error {
+	err = rtnl.InNetns(l.ns, func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 		req.AddData(msg)
 		req.AddData(nl.NewRtAttr(unix.RTA_DST, rtnl.RouteDst(route).Addr().AsSlice()))
@@ -65,16 +65,16 @@ func (n *Node) hold(link int, route netlink.Route) (heldRoute, error) {
 }
 
 // release makes the route lead to the link itself again.
-func (n *Node) release(h heldRoute) error {
-	if err := n.host.RouteReplace(&h.route); err != nil {
+func (l *hostLinks) release(h heldRoute) error {
+	if err := l.host.RouteReplace(&h.route); err != nil {
 		return fmt.Errorf("set the route to %s: %w", rtnl.RouteDst(h.route), err)
 	}
-	return n.removeNexthop(h.id)
+	return l.removeNexthop(h.id)
 }
 
 // removeNexthop removes a nexthop object, if it is there, with the routes that lead to it.
-func (n *Node) removeNexthop(id uint32) error {
-	err := rtnl.InNetns(n.ns, func() error {
+func (l *hostLinks) removeNexthop(id uint32) error {
+	err := rtnl.InNetns(l.ns, func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_DELNEXTHOP, unix.NLM_F_ACK)
 		req.AddData(message{})
 		req.AddData(nl.NewRtAttr(attrID, number(id)))
@@ -88,8 +88,8 @@ func (n *Node) removeNexthop(id uint32) error {
 }
 
 // hasNexthop reports whether a killed process left a link's nexthop object.
-func (n *Node) hasNexthop(link int) (has bool, err error) {
-	err = rtnl.InNetns(n.ns, func() error {
+func (l *hostLinks) hasNexthop(link int) (has bool, err error) {
+	err = rtnl.InNetns(l.ns, func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_GETNEXTHOP, 0)
 		req.AddData(message{})
 		req.AddData(nl.NewRtAttr(attrID, number(nexthopBase+uint32(link))))
@@ -112,9 +112,9 @@ func (m message) Serialize() []byte { return append([]byte{m.family}, make([]byt
 func number(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
 // withoutLast removes the IPv4 addresses of a link and keeps the route to an address behind it.
-func (n *Node) withoutLast(link netlink.Link, to netip.Addr, table int, addrs []netlink.Addr) error {
+func (l *hostLinks) withoutLast(link netlink.Link, to netip.Addr, table int, addrs []netlink.Addr) error {
 	routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
-		return n.host.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: table, Dst: rtnl.IPNet(rtnl.HostPrefix(to))}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		return l.host.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: table, Dst: rtnl.IPNet(rtnl.HostPrefix(to))}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 	})
 	if err != nil {
 		return fmt.Errorf("list the routes to %s: %w", to, err)
@@ -124,24 +124,24 @@ func (n *Node) withoutLast(link netlink.Link, to netip.Addr, table int, addrs []
 	if len(routes) != 1 || routes[0].LinkIndex != link.Attrs().Index && routes[0].LinkIndex != 0 {
 		return fmt.Errorf("table %d has no route to %s by %s", table, to, link.Attrs().Name)
 	}
-	neighbours, err := rtnl.PermanentNeighbours(n.host, link.Attrs().Index, unix.AF_INET)
+	neighbours, err := rtnl.PermanentNeighbours(l.host, link.Attrs().Index, unix.AF_INET)
 	if err != nil {
 		return err
 	}
 	routes[0].LinkIndex = link.Attrs().Index
-	held, err := n.hold(link.Attrs().Index, routes[0])
+	held, err := l.hold(link.Attrs().Index, routes[0])
 	if err != nil {
-		return errors.Join(err, n.release(held))
+		return errors.Join(err, l.release(held))
 	}
 	for _, a := range addrs {
-		if err := n.host.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
-			return errors.Join(fmt.Errorf("remove %s from %s: %w", a.IPNet, link.Attrs().Name, err), n.release(held))
+		if err := l.host.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
+			return errors.Join(fmt.Errorf("remove %s from %s: %w", a.IPNet, link.Attrs().Name, err), l.release(held))
 		}
 	}
 	for _, nb := range neighbours {
-		if err := n.host.NeighSet(&nb); err != nil {
-			return errors.Join(fmt.Errorf("set the neighbour %s: %w", nb.IP, err), n.release(held))
+		if err := l.host.NeighSet(&nb); err != nil {
+			return errors.Join(fmt.Errorf("set the neighbour %s: %w", nb.IP, err), l.release(held))
 		}
 	}
-	return n.release(held)
+	return l.release(held)
 }

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -109,8 +108,7 @@ func (n *Node) records() ([]attachment.Record, error) {
 type Node struct {
 	cfg     Config
 	log     *slog.Logger
-	ns      netns.NsHandle
-	host    *netlink.Handle
+	links   hostLinks
 	kernel  *datapath.Node
 	adopter *adopt.Adopter
 }
@@ -119,16 +117,16 @@ var _ migrate.System = (*Node)(nil)
 
 // Open opens the node's network namespace, and changes nothing. Close releases it.
 func Open(cfg Config, log *slog.Logger) (_ *Node, err error) {
-	n := &Node{cfg: cfg, log: log, ns: netns.None()}
+	n := &Node{cfg: cfg, log: log, links: hostLinks{ns: netns.None()}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
 		}
 	}()
-	if n.ns, err = rtnl.OpenNodeNetns(cfg.Netns); err != nil {
+	if n.links.ns, err = rtnl.OpenNodeNetns(cfg.Netns); err != nil {
 		return nil, err
 	}
-	if n.host, err = rtnl.Handle(n.ns); err != nil {
+	if n.links.host, err = rtnl.Handle(n.links.ns); err != nil {
 		return nil, fmt.Errorf("open netlink in the node's network namespace: %w", err)
 	}
 	if n.kernel, err = datapath.Open(cfg.Netns); err != nil {
@@ -146,11 +144,11 @@ func (n *Node) Close() (err error) {
 	if n.kernel != nil {
 		err = errors.Join(err, n.kernel.Close())
 	}
-	if n.host != nil {
-		n.host.Close()
+	if n.links.host != nil {
+		n.links.host.Close()
 	}
-	if n.ns.IsOpen() {
-		err = errors.Join(err, n.ns.Close())
+	if n.links.ns.IsOpen() {
+		err = errors.Join(err, n.links.ns.Close())
 	}
 	return err
 }
@@ -190,7 +188,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 		r, failed := n.report("apply", changed, nil)
 		return r, errors.Join(err, failed)
 	}
-	if !slices.ContainsFunc(s.pods, func(p pod) bool { return p.Pool != "" }) {
+	if !slices.ContainsFunc(s.pods, func(p pod) bool { return !p.chained() }) {
 		return n.report("apply", nil, nil)
 	}
 	config := n.cfg.Datapath
@@ -202,7 +200,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	}
 	var changed []string
 	for _, p := range s.pods {
-		if f, _ := p.fate(); p.Pool == "" || f != migrate.Adopt && f != migrate.Adopted || len(p.Addrs) == 0 {
+		if f, _ := p.fate(); p.chained() || f != migrate.Adopt && f != migrate.Adopted || len(p.Addrs) == 0 {
 			continue
 		}
 		did, err := n.takeOver(ctx, a, p)
@@ -242,7 +240,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, fmt.Errorf("%w: stop it first, or it takes the addresses of all pods for free", errCoildRuns)
 	}
 	for _, p := range s.pods {
-		if f, why := p.fate(); p.Pool != "" && (f == migrate.Adopt || f == migrate.Replace) {
+		if f, why := p.fate(); !p.chained() && (f == migrate.Adopt || f == migrate.Replace) {
 			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s is Coil's still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
 		}
 	}
@@ -279,7 +277,7 @@ func (n *Node) announced(ctx context.Context) (list []netip.Prefix, err error) {
 // finish removes what is Coil's. The rule goes first: that it is gone says that a rollback is too late.
 func (n *Node) finish(ctx context.Context, s state) (changed []string, err error) {
 	for _, r := range s.rules {
-		if err := n.host.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
+		if err := n.links.host.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
 			return changed, fmt.Errorf("remove the rule %d of table %d: %w", r.Priority, r.Table, err)
 		}
 		changed = append(changed, fmt.Sprintf("removed rule %d of table %d", r.Priority, r.Table))
@@ -306,7 +304,7 @@ func (n *Node) finish(ctx context.Context, s state) (changed []string, err error
 			return changed, err
 		}
 	}
-	did, err := n.removeTables()
+	did, err := n.links.removeTables()
 	changed = append(changed, did...)
 	if err == nil {
 		err = failpoint.Hit("coil.exports.after")
@@ -326,18 +324,18 @@ func (n *Node) settle(rec attachment.Record) (changed bool, err error) {
 	if err := failpoint.Hit("coil.settle.after"); err != nil {
 		return changed, err
 	}
-	gateways, err := n.gatewaysOf(rec)
+	gateways, err := n.links.gatewaysOf(rec)
 	if err != nil {
 		return changed, err
 	}
-	did, err := n.insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
+	did, err := insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
 	if changed = changed || did; err != nil {
 		return changed, err
 	}
 	if err := failpoint.Hit("coil.tidy.after"); err != nil {
 		return changed, err
 	}
-	did, err = n.removeAddresses(rec)
+	did, err = n.links.removeAddresses(rec)
 	if changed = changed || did; err != nil {
 		return changed, fmt.Errorf("remove the addresses of %s: %w", rec.HostLink, err)
 	}
@@ -419,11 +417,11 @@ func (n *Node) former(rec attachment.Record, form form, blocks []netip.Prefix) (
 // giveBack gives one pod back. Its gateway changes while both systems' routes lead to it.
 func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Record, former attachment.Adopted, form form) error {
 	if rec.Adopted == nil {
-		if err := n.addAddresses(rec, form); err != nil {
+		if err := n.links.addAddresses(rec, form); err != nil {
 			return err
 		}
 	}
-	if _, err := n.insideOf(rec, func(in *inside) (bool, error) { return true, in.restore(form) }); err != nil {
+	if _, err := insideOf(rec, func(in *inside) (bool, error) { return true, in.restore(form) }); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("coil.inside.after"); err != nil {

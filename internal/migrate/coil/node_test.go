@@ -370,6 +370,28 @@ func (m *moving) until(point string, s step) (hit bool) {
 	return hit
 }
 
+// A pod that the dump of etcd does not name must be replaced, and Finish waits for it. Those that it names are adopted.
+func TestPodsWithoutKnownOwner(t *testing.T) {
+	m := raise(t, replay.V1, "node-2")
+	unknown := m.known[0]
+	m.known = m.known[1:]
+	r := m.do((*coil.Node).Apply, true)
+	for _, p := range r.Pods {
+		if is := p.Fate == migrate.Replace; is != slices.Contains(p.Addresses, unknown.Address) || is && p.Why == "" {
+			t.Errorf("pod %+v, want %s alone to be replaced", p, unknown.Address)
+		}
+	}
+	if len(r.Pods) != len(m.Pods) {
+		t.Errorf("%d pods, want %d", len(r.Pods), len(m.Pods))
+	}
+	m.announce()
+	m.with(func(n *coil.Node) {
+		if _, err := n.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "delete it, since neither Coil nor the container runtime tells") {
+			t.Errorf("finish with a pod that is Coil's: %v", err)
+		}
+	})
+}
+
 // Where Coil is chained for egress alone, pods keep their interfaces, and the network's configuration loses Coil's plugin.
 func TestChainedForEgressAlone(t *testing.T) {
 	c, err := replay.Load(replay.V2NewestEgress)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -43,20 +44,23 @@ type state struct {
 	daemon  bool   // coild answers
 }
 
+// chained reports whether another network made the interface, and Coil added egress alone.
+func (p pod) chained() bool { return p.Pool == "" && p.Container != "" }
+
 // adopted reports whether Berth has the pod.
 func (p pod) adopted() bool { return p.Recorded != nil }
 
 // observe reads the node. It changes nothing.
 func (n *Node) observe() (state, error) {
 	var s state
-	links, err := rtnl.Whole(n.host.LinkList)
+	links, err := rtnl.Whole(n.links.host.LinkList)
 	if err != nil {
 		return s, fmt.Errorf("list links: %w", err)
 	}
 	var routes []foreign.Route
 	for _, family := range families {
 		list, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return n.host.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+			return n.links.host.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return s, fmt.Errorf("list routes: %w", err)
@@ -70,7 +74,7 @@ func (n *Node) observe() (state, error) {
 				routes = append(routes, foreign.Route{Addr: dst.Addr(), Table: r.Table, Protocol: int(r.Protocol), Link: r.LinkIndex})
 			}
 		}
-		rules, err := rtnl.Whole(func() ([]netlink.Rule, error) { return n.host.RuleList(family) })
+		rules, err := rtnl.Whole(func() ([]netlink.Rule, error) { return n.links.host.RuleList(family) })
 		if err != nil {
 			return s, fmt.Errorf("list rules: %w", err)
 		}
@@ -109,7 +113,7 @@ func (c Config) podsOf(links []netlink.Link, routes []foreign.Route, names map[s
 		for _, p := range foreign.CoilPods(named, routes, foreign.CoilPodTable) {
 			list = append(list, pod{CoilPod: p})
 		}
-		return list
+		return withUnknown(list, named, routes)
 	}
 	byName := map[string]foreign.Link{}
 	for _, l := range named {
@@ -134,6 +138,28 @@ func (c Config) podsOf(links []netlink.Link, routes []foreign.Route, names map[s
 		}
 		list = append(list, p)
 	}
+	return withUnknown(list, named, routes)
+}
+
+// linkOfV1 is the name of a pod's link on the node by Coil v1.
+var linkOfV1 = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
+
+// withUnknown adds the pods of Coil v1 that nothing names. They have routes in the main table, and no alias.
+func withUnknown(list []pod, links []foreign.Link, routes []foreign.Route) []pod {
+	for _, l := range links {
+		if l.Alias != "" || !linkOfV1.MatchString(l.Name) || slices.ContainsFunc(list, func(p pod) bool { return p.Link.Name == l.Name }) {
+			continue
+		}
+		p := pod{CoilPod: foreign.CoilPod{Link: l}}
+		for _, r := range routes {
+			if r.Link == l.Index && r.Table == unix.RT_TABLE_MAIN {
+				p.Addrs = append(p.Addrs, r.Addr)
+			}
+		}
+		if len(p.Addrs) > 0 {
+			list = append(list, p)
+		}
+	}
 	return list
 }
 
@@ -145,7 +171,7 @@ func HostLink(namespace, name string) string {
 
 // complete adds namespaces, names and records of pods.
 func (n *Node) complete(s *state, links []netlink.Link, names map[string]attachment.Pod) error {
-	namespaces, err := adopt.FindNamespaces(n.host, n.cfg.NetnsFolders, n.cfg.Proc)
+	namespaces, err := adopt.FindNamespaces(n.links.host, n.cfg.NetnsFolders, n.cfg.Proc)
 	if err != nil {
 		return err
 	}

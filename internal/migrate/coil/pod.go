@@ -66,11 +66,11 @@ func (n *Node) form() (f form, err error) {
 		if rec.Adopted == nil {
 			continue
 		}
-		link, err := n.host.LinkByName(rec.HostLink)
+		link, err := n.links.host.LinkByName(rec.HostLink)
 		if err != nil {
 			continue // gone meanwhile
 		}
-		addrs, err := n.addressesOf(link)
+		addrs, err := n.links.addressesOf(link)
 		if err != nil {
 			return f, err
 		}
@@ -96,9 +96,15 @@ func (f *form) add(addrs []netlink.Addr, v1 bool) {
 	}
 }
 
+// hostLinks are the links of the node's network namespace.
+type hostLinks struct {
+	ns   netns.NsHandle
+	host *netlink.Handle
+}
+
 // addressesOf lists the addresses of a link, but for those that the kernel gives it.
-func (n *Node) addressesOf(link netlink.Link) ([]netlink.Addr, error) {
-	addrs, err := rtnl.Whole(func() ([]netlink.Addr, error) { return n.host.AddrList(link, netlink.FAMILY_ALL) })
+func (l *hostLinks) addressesOf(link netlink.Link) ([]netlink.Addr, error) {
+	addrs, err := rtnl.Whole(func() ([]netlink.Addr, error) { return l.host.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list the addresses of %s: %w", link.Attrs().Name, err)
 	}
@@ -106,15 +112,15 @@ func (n *Node) addressesOf(link netlink.Link) ([]netlink.Addr, error) {
 }
 
 // gatewaysOf returns the addresses of a pod's link on the node, which are gateways of Coil's pods.
-func (n *Node) gatewaysOf(rec attachment.Record) (list []netip.Addr, err error) {
-	link, err := n.host.LinkByName(rec.HostLink)
+func (l *hostLinks) gatewaysOf(rec attachment.Record) (list []netip.Addr, err error) {
+	link, err := l.host.LinkByName(rec.HostLink)
 	if rtnl.IsNoLink(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look up %s: %w", rec.HostLink, err)
 	}
-	addrs, err := n.addressesOf(link)
+	addrs, err := l.addressesOf(link)
 	for _, a := range addrs {
 		list = append(list, rtnl.AddrOf(a.IP))
 	}
@@ -122,15 +128,15 @@ func (n *Node) gatewaysOf(rec attachment.Record) (list []netip.Addr, err error) 
 }
 
 // removeAddresses removes the addresses of a pod's link on the node.
-func (n *Node) removeAddresses(rec attachment.Record) (changed bool, err error) {
-	link, err := n.host.LinkByName(rec.HostLink)
+func (l *hostLinks) removeAddresses(rec attachment.Record) (changed bool, err error) {
+	link, err := l.host.LinkByName(rec.HostLink)
 	if rtnl.IsNoLink(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	addrs, err := n.addressesOf(link)
+	addrs, err := l.addressesOf(link)
 	if err != nil {
 		return false, err
 	}
@@ -140,21 +146,21 @@ func (n *Node) removeAddresses(rec attachment.Record) (changed bool, err error) 
 			last = append(last, a)
 			continue
 		}
-		if err := n.host.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
+		if err := l.host.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
 			return changed, fmt.Errorf("remove %s from %s: %w", a.IPNet, rec.HostLink, err)
 		}
 		changed = true
 	}
-	held, err := n.hasNexthop(link.Attrs().Index)
+	held, err := l.hasNexthop(link.Attrs().Index)
 	if err != nil || len(last) == 0 && !held {
 		return changed, err
 	}
-	return true, n.withoutLast(link, rec.Lease.IPv4, datapath.PodTable, last)
+	return true, l.withoutLast(link, rec.Lease.IPv4, datapath.PodTable, last)
 }
 
 // addAddresses gives the link of a pod that Berth made the addresses that its gateway has with Coil.
-func (n *Node) addAddresses(rec attachment.Record, f form) error {
-	link, err := n.host.LinkByName(rec.HostLink)
+func (l *hostLinks) addAddresses(rec attachment.Record, f form) error {
+	link, err := l.host.LinkByName(rec.HostLink)
 	if rtnl.IsNoLink(err) {
 		return nil
 	}
@@ -175,7 +181,7 @@ func (n *Node) addAddresses(rec attachment.Record, f form) error {
 		}
 	}
 	for _, a := range addrs {
-		if err := n.host.AddrReplace(link, a); err != nil {
+		if err := l.host.AddrReplace(link, a); err != nil {
 			return fmt.Errorf("add %s to %s: %w", a.IPNet, rec.HostLink, err)
 		}
 	}
@@ -191,7 +197,7 @@ type inside struct {
 }
 
 // insideOf calls do in the network namespace of a pod. It does nothing if the pod is gone.
-func (n *Node) insideOf(rec attachment.Record, do func(*inside) (bool, error)) (bool, error) {
+func insideOf(rec attachment.Record, do func(*inside) (bool, error)) (bool, error) {
 	ns, err := rtnl.OpenPodNetns(rec.Netns.Path, rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}, rtnl.NetnsID{})
 	if errors.Is(err, rtnl.ErrNoNetns) {
 		return false, nil
