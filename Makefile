@@ -112,14 +112,15 @@ check-images: ## Check that the images depend on the sources only
 	@hack/check-images.sh
 
 .PHONY: demo
-demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=cluster, KEEP=1)
+demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=migrate, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
 	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
-	@$(if $(filter operator branches pool port egress policy,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy,$(MODE)),--api));) \
-	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+	@$(if $(filter operator branches pool port egress policy migrate,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy migrate,$(MODE)),--api));) \
+	$(if $(filter migrate,$(MODE)),cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent) && hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null;) \
+	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(filter migrate,$(MODE)),--amazon-vpc-cni="$${cni%/*}") $(if $(KEEP),--keep) $(DEMO_FLAGS)
 endif
 
 .PHONY: test

@@ -25,8 +25,12 @@ const branchesMode = "branches"
 // policyMode is the demonstration of network policies, in node mode.
 const policyMode = "policy"
 
+// migrateMode is the demonstration of a migration from the Amazon VPC CNI, in node mode.
+const migrateMode = "migrate"
+
 func newDemo() *cobra.Command {
 	var f labFlags
+	var amazon string
 	var keep, background bool
 	c := &cobra.Command{
 		Use:   "demo",
@@ -44,7 +48,7 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			mode, egress, branches, policies := lab.Mode(f.mode), f.mode == egressMode, f.mode == branchesMode, f.mode == policyMode
+			mode, egress, branches, policies, migrates := lab.Mode(f.mode), f.mode == egressMode, f.mode == branchesMode, f.mode == policyMode, f.mode == migrateMode
 			switch {
 			case egress:
 				mode = lab.PoolMode
@@ -52,14 +56,20 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
 				mode = lab.OperatorMode
 			case policies:
 				mode = lab.NodeMode
+			case migrates && amazon == "":
+				return errors.New("--mode migrate: --amazon-vpc-cni must name the directory of the programs of the Amazon VPC CNI (make demo MODE=migrate builds them)")
+			case migrates:
+				mode, f.families = lab.NodeMode, string(ipfamily.OnlyIPv4)
+			default:
+				amazon = ""
 			}
 			if !slices.Contains(lab.Modes, mode) {
-				return fmt.Errorf("--mode %q: want %s, %s, %s or one of %v", f.mode, egressMode, branchesMode, policyMode, lab.Modes)
+				return fmt.Errorf("--mode %q: want %s, %s, %s, %s or one of %v", f.mode, egressMode, branchesMode, policyMode, migrateMode, lab.Modes)
 			}
 			if (egress || branches) && keep {
 				return fmt.Errorf("--keep with --mode %s: the lab ends with its virtual machine, leave it out", f.mode)
 			}
-			if (branches || policies) && f.kubelets {
+			if (branches || policies || migrates) && f.kubelets {
 				return fmt.Errorf("--kubelets with --mode %s: it has no kubelets, leave it out", f.mode)
 			}
 			if egress && f.kubelets {
@@ -73,7 +83,7 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
 				return err
 			}
 			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, VPCPorts: branches, NetworkPolicies: policies, Kubelets: f.kubeletOptions(), PortCloud: cloud},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, VPCPorts: branches, NetworkPolicies: policies, AmazonVPCCNI: amazon, Kubelets: f.kubeletOptions(), PortCloud: cloud},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {
@@ -96,6 +106,7 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
 	c.Flags().StringVar(&f.families, "ip-families", "", "IP `families` of pods in node and operator mode: ipv4, ipv6 or dual (default: dual)")
+	c.Flags().StringVar(&amazon, "amazon-vpc-cni", "", "`directory` of the programs of the Amazon VPC CNI, for --mode migrate")
 	neutronFlag(c, &f.neutron)
 	f.kubeletFlags(c)
 	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, 2 or more")

@@ -35,8 +35,9 @@ type formerNode interface {
 // formers are all systems of `berthctl migrate`.
 var formers = []former{
 	{migrate.AmazonVPCCNI, "the Amazon VPC CNI", openAmazonVPCCNI, map[string][2]string{
-		"ipamd-dir": {"/var/run/aws-node", "directory of ipamd's checkpoint and socket"},
-		"netns-dir": {"/var/run/netns", "where the container runtime keeps network namespaces"},
+		"ipamd-dir":     {"/var/run/aws-node", "directory of ipamd's checkpoint and socket"},
+		"cni-cache-dir": {"/var/lib/cni", "where the container runtime keeps what it passed to plugins, such as UIDs of pods"},
+		"netns-dir":     {"/var/run/netns", "where the container runtime keeps network namespaces"},
 	}},
 	{migrate.Coil, "Coil v2", openCoilV2, coilV2Flags},
 	{migrate.CoilV1, "Coil v1", openCoilV1, coilV1Flags},
@@ -45,7 +46,7 @@ var formers = []former{
 func openAmazonVPCCNI(c config.Config, log *slog.Logger, flags map[string]*string) (formerNode, error) {
 	return awsvpccni.New(awsvpccni.Options{
 		Config: c, Metadata: aws.NewMetadata(aws.Options{IMDSEndpoint: c.IMDSEndpoint, Logger: log, UserAgent: "berthctl"}),
-		RunDir: *flags["ipamd-dir"], NetnsDirs: []string{*flags["netns-dir"]}, Proc: "/proc", Clock: clock.Real{}, Log: log,
+		RunDir: *flags["ipamd-dir"], CNICache: *flags["cni-cache-dir"], NetnsDirs: []string{*flags["netns-dir"]}, Proc: "/proc", Clock: clock.Real{}, Log: log,
 	})
 }
 

@@ -26,13 +26,29 @@ func amazonVPCCNI(t *testing.T) string {
 	return dir
 }
 
-// A node moves from the real Amazon VPC CNI to Berth and back under connections, and the tool is killed at every step.
+// A node moves from the real Amazon VPC CNI to Berth and back under connections, and the tool is killed at every step: with
+// secondary addresses on two ENIs, with a /28 prefix, and with IPv6.
 func TestMigrationFromAmazonVPCCNI(t *testing.T) {
 	t.Parallel()
-	harness.Slot(t)
-	var out bytes.Buffer
-	o := options(t, &out)
-	o.Lab.Mode, o.Lab.IPFamilies, o.Lab.AmazonVPCCNI = lab.NodeMode, ipfamily.OnlyIPv4, amazonVPCCNI(t)
-	prove(t, o, &out, len(migrationProofs))
-	t.Log(out.String())
+	for _, tc := range []struct {
+		name     string
+		families ipfamily.Set
+		env      map[string]string
+		slices   []int
+	}{
+		{"secondary addresses", ipfamily.OnlyIPv4, nil, []int{1, 3, 6, 8}},
+		{"prefixes", ipfamily.OnlyIPv4, map[string]string{prefixDelegation: "true"}, []int{2}},
+		{"IPv6", ipfamily.OnlyIPv6, nil, []int{7}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			harness.Rotate(t, tc.slices...)
+			harness.Slot(t)
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.Mode, o.Lab.IPFamilies, o.Lab.BerthdEnv, o.Lab.AmazonVPCCNI = lab.NodeMode, tc.families, tc.env, amazonVPCCNI(t)
+			prove(t, o, &out, len(migrationProofs))
+			t.Log(out.String())
+		})
+	}
 }

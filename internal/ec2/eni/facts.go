@@ -157,7 +157,7 @@ func (o ownership) createdAt() time.Time {
 // description in Berth's format, or be adopted. EFA interfaces, branches, foreign and unmanaged ENIs are only observed.
 func (f facts) ours() bool {
 	switch {
-	case f.owner.excluded, f.trunk && !f.owner.described:
+	case f.owner.excluded, f.trunk && !f.owner.described: // a trunk of another system has branches of its pods
 		return false
 	case f.Attachment == nil:
 		return f.owner.described && f.owner.tagged || f.owner.adopted

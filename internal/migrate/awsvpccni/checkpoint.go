@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/berthnet/berth/internal/node/foreign"
 	"github.com/berthnet/berth/internal/statefile"
@@ -20,6 +21,7 @@ const asideSuffix = ".berth"
 type files struct {
 	run  string // of ipamd, such as /var/run/aws-node
 	conf string // of CNI configurations
+	cni  string // cache of libcni, in which container runtimes keep what they passed to plugins
 }
 
 func (f files) checkpoint() string { return filepath.Join(f.run, foreign.CheckpointName) }
@@ -40,6 +42,26 @@ func (f files) read() (c foreign.Checkpoint, aside bool, unreadable, err error) 
 		return c, path == f.aside(), unreadable, nil
 	}
 	return c, false, nil, nil
+}
+
+// uid returns the UID of an allocation's pod, which ipamd does not keep; empty: unknown.
+func (f files) uid(a foreign.Allocation) string {
+	data, err := statefile.Read(filepath.Join(f.cni, "results", a.NetworkName+"-"+a.ContainerID+"-"+a.IfName))
+	if err != nil || strings.ContainsRune(a.ContainerID+a.NetworkName+a.IfName, filepath.Separator) {
+		return ""
+	}
+	var cached struct {
+		Args [][2]string `json:"cniArgs"`
+	}
+	if json.Unmarshal(data, &cached) != nil {
+		return ""
+	}
+	for _, arg := range cached.Args {
+		if arg[0] == "K8S_POD_UID" {
+			return arg[1]
+		}
+	}
+	return ""
 }
 
 // otherCards reports whether ipamd has checkpoints of other network cards than the first.

@@ -25,15 +25,22 @@ import (
 
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
-// links lists the veths whose other end is in another network namespace.
-func (n *Node) links() (list []link, err error) {
+// links lists the veths whose other end is in another network namespace, and the MAC addresses of ENIs with VLANs, which
+// are trunks.
+func (n *Node) links() (list []link, trunks []string, err error) {
 	all, err := rtnl.Whole(n.host.LinkList)
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, nil, fmt.Errorf("list links: %w", err)
 	}
 	found, err := adopt.FindNamespaces(n.host, n.o.NetnsDirs, n.o.Proc)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	for _, l := range all {
+		parent := func(of netlink.Link) bool { return of.Attrs().Index == l.Attrs().ParentIndex }
+		if i := slices.IndexFunc(all, parent); l.Type() == "vlan" && i >= 0 {
+			trunks = append(trunks, all[i].Attrs().HardwareAddr.String())
+		}
 	}
 	for _, l := range all {
 		a := l.Attrs()
@@ -44,12 +51,12 @@ func (n *Node) links() (list []link, err error) {
 		if ns, ok := found.Behind(l); ok {
 			one.netns = ns
 			if err := one.look(a.ParentIndex); err != nil {
-				return nil, fmt.Errorf("look at the other end of %s: %w", a.Name, err)
+				return nil, nil, fmt.Errorf("look at the other end of %s: %w", a.Name, err)
 			}
 		}
 		list = append(list, one)
 	}
-	return list, nil
+	return list, trunks, nil
 }
 
 // look reads the other end of a link.

@@ -99,7 +99,7 @@ func (s survey) podOf(a foreign.Allocation) (pod, link) {
 	}
 	p.adopt = adopt.Pod{
 		Key:   attachment.Key{Network: s.network, ContainerID: a.ContainerID, IfName: a.IfName},
-		Pod:   attachment.Pod{Namespace: a.Metadata.Namespace, Name: a.Metadata.Pod},
+		Pod:   attachment.Pod{Namespace: a.Metadata.Namespace, Name: a.Metadata.Pod, UID: s.uids[a.ContainerID]},
 		Lease: lease, Netns: l.netns, Former: former,
 	}
 	return p, l
@@ -123,6 +123,8 @@ func (s survey) obstacleOf(a foreign.Allocation, l link) string {
 		return fmt.Sprintf("its interface %s does not have %s", l.peer, addr)
 	case !byTable:
 		return fmt.Sprintf("its packets use routing table %d, which belongs to no ENI of the first network card", s.tableFrom(addr))
+	case slices.Contains(s.trunks, at.MAC.String()):
+		return fmt.Sprintf("its address belongs to the trunk ENI %s, which stays the Amazon VPC CNI's", at.ID)
 	case held && of.ID != at.ID:
 		return fmt.Sprintf("%s is an address of %s, and its packets leave by %s", addr, of.ID, at.ID)
 	}
@@ -170,6 +172,9 @@ func (s survey) obstacles() (list []migrate.Obstacle) {
 	if s.cards {
 		add(false, "ipamd has checkpoints of further network cards", "Pods with interfaces on several network cards are replaced.")
 	}
+	if n := s.withoutUID(); s.policies && n > 0 {
+		add(false, fmt.Sprintf("the UIDs of %d pods are unknown, as the container runtime's cache (--cni-cache-dir) has no entry for them", n), "Network policies do not apply to these pods until they are replaced.")
+	}
 	for i, x := range s.links {
 		for _, y := range s.links[:i] {
 			for _, a := range x.addresses {
@@ -180,4 +185,14 @@ func (s survey) obstacles() (list []migrate.Obstacle) {
 		}
 	}
 	return list
+}
+
+// withoutUID counts the pods to adopt whose UID is unknown.
+func (s survey) withoutUID() (n int) {
+	for _, p := range s.pods() {
+		if p.Fate == migrate.Adopt && p.adopt.Pod.UID == "" {
+			n++
+		}
+	}
+	return n
 }

@@ -38,14 +38,15 @@ func node1() survey {
 		return link{name: "eni" + linkSuffix("shop", name), index: index, netns: ns(uint64(index)), peer: "eth0", addresses: []netip.Addr{addr(ip)}}
 	}
 	return survey{
-		instance: cloud.Identity{InstanceID: "i-1", InstanceType: "m5.large"}, network: "aws-cni", formerName: "aws-cni", prefix: "eni", kernel: version{6, 2},
+		instance: cloud.Identity{InstanceID: "i-1", InstanceType: "m5.large"}, kernel: version{6, 2},
+		configured: configured{network: "aws-cni", formerName: "aws-cni", prefix: "eni"},
 		enis: []cloud.AttachedENI{
 			{ID: "eni-0", Held: []netip.Prefix{host("10.0.0.10"), netip.MustParsePrefix("2001:db8::/80")}},
 			{ID: "eni-1", DeviceIndex: 1, Held: []netip.Prefix{host("10.0.1.10"), netip.MustParsePrefix("10.0.1.32/28")}},
 		},
-		checkpoint: foreign.Checkpoint{Allocations: []foreign.Allocation{
+		saved: saved{checkpoint: foreign.Checkpoint{Allocations: []foreign.Allocation{
 			named("first", "10.0.0.10"), named("second", "10.0.1.10"), named("prefix", "10.0.1.40"), named("six", "2001:db8::5"), named("gone", "10.0.1.41"),
-		}},
+		}}},
 		links: []link{
 			linkOf("first", 10, "10.0.0.10"), linkOf("second", 11, "10.0.1.10"), linkOf("prefix", 12, "10.0.1.40"), linkOf("six", 13, "2001:db8::5"),
 			{name: "vlan" + linkSuffix("shop", "branch"), index: 14, netns: ns(14), peer: "eth0", addresses: []netip.Addr{addr("10.0.2.7")}},
@@ -100,6 +101,7 @@ func TestPodsThatMustBeReplaced(t *testing.T) {
 		"another interface":    {func(s *survey) { s.links[1].peer = "net1" }, "interface is net1"},
 		"another address":      {func(s *survey) { s.links[1].addresses = []netip.Addr{addr("10.0.1.99")} }, "does not have 10.0.1.10"},
 		"table of no ENI":      {func(s *survey) { s.rules[1].Table = 9 }, "routing table 9"},
+		"trunk":                {func(s *survey) { s.enis[1].MAC, s.trunks = []byte{2, 0, 0, 0, 0, 9}, []string{"02:00:00:00:00:09"} }, "trunk ENI eni-1"},
 		"address of other ENI": {func(s *survey) { s.rules[1].Table = mainTable }, "address of eni-1"},
 	} {
 		s := node1()
@@ -143,6 +145,7 @@ func TestObstacles(t *testing.T) {
 	}{
 		"damaged records": {func(s *survey) { s.quarantine = 1 }, "damaged", true},
 		"host ports":      {func(s *survey) { s.hostPorts, s.network = true, "berth" }, "portmap", false},
+		"no UID":          {func(s *survey) { s.policies = true }, "UIDs of 4 pods", false},
 		"old kernel":      {func(s *survey) { s.kernel = version{6, 1} }, "Linux 6.1", false},
 		"address twice":   {func(s *survey) { s.links[0].addresses = s.links[1].addresses }, "both lead", true},
 	} {

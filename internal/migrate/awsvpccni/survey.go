@@ -71,21 +71,34 @@ func (l link) isBerths() bool { return datapath.IsHostLinkName(l.name) }
 
 // survey is the state of the node.
 type survey struct {
+	saved
+	configured
 	instance   cloud.Identity
 	enis       []cloud.AttachedENI
+	links      []link
+	trunks     []string // MAC addresses of trunk ENIs
+	rules      []attachment.AdoptedRule
+	records    []attachment.Record
+	quarantine int               // damaged records
+	uids       map[string]string // of pods, by container
+	kernel     version
+}
+
+// saved is what ipamd has stored.
+type saved struct {
 	checkpoint foreign.Checkpoint
 	aside      bool  // the checkpoint is set aside: an apply has begun
 	unreadable error // entries of the checkpoint that make no sense
-	prefix     string
-	links      []link
-	rules      []attachment.AdoptedRule
-	records    []attachment.Record
-	quarantine int // damaged records
-	hostPorts  bool
-	network    string // Berth's name in the CNI configuration
-	formerName string // the Amazon VPC CNI's
-	kernel     version
-	cards      bool // there are checkpoints of other network cards
+	cards      bool  // there are checkpoints of other network cards
+}
+
+// configured is how both systems are configured.
+type configured struct {
+	prefix     string // of links
+	formerName string // of the network, in the CNI configuration of the Amazon VPC CNI
+	hostPorts  bool   // it has the portmap plugin
+	network    string // name of Berth's network
+	policies   bool   // Berth enforces network policies
 }
 
 // version is that of the kernel.
@@ -165,14 +178,17 @@ func (n *Node) survey(ctx context.Context) (s survey, err error) {
 	if s.checkpoint, s.aside, s.unreadable, err = n.files.read(); err != nil {
 		return s, err
 	}
-	s.cards = n.files.otherCards()
+	s.cards, s.policies, s.uids = n.files.otherCards(), n.o.Config.NetworkPolicies, map[string]string{}
+	for _, a := range s.checkpoint.Allocations {
+		s.uids[a.ContainerID] = n.files.uid(a)
+	}
 	former, err := n.files.conflist()
 	if err != nil {
 		return s, err
 	}
 	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, networkName), former.has("portmap")
 	s.prefix = former.prefix()
-	if s.links, err = n.links(); err != nil {
+	if s.links, s.trunks, err = n.links(); err != nil {
 		return s, err
 	}
 	if s.rules, err = n.rules(); err != nil {

@@ -42,6 +42,7 @@ type Options struct {
 	Config    config.Config // Berth's settings, as berthd has them
 	Metadata  Metadata
 	RunDir    string   // of ipamd, /var/run/aws-node
+	CNICache  string   // of container runtimes, /var/lib/cni
 	NetnsDirs []string // where container runtimes keep network namespaces
 	Proc      string   // /proc
 	Clock     clock.Clock
@@ -63,7 +64,7 @@ func New(o Options) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink in the node's network namespace: %w", err)
 	}
-	return &Node{o: o, host: host, files: files{run: o.RunDir, conf: o.Config.CNIConfDir}}, nil
+	return &Node{o: o, host: host, files: files{run: o.RunDir, conf: o.Config.CNIConfDir, cni: o.CNICache}}, nil
 }
 
 // Close releases the socket.

@@ -148,12 +148,12 @@ func (s *scene) state() string {
 	}
 	rules, err := s.host.RuleList(unix.AF_INET)
 	s.ok(err)
+	var lines []string // sorted: the order among rules of one priority does not matter
 	for _, r := range rules {
-		fmt.Fprintf(&b, "%s protocol %d\n", rtnl.RuleOf(r), r.Protocol)
+		lines = append(lines, fmt.Sprintf("%s protocol %d\n", rtnl.RuleOf(r), r.Protocol))
 	}
 	routes, err := s.host.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	s.ok(err)
-	var lines []string
 	for _, r := range routes {
 		lines = append(lines, fmt.Sprintf("route %s link %d table %d protocol %d\n", rtnl.RouteDst(r), r.LinkIndex, r.Table, r.Protocol))
 	}

@@ -4,6 +4,7 @@ package vpccni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -11,7 +12,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/proc"
 )
@@ -46,7 +52,6 @@ type Options struct {
 	Kubeconfig string
 	EC2URL     string
 	Env        map[string]string // further settings of the aws-node DaemonSet
-	Chain      string            // further plugins of the CNI configuration, as JSON, each preceded by a comma
 }
 
 // Daemon is ipamd on one node.
@@ -71,7 +76,7 @@ func New(o Options) (*Daemon, error) {
 	if err := os.Symlink(filepath.Join(o.Programs, PluginProgram), filepath.Join(o.Node.CNIBinDir(), Plugin)); err != nil {
 		return nil, err
 	}
-	if err := d.Configure(); err != nil {
+	if err := errors.Join(d.Configure(), ns.Do(o.Node.Netns, initialize)); err != nil {
 		return nil, err
 	}
 	o.Node.RunIn(Plugin, d.mounts)
@@ -86,6 +91,28 @@ func New(o Options) (*Daemon, error) {
 	return d, nil
 }
 
+// initialize sets sysctls of the node's network namespace, the calling thread's: forwarding, as container runtimes and
+// kubelets do, and loose reverse path filtering on the primary link, as the init container does.
+func initialize() error {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	i := slices.IndexFunc(routes, func(r netlink.Route) bool { return rtnl.RouteDst(r).Bits() == 0 })
+	if i < 0 {
+		return errors.New("the node has no default route")
+	}
+	link, err := netlink.LinkByIndex(routes[i].LinkIndex)
+	if err != nil {
+		return fmt.Errorf("find the primary link: %w", err)
+	}
+	var errs []error
+	for path, value := range map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/" + link.Attrs().Name + "/rp_filter": "2", "ipv6/conf/all/forwarding": "1"} {
+		errs = append(errs, os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0))
+	}
+	return errors.Join(errs...)
+}
+
 // RunDir is the node's directory of ipamd's socket and checkpoint, which ipamd sees as /var/run/aws-node.
 func (d *Daemon) RunDir() string { return filepath.Join(d.Node.Dir, "run", "aws-node") }
 
@@ -97,8 +124,8 @@ func (d *Daemon) Configuration() string { return filepath.Join(d.Node.ConfDir(),
 // Configure writes the CNI configuration, as the container aws-node does when it starts.
 func (d *Daemon) Configure() error {
 	list := fmt.Sprintf(`{"cniVersion":"0.4.0","name":%q,"disableCheck":true,"plugins":[{"name":"aws-cni","type":%q,
-		"vethPrefix":"eni","mtu":"9001","podSGEnforcingMode":"strict","pluginLogFile":%q,"pluginLogLevel":"DEBUG"}%s]}`,
-		Network, Plugin, filepath.Join(d.logs(), "plugin.log"), d.Chain)
+		"vethPrefix":"eni","mtu":"9001","podSGEnforcingMode":"strict","pluginLogFile":%q,"pluginLogLevel":"DEBUG"}]}`,
+		Network, Plugin, filepath.Join(d.logs(), "plugin.log"))
 	return os.WriteFile(d.Configuration(), []byte(list), 0o644)
 }
 
@@ -120,6 +147,7 @@ func (d *Daemon) environment() []string {
 		"WARM_PREFIX_TARGET=1",
 	}
 	for k, v := range d.Env {
+		vars = slices.DeleteFunc(vars, func(one string) bool { return strings.HasPrefix(one, k+"=") })
 		vars = append(vars, k+"="+v)
 	}
 	slices.Sort(vars)
