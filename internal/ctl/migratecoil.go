@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/migrate/coil"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
 )
@@ -32,7 +33,7 @@ var (
 	coilV1Flags = coilFlags(map[string][2]string{
 		"coild-address": {"127.0.0.1:9383", "address of coild's HTTP server"},
 		"etcd-dump":     {"", "file with the output of etcdctl get PREFIX --prefix -w json (required)"},
-		"etcd-prefix":   {coil.DefaultPrefix, "prefix of Coil's keys in etcd"},
+		"etcd-prefix":   {etcd.DefaultPrefix, "prefix of Coil's keys in etcd"},
 	})
 )
 
@@ -49,7 +50,7 @@ func openCoilV1(c config.Config, log *slog.Logger, flags map[string]*string) (fo
 	if err != nil {
 		return nil, err
 	}
-	d, err := coil.ParseDump(data, *flags["etcd-prefix"])
+	d, err := etcd.ParseDump(data, *flags["etcd-prefix"])
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -60,7 +61,7 @@ func openCoilV1(c config.Config, log *slog.Logger, flags map[string]*string) (fo
 	return openCoil(c, log, flags, at, d.Of(c.NodeName))
 }
 
-func openCoil(c config.Config, log *slog.Logger, flags map[string]*string, coild net.Addr, known []coil.Known) (formerNode, error) {
+func openCoil(c config.Config, log *slog.Logger, flags map[string]*string, coild net.Addr, known []etcd.Known) (formerNode, error) {
 	if c.IPAM != config.IPAMPool && c.IPAM != config.IPAMNone {
 		return nil, fmt.Errorf("--ipam is %s: expected %s, as pods keep their addresses of Coil's pools, or %s where Coil gives pods egress alone", c.IPAM, config.IPAMPool, config.IPAMNone)
 	}

@@ -5,10 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -18,28 +17,22 @@ import (
 const Group = "coil.cybozu.com"
 
 // CRDs returns definitions of Coil's kinds that accept every object.
-func CRDs() (list []*apiextensionsv1.CustomResourceDefinition) {
-	keep := true
+func CRDs() (list []*unstructured.Unstructured) {
 	for kind, plural := range map[string]string{"AddressPool": "addresspools", "AddressBlock": "addressblocks", "BlockRequest": "blockrequests", "Egress": "egresses"} {
-		scope := apiextensionsv1.ClusterScoped
+		scope, singular := "Cluster", strings.ToLower(kind)
 		if kind == "Egress" {
-			scope = apiextensionsv1.NamespaceScoped
+			scope = "Namespaced"
 		}
-		singular := plural[:len(plural)-1]
-		if kind == "Egress" {
-			singular = "egress"
-		}
-		list = append(list, &apiextensionsv1.CustomResourceDefinition{
-			ObjectMeta: metav1.ObjectMeta{Name: plural + "." + Group},
-			Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-				Group: Group, Scope: scope,
-				Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: kind, ListKind: kind + "List", Plural: plural, Singular: singular},
-				Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
-					Name: "v2", Served: true, Storage: true,
-					Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &keep}},
+		list = append(list, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": plural + "." + Group},
+			"spec": map[string]any{
+				"group": Group, "scope": scope, "names": map[string]any{"kind": kind, "listKind": kind + "List", "plural": plural, "singular": singular},
+				"versions": []any{map[string]any{
+					"name": "v2", "served": true, "storage": true,
+					"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
 				}},
 			},
-		})
+		}})
 	}
 	return list
 }

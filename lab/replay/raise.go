@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -151,8 +152,11 @@ func (r *Raised) node(n Node) error {
 	for name, value := range n.Sysctls {
 		settings = append(settings, ns.Sysctl{Name: strings.ReplaceAll(name, ".", "/"), Value: value})
 	}
-	if err := ns.Do(path, func() error { return ns.SetSysctls(settings...) }); err != nil {
-		return err
+	for _, s := range settings {
+		err := ns.Do(path, func() error { return ns.SetSysctls(s) })
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // of a link that was left out
+			return err
+		}
 	}
 	return ns.Netlink(path, func(h *netlink.Handle) error { return r.complete(h, n) })
 }
@@ -205,8 +209,9 @@ func (r *Raised) files(n Node) error {
 		if p.Node != n.Name {
 			continue
 		}
+		result := strings.ReplaceAll(string(p.Result), "/var/run/netns/"+p.Netns, r.PodNetns(p))
 		data, err := json.Marshal(map[string]any{
-			"kind": "cniCacheV1", "containerId": p.Container, "ifName": p.Interface, "networkName": p.Network, "result": p.Result,
+			"kind": "cniCacheV1", "containerId": p.Container, "ifName": p.Interface, "networkName": p.Network, "result": json.RawMessage(result),
 			"cniArgs": [][2]string{
 				{"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_UID", p.UID}, {"K8S_POD_INFRA_CONTAINER_ID", p.Container},
 			},

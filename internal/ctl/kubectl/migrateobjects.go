@@ -9,7 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berthnet/berth/internal/ctl/connect"
-	"github.com/berthnet/berth/internal/migrate/coil"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
+	coilobjects "github.com/berthnet/berth/internal/migrate/coil/objects"
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
 
@@ -43,9 +44,9 @@ func (m *migration) moveObjects(ctx context.Context, with rollout.Kind) error {
 
 // coilObjects returns what moves Coil's pools and blocks.
 func (m *migration) coilObjects() (objectMover, error) {
-	c := &coil.Cluster{API: m.api.rest, Operator: m.operatorUser(), Namespace: m.formerNamespace, Clock: m.clock}
+	c := &coilobjects.Cluster{API: m.api.rest, Operator: m.operatorUser(), Namespace: m.formerNamespace, Clock: m.clock}
 	if m.dump != nil {
-		d, err := coil.ParseDump(m.dump, coil.DefaultPrefix)
+		d, err := etcd.ParseDump(m.dump, etcd.DefaultPrefix)
 		if err != nil {
 			return nil, err
 		}

@@ -11,8 +11,8 @@
 //	observe.go   what the node has of Coil
 //	plan.go      what becomes of each pod, and what is in the way (pure decisions)
 //	node.go      the steps on a node
+//	leftovers.go tables and files that Coil leaves
+//	chained.go   nodes where Coil gives pods egress alone
 //	pod.go       the inside of a pod's network namespace
-//	cluster.go   the objects of a cluster
-//	dump.go      what Coil v1 keeps in etcd
 //	nexthop.go   removal of a link's last IPv4 address, which keeps the routes
 package coil

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,13 +20,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
-var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
+var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
 
 // DefaultNetwork is the network's name in the configuration that Coil's installer writes.
 const DefaultNetwork = "k8s-pod-network"
@@ -50,13 +49,7 @@ type Config struct {
 	CoilAddress net.Addr // at which coild answers
 
 	// Known are the pods of Coil v1 on this node, from a dump of its etcd; nil: Coil v2.
-	Known []Known
-}
-
-// Known is a pod of Coil v1.
-type Known struct {
-	Namespace, Name, Container, Pool string
-	Address                          netip.Addr
+	Known []etcd.Known
 }
 
 func (c Config) from() string {
@@ -78,19 +71,38 @@ func (c Config) coildRuns() bool {
 
 var errCoildRuns = errors.New("coild runs on this node, and hands out addresses")
 
-// begin is the interlock of all steps that change the node: it fails while either daemon runs, and berthd cannot start
-// until end is called.
-func (n *Node) begin(ctx context.Context) (end func(), err error) {
+// begin is the interlock of all steps that change records: it fails while either daemon runs, and berthd cannot start until
+// end is called.
+func (n *Node) begin(ctx context.Context) (a *adopt.Adopter, end func(), err error) {
 	lock, err := daemon.AcquireLock(ctx, n.cfg.StateDir, clock.Real{}, n.log)
 	if err != nil {
-		return nil, fmt.Errorf("%w: stop it first", err)
+		return nil, nil, fmt.Errorf("%w: stop it first", err)
 	}
-	end = func() { _ = lock.Release() }
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lock.Release())
+		}
+	}()
 	if n.cfg.coildRuns() {
-		end()
-		return nil, fmt.Errorf("%w: stop it first", errCoildRuns)
+		return nil, nil, fmt.Errorf("%w: stop it first", errCoildRuns)
 	}
-	return end, nil
+	store, bad, err := attachment.Open(n.cfg.recordDir(), n.cfg.Node, n.log)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(bad) > 0 {
+		return nil, nil, fmt.Errorf("the record %s is damaged: start berthd, which keeps its addresses back", bad[0].File)
+	}
+	if a, err = adopt.New(store, n.kernel, n.cfg.Netns, time.Now, n.log); err != nil {
+		return nil, nil, err
+	}
+	return a, func() { _ = errors.Join(a.Close(), lock.Release()) }, nil
+}
+
+func (c Config) recordDir() string { return filepath.Join(c.StateDir, "attachments") }
+
+func (n *Node) records() ([]attachment.Record, error) {
+	return attachment.Read(n.cfg.recordDir(), n.cfg.Node.InstanceID)
 }
 
 // Node migrates one node. It implements migrate.System. It is used by one goroutine at a time.
@@ -100,13 +112,12 @@ type Node struct {
 	ns      netns.NsHandle
 	host    *netlink.Handle
 	kernel  *datapath.Node
-	store   *attachment.Store
 	adopter *adopt.Adopter
 }
 
 var _ migrate.System = (*Node)(nil)
 
-// Open opens the node's records and its network namespace. Close releases them.
+// Open opens the node's network namespace, and changes nothing. Close releases it.
 func Open(cfg Config, log *slog.Logger) (_ *Node, err error) {
 	n := &Node{cfg: cfg, log: log, ns: netns.None()}
 	defer func() {
@@ -123,14 +134,7 @@ func Open(cfg Config, log *slog.Logger) (_ *Node, err error) {
 	if n.kernel, err = datapath.Open(cfg.Netns); err != nil {
 		return nil, err
 	}
-	var bad []attachment.Quarantined
-	if n.store, bad, err = attachment.Open(filepath.Join(cfg.StateDir, "attachments"), cfg.Node, log); err != nil {
-		return nil, err
-	}
-	if len(bad) > 0 {
-		return nil, fmt.Errorf("the record %s is damaged: start berthd, which keeps its addresses back", bad[0].File)
-	}
-	n.adopter, err = adopt.New(n.store, n.kernel, cfg.Netns, time.Now, log)
+	n.adopter, err = adopt.New(nil, n.kernel, cfg.Netns, time.Now, log) // without records, which only begin opens
 	return n, err
 }
 
@@ -169,7 +173,7 @@ func (n *Node) report(command string, changed, problems []string) (migrate.Repor
 
 // Apply implements migrate.System.
 func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
-	end, err := n.begin(ctx)
+	a, end, err := n.begin(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
@@ -186,7 +190,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 		r, failed := n.report("apply", changed, nil)
 		return r, errors.Join(err, failed)
 	}
-	if !slices.ContainsFunc(s.pods, func(p pod) bool { return p.Pool != "" }) {
+	if !slices.ContainsFunc(s.pods, func(p pod) bool { return !p.chained() }) {
 		return n.report("apply", nil, nil)
 	}
 	config := n.cfg.Datapath
@@ -198,10 +202,10 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	}
 	var changed []string
 	for _, p := range s.pods {
-		if f, _ := p.fate(); p.Pool == "" || f != migrate.Adopt && f != migrate.Adopted || len(p.Addrs) == 0 {
+		if f, _ := p.fate(); p.chained() || f != migrate.Adopt && f != migrate.Adopted || len(p.Addrs) == 0 {
 			continue
 		}
-		did, err := n.takeOver(ctx, p)
+		did, err := n.takeOver(ctx, a, p)
 		if did {
 			changed = append(changed, fmt.Sprintf("adopted %s/%s with %v", p.Pod.Namespace, p.Pod.Name, p.Addrs))
 		}
@@ -213,7 +217,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	return n.report("apply", changed, nil)
 }
 
-func (n *Node) takeOver(ctx context.Context, p pod) (changed bool, err error) {
+func (n *Node) takeOver(ctx context.Context, a *adopt.Adopter, p pod) (changed bool, err error) {
 	key, netns, former, lease := n.cfg.key(p), p.Netns, p.Link.Name, p.lease()
 	if r := p.Recorded; r != nil {
 		if r.Adopted == nil {
@@ -221,7 +225,7 @@ func (n *Node) takeOver(ctx context.Context, p pod) (changed bool, err error) {
 		}
 		netns, former, lease = r.Netns, r.Adopted.HostLink, r.Lease
 	}
-	return n.adopter.TakeOver(ctx, adopt.Pod{
+	return a.TakeOver(ctx, adopt.Pod{
 		Key: key, Pod: p.Pod, Lease: lease, Netns: netns, Keep: true,
 		Former: attachment.Adopted{From: n.cfg.from(), HostLink: former},
 	})
@@ -238,7 +242,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, fmt.Errorf("%w: stop it first, or it takes the addresses of all pods for free", errCoildRuns)
 	}
 	for _, p := range s.pods {
-		if f, why := p.fate(); p.Pool != "" && (f == migrate.Adopt || f == migrate.Replace) {
+		if f, why := p.fate(); !p.chained() && (f == migrate.Adopt || f == migrate.Replace) {
 			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s is Coil's still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
 		}
 	}
@@ -283,7 +287,11 @@ func (n *Node) finish(ctx context.Context, s state) (changed []string, err error
 	if err := failpoint.Hit("coil.rule.after"); err != nil {
 		return changed, err
 	}
-	for _, rec := range n.store.Records() {
+	records, err := n.records()
+	if err != nil {
+		return changed, err
+	}
+	for _, rec := range records {
 		if err := ctx.Err(); err != nil {
 			return changed, err
 		}
@@ -318,63 +326,27 @@ func (n *Node) settle(rec attachment.Record) (changed bool, err error) {
 	if err := failpoint.Hit("coil.settle.after"); err != nil {
 		return changed, err
 	}
-	did, gateways, err := n.removeAddresses(rec)
+	gateways, err := n.gatewaysOf(rec)
+	if err != nil {
+		return changed, err
+	}
+	did, err := n.insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
+	if changed = changed || did; err != nil {
+		return changed, err
+	}
+	if err := failpoint.Hit("coil.tidy.after"); err != nil {
+		return changed, err
+	}
+	did, err = n.removeAddresses(rec)
 	if changed = changed || did; err != nil {
 		return changed, fmt.Errorf("remove the addresses of %s: %w", rec.HostLink, err)
 	}
-	if err := failpoint.Hit("coil.addresses.after"); err != nil {
-		return changed, err
-	}
-	did, err = n.insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
-	return changed || did, err
-}
-
-// removeTables removes Coil's routes of its tables. Those of pods went with the pods.
-func (n *Node) removeTables() (changed []string, err error) {
-	for _, family := range families {
-		for _, table := range []int{foreign.CoilPodTable, foreign.CoilExportTable} {
-			routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
-				return n.host.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: foreign.CoilProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-			})
-			if err != nil {
-				return changed, fmt.Errorf("list the routes of table %d: %w", table, err)
-			}
-			for _, r := range routes {
-				if err := n.host.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
-					return changed, fmt.Errorf("remove the route %s of table %d: %w", rtnl.RouteDst(r), table, err)
-				}
-				changed = append(changed, fmt.Sprintf("removed route %s of table %d", rtnl.RouteDst(r), table))
-			}
-		}
-	}
-	return changed, nil
-}
-
-// removeFiles removes Coil's files. A configuration in which Coil is chained stays, since it is another network's too.
-func (n *Node) removeFiles(s state) (changed []string, err error) {
-	files := []string{n.cfg.Plugin}
-	if at, ok := n.cfg.CoilAddress.(*net.UnixAddr); ok {
-		files = append(files, at.Name)
-	}
-	if s.conf != "" && !s.chained {
-		files = append(files, s.conf)
-	}
-	for _, f := range files {
-		err := os.Remove(f)
-		if errors.Is(err, fs.ErrNotExist) || f == "" {
-			continue
-		}
-		if err != nil {
-			return changed, err
-		}
-		changed = append(changed, "removed "+f)
-	}
-	return changed, nil
+	return changed, failpoint.Hit("coil.addresses.after")
 }
 
 // Rollback implements migrate.System.
 func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
-	end, err := n.begin(ctx)
+	a, end, err := n.begin(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
@@ -395,14 +367,18 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 	if n.cfg.Known == nil && len(s.rules) == 0 {
 		return migrate.Report{}, fmt.Errorf("rule %d of table %d is gone, so finish has begun: Coil takes pods' addresses for free", foreign.CoilRulePriority, foreign.CoilPodTable)
 	}
+	records, err := n.records()
+	if err != nil {
+		return migrate.Report{}, err
+	}
 	var problems []string
-	for _, rec := range n.store.Records() {
+	for _, rec := range records {
 		former, why := n.former(rec, form, s.exports)
 		if why != "" {
 			problems = append(problems, fmt.Sprintf("%s/%s stays Berth's: %s", rec.Pod.Namespace, rec.Pod.Name, why))
 			continue
 		}
-		if err := n.giveBack(ctx, rec, former, form); err != nil {
+		if err := n.giveBack(ctx, a, rec, former, form); err != nil {
 			r, _ := n.report("rollback", changed, problems)
 			return r, err
 		}
@@ -441,7 +417,7 @@ func (n *Node) former(rec attachment.Record, form form, blocks []netip.Prefix) (
 }
 
 // giveBack gives one pod back. Its gateway changes while both systems' routes lead to it.
-func (n *Node) giveBack(ctx context.Context, rec attachment.Record, former attachment.Adopted, form form) error {
+func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Record, former attachment.Adopted, form form) error {
 	if rec.Adopted == nil {
 		if err := n.addAddresses(rec, form); err != nil {
 			return err
@@ -453,7 +429,7 @@ func (n *Node) giveBack(ctx context.Context, rec attachment.Record, former attac
 	if err := failpoint.Hit("coil.inside.after"); err != nil {
 		return err
 	}
-	return n.adopter.GiveBack(ctx, rec, former)
+	return a.GiveBack(ctx, rec, former)
 }
 
 // Verify implements migrate.System.
@@ -468,7 +444,11 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 			problems = append(problems, o.What)
 		}
 	}
-	for _, rec := range n.store.Records() {
+	records, err := n.records()
+	if err != nil {
+		return migrate.Report{}, err
+	}
+	for _, rec := range records {
 		if rec.Lease.Empty() {
 			continue
 		}

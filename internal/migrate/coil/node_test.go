@@ -21,6 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/coil"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/replay"
@@ -33,7 +34,7 @@ type moving struct {
 	t     *testing.T
 	node  string
 	state string
-	known []coil.Known
+	known []etcd.Known
 	talks *harness.Conversations
 }
 
@@ -41,15 +42,18 @@ func raise(t *testing.T, cluster, node string) *moving {
 	t.Helper()
 	c, err := replay.Load(cluster)
 	harness.OK(t, err)
-	var known []coil.Known
+	var known []etcd.Known
 	if cluster == replay.V1 {
-		d := dumped(t, "etcd-v1.1.9.json")
+		data, err := os.ReadFile("etcd/testdata/etcd-v1.1.9.json")
+		harness.OK(t, err)
+		d, err := etcd.ParseDump(data, etcd.DefaultPrefix)
+		harness.OK(t, err)
 		known = d.Of(node)
 	}
 	return raised(t, c.Only(node), node, known)
 }
 
-func raised(t *testing.T, c replay.Cluster, node string, known []coil.Known) *moving {
+func raised(t *testing.T, c replay.Cluster, node string, known []etcd.Known) *moving {
 	t.Helper()
 	r, err := c.Raise(nstest.Unique("")+"-", t.TempDir())
 	harness.OK(t, err)
@@ -221,6 +225,11 @@ func TestAdoptsRunningPods(t *testing.T) {
 			}
 			m.do((*coil.Node).Apply, true)
 			m.do((*coil.Node).Apply, false)
+			for _, trace := range []string{"COIL:", "table 116 proto 30", "table 119 proto 30"} { // by which Coil knows the pods
+				if was, now := strings.Count(before, trace), strings.Count(m.dump(), trace); now != was {
+					t.Errorf("%d times %q after apply, want %d as before", now, trace, was)
+				}
+			}
 			m.talks.GoOn(t, 100)
 			m.do((*coil.Node).Verify, false)
 			m.with(func(n *coil.Node) {
@@ -359,6 +368,28 @@ func (m *moving) until(point string, s step) (hit bool) {
 	}
 	m.t.Fatal("the step does not succeed")
 	return hit
+}
+
+// A pod that the dump of etcd does not name must be replaced, and Finish waits for it. Those that it names are adopted.
+func TestPodsWithoutKnownOwner(t *testing.T) {
+	m := raise(t, replay.V1, "node-2")
+	unknown := m.known[0]
+	m.known = m.known[1:]
+	r := m.do((*coil.Node).Apply, true)
+	for _, p := range r.Pods {
+		if is := p.Fate == migrate.Replace; is != slices.Contains(p.Addresses, unknown.Address) || is && p.Why == "" {
+			t.Errorf("pod %+v, want %s alone to be replaced", p, unknown.Address)
+		}
+	}
+	if len(r.Pods) != len(m.Pods) {
+		t.Errorf("%d pods, want %d", len(r.Pods), len(m.Pods))
+	}
+	m.announce()
+	m.with(func(n *coil.Node) {
+		if _, err := n.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "delete it, since neither Coil nor the container runtime tells") {
+			t.Errorf("finish with a pod that is Coil's: %v", err)
+		}
+	})
 }
 
 // Where Coil is chained for egress alone, pods keep their interfaces, and the network's configuration loses Coil's plugin.

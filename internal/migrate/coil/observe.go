@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -42,6 +43,9 @@ type state struct {
 	chained bool   // it runs Coil after another network's plugins, and has no addresses
 	daemon  bool   // coild answers
 }
+
+// chained reports whether another network made the interface, and Coil added egress alone.
+func (p pod) chained() bool { return p.Pool == "" && p.Container != "" }
 
 // adopted reports whether Berth has the pod.
 func (p pod) adopted() bool { return p.Recorded != nil }
@@ -109,7 +113,7 @@ func (c Config) podsOf(links []netlink.Link, routes []foreign.Route, names map[s
 		for _, p := range foreign.CoilPods(named, routes, foreign.CoilPodTable) {
 			list = append(list, pod{CoilPod: p})
 		}
-		return list
+		return withUnknown(list, named, routes)
 	}
 	byName := map[string]foreign.Link{}
 	for _, l := range named {
@@ -134,6 +138,28 @@ func (c Config) podsOf(links []netlink.Link, routes []foreign.Route, names map[s
 		}
 		list = append(list, p)
 	}
+	return withUnknown(list, named, routes)
+}
+
+// linkOfV1 is the name of a pod's link on the node by Coil v1.
+var linkOfV1 = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
+
+// withUnknown adds the pods of Coil v1 that nothing names. They have routes in the main table, and no alias.
+func withUnknown(list []pod, links []foreign.Link, routes []foreign.Route) []pod {
+	for _, l := range links {
+		if l.Alias != "" || !linkOfV1.MatchString(l.Name) || slices.ContainsFunc(list, func(p pod) bool { return p.Link.Name == l.Name }) {
+			continue
+		}
+		p := pod{CoilPod: foreign.CoilPod{Link: l}}
+		for _, r := range routes {
+			if r.Link == l.Index && r.Table == unix.RT_TABLE_MAIN {
+				p.Addrs = append(p.Addrs, r.Addr)
+			}
+		}
+		if len(p.Addrs) > 0 {
+			list = append(list, p)
+		}
+	}
 	return list
 }
 
@@ -154,7 +180,11 @@ func (n *Node) complete(s *state, links []netlink.Link, names map[string]attachm
 		byIndex[l.Attrs().Index] = l
 	}
 	left := map[attachment.Key]attachment.Record{}
-	for _, r := range n.store.Records() {
+	records, err := n.records()
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
 		left[r.Key] = r
 	}
 	for i := range s.pods {

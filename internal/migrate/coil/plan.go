@@ -37,7 +37,7 @@ func (s state) decide(from, network string) migrate.Plan {
 // fates returns what becomes of each pod.
 func (s state) fates() (list []migrate.Pod) {
 	for _, p := range s.pods {
-		if p.Pool == "" {
+		if p.chained() {
 			continue // it keeps the interface that another network made
 		}
 		m := migrate.Pod{
@@ -101,7 +101,7 @@ func (p pod) lease() (l attachment.Lease) {
 
 // finished reports whether nothing of Coil is left.
 func (s state) finished() bool {
-	left := slices.ContainsFunc(s.pods, func(p pod) bool { return p.Pool != "" && (p.Link.Alias != "" || len(p.Addrs) > 0) })
+	left := slices.ContainsFunc(s.pods, func(p pod) bool { return !p.chained() && (p.Link.Alias != "" || len(p.Addrs) > 0) })
 	return !left && len(s.rules) == 0 && len(s.exports) == 0 && s.conf == ""
 }
 
@@ -159,7 +159,7 @@ func (s state) obstacles(network string) (list []migrate.Obstacle) {
 // chainedPods counts pods with an interface of another network, to which Coil added egress.
 func (s state) chainedPods() (n int) {
 	for _, p := range s.pods {
-		if p.Pool == "" {
+		if p.chained() {
 			n++
 		}
 	}

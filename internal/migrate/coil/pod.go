@@ -61,7 +61,8 @@ func (f form) route(addr netip.Addr) attachment.AdoptedRoute {
 
 // form finds the form by the links of adopted pods.
 func (n *Node) form() (f form, err error) {
-	for _, rec := range n.store.Records() {
+	records, err := n.records()
+	for _, rec := range records {
 		if rec.Adopted == nil {
 			continue
 		}
@@ -75,7 +76,7 @@ func (n *Node) form() (f form, err error) {
 		}
 		f.add(addrs, n.cfg.Known != nil)
 	}
-	return f, nil
+	return f, err
 }
 
 // add adds what the addresses of a link tell.
@@ -104,44 +105,51 @@ func (n *Node) addressesOf(link netlink.Link) ([]netlink.Addr, error) {
 	return slices.DeleteFunc(addrs, func(a netlink.Addr) bool { return a.IP.To4() == nil && a.IP.IsLinkLocalUnicast() }), nil
 }
 
-// removeAddresses removes the addresses of a pod's link on the node, and returns them.
-func (n *Node) removeAddresses(rec attachment.Record) (changed bool, removed []netip.Addr, err error) {
+// gatewaysOf returns the addresses of a pod's link on the node, which are gateways of Coil's pods.
+func (n *Node) gatewaysOf(rec attachment.Record) (list []netip.Addr, err error) {
 	link, err := n.host.LinkByName(rec.HostLink)
 	if rtnl.IsNoLink(err) {
-		return false, nil, nil
+		return nil, nil
 	}
 	if err != nil {
-		return false, nil, err
+		return nil, fmt.Errorf("look up %s: %w", rec.HostLink, err)
+	}
+	addrs, err := n.addressesOf(link)
+	for _, a := range addrs {
+		list = append(list, rtnl.AddrOf(a.IP))
+	}
+	return list, err
+}
+
+// removeAddresses removes the addresses of a pod's link on the node.
+func (n *Node) removeAddresses(rec attachment.Record) (changed bool, err error) {
+	link, err := n.host.LinkByName(rec.HostLink)
+	if rtnl.IsNoLink(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
 	}
 	addrs, err := n.addressesOf(link)
 	if err != nil {
-		return false, nil, err
+		return false, err
 	}
 	var last []netlink.Addr
 	for _, a := range addrs {
-		removed = append(removed, rtnl.AddrOf(a.IP))
-		if a.IP.To4() != nil {
+		if a.IP.To4() != nil && rec.Lease.IPv4.IsValid() {
 			last = append(last, a)
 			continue
 		}
 		if err := n.host.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
-			return changed, removed, fmt.Errorf("remove %s from %s: %w", a.IPNet, rec.HostLink, err)
+			return changed, fmt.Errorf("remove %s from %s: %w", a.IPNet, rec.HostLink, err)
 		}
 		changed = true
 	}
 	held, err := n.hasNexthop(link.Attrs().Index)
 	if err != nil || len(last) == 0 && !held {
-		return changed, removed, err
+		return changed, err
 	}
-	if rec.Lease.IPv4.IsValid() {
-		return true, removed, n.withoutLast(link, rec.Lease.IPv4, datapath.PodTable, last)
-	}
-	for _, a := range last {
-		if err := n.host.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
-			return changed, removed, err
-		}
-	}
-	return true, removed, nil
+	return true, n.withoutLast(link, rec.Lease.IPv4, datapath.PodTable, last)
 }
 
 // addAddresses gives the link of a pod that Berth made the addresses that its gateway has with Coil.
@@ -278,7 +286,7 @@ func (in *inside) restore(f form) error {
 		if err := in.handle.RouteReplace(def); err != nil {
 			return fmt.Errorf("set the default route by %s: %w", gw, err)
 		}
-		if err := in.withdraw(addr, gw); err != nil {
+		if err := in.withdraw(addr); err != nil {
 			return err
 		}
 		if !f.behind {
@@ -310,9 +318,9 @@ func (in *inside) toLoopback() error {
 }
 
 // withdraw removes Berth's gateway of a family.
-func (in *inside) withdraw(addr, gw netip.Addr) error {
+func (in *inside) withdraw(addr netip.Addr) error {
 	berths := datapath.PodGateway(addr)
-	if addr.Is4() && berths != gw {
+	if addr.Is4() {
 		err := in.handle.RouteDel(&netlink.Route{
 			LinkIndex: in.link.Attrs().Index, Dst: rtnl.IPNet(rtnl.HostPrefix(berths)), Scope: netlink.SCOPE_LINK, Protocol: datapath.Protocol,
 		})

@@ -107,6 +107,9 @@ func (a *Adopter) TakeOver(ctx context.Context, p Pod) (changed bool, err error)
 			return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
 		}
 	}
+	if err := a.alignMTU(links); err != nil {
+		return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
+	}
 	leave := a.removeFormer
 	if p.Keep {
 		leave = a.keepFormer
@@ -133,7 +136,7 @@ func (a *Adopter) record(p Pod) (attachment.Record, error) {
 		return attachment.Record{}, fmt.Errorf("look up %s: %w", p.Former.HostLink, err)
 	}
 	attrs, former := link.Attrs(), p.Former
-	former.Alias = attrs.Alias
+	former.Alias, former.MTU = attrs.Alias, attrs.MTU
 	if former.Routes, err = a.formerRoutes(attrs.Index, p.Lease.Addrs()); err != nil {
 		return attachment.Record{}, err
 	}
@@ -219,6 +222,18 @@ func (a *Adopter) removeFormer(former attachment.Adopted, link int) (removed boo
 		}
 	}
 	return removed, failpoint.Hit("adopt.routes.after")
+}
+
+// alignMTU gives the link on the node the MTU of its end in the pod. Another plugin may have changed one end alone.
+func (a *Adopter) alignMTU(links datapath.PodLinks) error {
+	host, err := a.host.LinkByIndex(links.HostIndex)
+	if err == nil && host.Attrs().MTU != links.MTU {
+		err = a.host.LinkSetMTU(host, links.MTU)
+	}
+	if err != nil {
+		return fmt.Errorf("set the MTU of link %d: %w", links.HostIndex, err)
+	}
+	return nil
 }
 
 // keepFormer restores routes that an old kernel removed when it renamed the link.

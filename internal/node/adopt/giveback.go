@@ -88,6 +88,11 @@ func (a *Adopter) restoreFormer(rec attachment.Record, link netlink.Link) error 
 			return fmt.Errorf("set the alias of %s: %w", link.Attrs().Name, err)
 		}
 	}
+	if mtu := rec.Adopted.MTU; mtu != 0 && mtu != link.Attrs().MTU {
+		if err := a.host.LinkSetMTU(link, mtu); err != nil {
+			return fmt.Errorf("set the MTU of %s: %w", link.Attrs().Name, err)
+		}
+	}
 	if err := datapath.RenameLink(a.host, link, rec.Adopted.HostLink, 0); err != nil {
 		return err
 	}

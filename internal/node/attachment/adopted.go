@@ -13,6 +13,7 @@ type Adopted struct {
 	Network  string `json:"network,omitempty"` // its name in the runtime's configuration, if it differs from Key.Network
 	HostLink string `json:"hostLink"`          // former name of the link on the node
 	Alias    string `json:"alias,omitempty"`   // of the link
+	MTU      int    `json:"mtu,omitempty"`     // of the link; 0: unknown
 	// Routes and Rules are those on the node that the former network made for the pod.
 	Routes []AdoptedRoute `json:"routes,omitempty"`
 	Rules  []AdoptedRule  `json:"rules,omitempty"`

@@ -1,4 +1,5 @@
-package coil
+// Package etcd reads what Coil v1 keeps in etcd: pools, the blocks of nodes and the owners of addresses.
+package etcd
 
 import (
 	"cmp"
@@ -23,6 +24,12 @@ type Dump struct {
 	Pools  []DumpedPool // by name
 	Blocks []DumpedBlock
 	Pods   []DumpedPod // by address
+}
+
+// Known is a pod of Coil v1.
+type Known struct {
+	Namespace, Name, Container, Pool string
+	Address                          netip.Addr
 }
 
 // DumpedPool is an address pool. Its name is that of the namespace whose pods use it, or default.
@@ -113,7 +120,8 @@ func (d *Dump) addPool(name string, value []byte) error {
 	return nil
 }
 
-func (d *Dump) pool(name string) (DumpedPool, error) {
+// Pool returns a pool by its name.
+func (d *Dump) Pool(name string) (DumpedPool, error) {
 	i := slices.IndexFunc(d.Pools, func(p DumpedPool) bool { return p.Name == name })
 	if i < 0 {
 		return DumpedPool{}, fmt.Errorf("there is no pool %s", name)
@@ -123,7 +131,7 @@ func (d *Dump) pool(name string) (DumpedPool, error) {
 
 func (d *Dump) addBlocks(name string, value []byte) error {
 	of, _, _ := strings.Cut(name, "/")
-	p, err := d.pool(of)
+	p, err := d.Pool(of)
 	if err != nil {
 		return err
 	}

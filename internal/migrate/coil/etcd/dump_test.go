@@ -1,4 +1,4 @@
-package coil_test
+package etcd_test
 
 import (
 	"encoding/base64"
@@ -8,16 +8,16 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/migrate/coil"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 	"github.com/berthnet/berth/test/harness"
 )
 
-func dumped(t *testing.T, file string) coil.Dump {
+func dumped(t *testing.T, file string) etcd.Dump {
 	t.Helper()
 	data, err := os.ReadFile("testdata/" + file)
 	harness.OK(t, err)
-	d, err := coil.ParseDump(data, coil.DefaultPrefix)
+	d, err := etcd.ParseDump(data, etcd.DefaultPrefix)
 	harness.OK(t, err)
 	return d
 }
@@ -60,7 +60,7 @@ func TestInvalidDumps(t *testing.T) {
 		kv("/coil/ip/10.0.0.0/1", `{"namespace":"a"}`):                   "expected a namespace and a pod",
 		kv("/coil/ip/10.0.0.0/1", `nobody`):                              "expected a namespace and a pod",
 	} {
-		if _, err := coil.ParseDump([]byte(text), coil.DefaultPrefix); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := etcd.ParseDump([]byte(text), etcd.DefaultPrefix); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("ParseDump(%s) error = %v, want %s", text, err, want)
 		}
 	}

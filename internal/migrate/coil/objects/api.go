@@ -1,4 +1,4 @@
-package coil
+package objects
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,6 +63,31 @@ func (c *Cluster) list(ctx context.Context, path string) ([]object, error) {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return l.Items, nil
+}
+
+// documents lists the objects at a path as a stream of manifests. Items of a list have neither kind nor version.
+func (c *Cluster) documents(ctx context.Context, path string) ([]byte, error) {
+	raw, err := c.API.Get().AbsPath(path).DoRaw(ctx)
+	var l struct {
+		metav1.TypeMeta `json:",inline"`
+		Items           []map[string]any `json:"items"`
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &l)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", path, err)
+	}
+	var docs []byte
+	for _, o := range l.Items {
+		o["apiVersion"], o["kind"] = l.APIVersion, strings.TrimSuffix(l.Kind, "List")
+		text, err := json.Marshal(o)
+		if err != nil {
+			return nil, err
+		}
+		docs = append(append(append(docs, "---\n"...), text...), '\n')
+	}
+	return docs, nil
 }
 
 // create creates an object, as another user if one is given.

@@ -1,4 +1,4 @@
-package coil_test
+package objects_test
 
 import (
 	"bytes"
@@ -22,18 +22,19 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/migrate/coil"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
+	"github.com/berthnet/berth/internal/migrate/coil/objects"
 	"github.com/berthnet/berth/lab/replay"
 	"github.com/berthnet/berth/test/harness"
 )
 
 // clusterOf puts the objects of a recorded cluster into a control plane.
-func clusterOf(t *testing.T, name string) (*coil.Cluster, client.Client) {
+func clusterOf(t *testing.T, name string) (*objects.Cluster, client.Client) {
 	t.Helper()
 	c := harness.KubeClient(t)
 	crds := []string{}
 	for _, crd := range replay.CRDs() {
-		crds = append(crds, crd.Spec.Names.Plural)
+		crds = append(crds, crd.GetName())
 		harness.OK(t, client.IgnoreAlreadyExists(c.Create(t.Context(), crd)))
 	}
 	kinds := []string{"Node", "Namespace", "AddressPool", "AddressBlock", "BlockRequest"}
@@ -54,7 +55,7 @@ func clusterOf(t *testing.T, name string) (*coil.Cluster, client.Client) {
 	harness.OK(t, err)
 	operator := harness.OperatorConfig(t, deploy.PoolMode) // with the admission policies and the role
 	_ = operator
-	return &coil.Cluster{API: api, Operator: "system:serviceaccount:kube-system:berth-operator", Namespace: "kube-system", Clock: clock.Real{}}, c
+	return &objects.Cluster{API: api, Operator: "system:serviceaccount:kube-system:berth-operator", Namespace: "kube-system", Clock: clock.Real{}}, c
 }
 
 func names(t *testing.T, c client.Client) (list []string) {
@@ -161,9 +162,9 @@ func TestObjectsOfCluster(t *testing.T) {
 		n.Name = name
 		harness.OK(t, client.IgnoreAlreadyExists(c.Create(t.Context(), n)))
 	}
-	data, err := os.ReadFile("testdata/etcd-v1.1.9.json")
+	data, err := os.ReadFile("../etcd/testdata/etcd-v1.1.9.json")
 	harness.OK(t, err)
-	d, err := coil.ParseDump(bytes.TrimSpace(data), coil.DefaultPrefix)
+	d, err := etcd.ParseDump(bytes.TrimSpace(data), etcd.DefaultPrefix)
 	harness.OK(t, err)
 	m.Dump = &d
 	run("begin of v1", begin, true)

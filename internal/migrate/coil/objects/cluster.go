@@ -1,4 +1,8 @@
-package coil
+// Package objects moves Coil's objects in the Kubernetes API. Unlike package coil it needs no node.
+//
+//	cluster.go  the steps of a cluster
+//	api.go      requests to the API server
+package objects
 
 import (
 	"bytes"
@@ -17,6 +21,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 )
 
@@ -29,7 +34,7 @@ type Cluster struct {
 	Namespace string
 	Clock     clock.Clock
 	// Dump is what Coil v1 has in etcd; nil: Coil v2, whose objects are in the API server.
-	Dump *Dump
+	Dump *etcd.Dump
 }
 
 // carvers are the Deployments of Coil's controllers that cut blocks, by version.
@@ -180,11 +185,11 @@ func (c *Cluster) convert(ctx context.Context) (out manifests.Output, err error)
 		}
 	}
 	for _, path := range paths {
-		raw, err := c.API.Get().AbsPath(path).DoRaw(ctx)
+		docs, err := c.documents(ctx, path)
 		if err != nil {
-			return out, fmt.Errorf("list %s: %w", path, err)
+			return out, err
 		}
-		objects, err := manifests.Read(path, bytes.NewReader(raw))
+		objects, err := manifests.Read(path, bytes.NewReader(docs))
 		if err != nil {
 			return out, err
 		}
@@ -286,7 +291,7 @@ func (c *Cluster) annotate(ctx context.Context) (changed []string, err error) {
 	for _, ns := range namespaces {
 		pool := ns.Annotations[coilPoolKey]
 		if c.Dump != nil && ns.Name != v1alpha1.DefaultPool {
-			if _, err := c.Dump.pool(ns.Name); err == nil {
+			if _, err := c.Dump.Pool(ns.Name); err == nil {
 				pool = ns.Name
 			}
 		}
