@@ -169,6 +169,9 @@ func newMigration(p *program, cmd *cobra.Command, from string, f *migrateFlags) 
 	if i < 0 {
 		return nil, fmt.Errorf("FROM is %q: expected one of %s", from, formerNames())
 	}
+	if err := limits(p); err != nil {
+		return nil, err
+	}
 	if f.maxUnavailable < 1 {
 		return nil, fmt.Errorf("--max-unavailable is %d: expected at least 1", f.maxUnavailable)
 	}

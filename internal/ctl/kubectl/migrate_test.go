@@ -252,7 +252,7 @@ func TestMigrateFromCilium(t *testing.T) {
 func TestMigrateArguments(t *testing.T) {
 	for args, want := range map[string]string{
 		"calico plan": `FROM is "calico": expected one of amazon-vpc-cni`, "cilium look": `"look" is unknown: expected one of plan`, "cilium": "accepts 2 arg",
-		"cilium apply --max-unavailable 0": "--max-unavailable is 0", "cilium plan --daemonset x": `--daemonset is "x": expected NAMESPACE/NAME`,
+		"cilium apply --max-unavailable 0": "--max-unavailable is 0", "cilium plan --parallel 0": "--parallel is 0", "cilium plan --daemonset x": `--daemonset is "x": expected NAMESPACE/NAME`,
 		"cilium plan --etcd-dump x": "expected a file with coil-v1", "coil-v1 plan": "expected a file with coil-v1", "coil-v1 plan --etcd-dump /none": "no such file",
 		"cilium rollback --finish": "--finish is for apply", "cilium apply --finish --nodes a": "--finish is for apply",
 	} {

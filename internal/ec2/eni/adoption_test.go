@@ -3,56 +3,47 @@ package eni
 import (
 	"testing"
 
-	"github.com/spf13/pflag"
-
-	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
-// An ENI of another system is adopted if that system is chosen and created it for the instance that has it.
-func TestAdoption(t *testing.T) {
-	amazon := map[string]string{"node.k8s.amazonaws.com/instance_id": "i-1"}
-	managed := map[string]string{"io.cilium/cilium-managed": "true", "io.cilium/cluster-name": "prod"}
-	on := func(instance string) *cloud.Attachment {
-		return &cloud.Attachment{InstanceID: instance, DeviceIndex: 1, Status: "attached"}
+// Berth owns ENIs that a system created for the instance only with the setting, and only if tag, description and
+// attachment agree. It never takes an adopted one for an orphan of a vanished instance.
+func TestAdoptedENIs(t *testing.T) {
+	const name = "amazon-vpc-cni"
+	made := func(edit func(*cloud.ENI)) cloud.ENI {
+		e := cloud.ENI{
+			ID: "eni-1", Description: "aws-K8S-i-1", Tags: map[string]string{"node.k8s.amazonaws.com/instance_id": "i-1"},
+			Attachment: &cloud.Attachment{ID: "a-1", InstanceID: "i-1", DeviceIndex: 1, Status: "attached"},
+		}
+		edit(&e)
+		return e
 	}
-	for name, tt := range map[string]struct {
-		e    cloud.ENI
-		want bool
+	for what, tc := range map[string]struct {
+		e     cloud.ENI
+		adopt []string
+		want  bool
 	}{
-		"Amazon VPC CNI":                        {cloud.ENI{Description: "aws-K8S-i-1", Tags: amazon, Attachment: on("i-1")}, true},
-		"Amazon VPC CNI, detached":              {cloud.ENI{Description: "aws-K8S-i-1", Tags: amazon}, true},
-		"Amazon VPC CNI, moved":                 {cloud.ENI{Description: "aws-K8S-i-1", Tags: amazon, Attachment: on("i-2")}, false},
-		"Amazon VPC CNI's tag alone":            {cloud.ENI{Description: "database", Tags: amazon, Attachment: on("i-1")}, false},
-		"Cilium":                                {cloud.ENI{Description: "Cilium-CNI (i-1)", Tags: managed, Attachment: on("i-1")}, true},
-		"Cilium without garbage collection":     {cloud.ENI{Description: "Cilium-CNI (i-1)", Attachment: on("i-1")}, true},
-		"Cilium, detached":                      {cloud.ENI{Description: "Cilium-CNI (i-1)", Tags: managed}, true},
-		"Cilium, detached, without the tag":     {cloud.ENI{Description: "Cilium-CNI (i-1)"}, false},
-		"Cilium, moved":                         {cloud.ENI{Description: "Cilium-CNI (i-1)", Tags: managed, Attachment: on("i-2")}, false},
-		"Cilium's tags alone":                   {cloud.ENI{Description: "database", Tags: managed, Attachment: on("i-1")}, false},
-		"Cilium's description without instance": {cloud.ENI{Description: "Cilium-CNI ()", Tags: managed}, false},
-		"unmanaged":                             {cloud.ENI{Description: "Cilium-CNI (i-1)", Tags: map[string]string{TagUnmanaged: "true"}, Attachment: on("i-1")}, false},
+		"attached":                  {made(func(*cloud.ENI) {}), []string{name}, true},
+		"not asked for":             {made(func(*cloud.ENI) {}), nil, false},
+		"detached":                  {made(func(e *cloud.ENI) { e.Attachment = nil }), []string{name}, true},
+		"of another instance":       {made(func(e *cloud.ENI) { e.Attachment.InstanceID = "i-2" }), []string{name}, false},
+		"another description":       {made(func(e *cloud.ENI) { e.Description = "mine" }), []string{name}, false},
+		"without tag":               {made(func(e *cloud.ENI) { e.Tags = nil }), []string{name}, false},
+		"another network card":      {made(func(e *cloud.ENI) { e.Attachment.NetworkCard = 1 }), []string{name}, false},
+		"excluded by its own tag":   {made(func(e *cloud.ENI) { e.Tags[TagUnmanaged] = "true" }), []string{name}, false},
+		"a trunk":                   {made(func(e *cloud.ENI) { e.Type = cloud.InterfaceTrunk }), []string{name}, false},
+		"with the tags of Berth":    {made(func(e *cloud.ENI) { e.Tags[TagCluster], e.Tags[TagOwner] = "test", Owner }), nil, true},
+		"detached with Berth's tag": {made(func(e *cloud.ENI) { e.Tags[TagCluster], e.Tags[TagOwner], e.Attachment = "test", Owner, nil }), nil, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if f := factsOf(tt.e, "test", Adoptable()...); f.ours() != tt.want {
-				t.Errorf("ours() = %t, want %t", f.ours(), tt.want)
-			}
-			if f := factsOf(tt.e, "test"); f.ours() {
-				t.Error("it is adopted although nobody said so")
-			}
-		})
+		check.Equal(t, factsOf(tc.e, "test", tc.adopt...).ours(), tc.want, "%s", what)
 	}
-}
-
-// The settings of both programs accept every system whose ENIs can be adopted.
-func TestAdoptableSettings(t *testing.T) {
-	for _, name := range Adoptable() {
-		env := []string{"BERTH_ADOPT_ENIS=" + name, "BERTH_NODE_NAME=a"}
-		if c, err := config.NewLoader(pflag.NewFlagSet("", pflag.ContinueOnError)).Load(env); err != nil || len(c.AdoptENIs) != 1 {
-			t.Errorf("berthd with adopt-enis=%s: %v, %v", name, c.AdoptENIs, err)
-		}
-		if c, err := config.NewOperatorLoader(pflag.NewFlagSet("", pflag.ContinueOnError)).Load(env); err != nil || len(c.AdoptENIs) != 1 {
-			t.Errorf("berth-operator with adopt-enis=%s: %v, %v", name, c.AdoptENIs, err)
-		}
-	}
+	orphan := made(func(e *cloud.ENI) {
+		e.Tags[TagCluster], e.Tags[TagOwner], e.Tags[TagInstanceID], e.Attachment = "test", Owner, "i-1", nil
+	})
+	c := Collector{Cluster: "test", Alive: func(string) bool { return false }}
+	check.Equal(t, c.orphanable(orphan), false, "an adopted ENI with Berth's tags is an orphan")
+	check.Equal(t, forInstance(made(func(e *cloud.ENI) { e.Attachment = nil }), []string{name}), "i-1", "instance of a detached ENI")
+	check.Equal(t, forInstance(made(func(e *cloud.ENI) { e.Attachment = nil }), nil), "", "instance without the setting")
+	check.Equal(t, Adoptable()[0], name, "first of the systems that can be adopted from")
 }
