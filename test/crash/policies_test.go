@@ -47,7 +47,6 @@ var policyMode = mode{
 	daemon:   named("networkpolicy.", "daemon.policies.", "daemon.add."),
 	operator: named("operator.policies."),
 	kills:    named("networkpolicy.", "daemon.policies.", "operator.policies."),
-	slices:   []int{1, 6},
 	ops:      36,
 	every:    4,
 	troubles: []trouble{killAPIServer, haltOperator, killDaemon, killDaemon, killDaemon, killOperator, killOperator},
