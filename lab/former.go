@@ -44,11 +44,8 @@ func (s *machines) killFormer() error {
 		d := m.former
 		s.mu.Unlock()
 		if d != nil {
-			errs = append(errs, d.Kill())
+			errs = append(errs, d.Close())
 		}
-	}
-	if s.lab.AmazonVPCCNI != "" {
-		vpccni.Sweep()
 	}
 	return errors.Join(errs...)
 }

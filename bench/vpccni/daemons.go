@@ -41,3 +41,6 @@ func (d ipamd) ready(ctx context.Context) (*pods, error) {
 	}
 	return newPods(d.Node, d.Configuration())
 }
+
+// Close kills the daemon.
+func (d berthd) Close() error { return d.Kill() }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 
@@ -41,9 +42,11 @@ const (
 // namespace with a separate directory there.
 const mountPoint = "/run/aws-node"
 
-// Sweep removes the directory that daemons need outside of their labs, unless it contains files. None of the daemons may
-// run.
-func Sweep() { _ = os.Remove(mountPoint) }
+// users counts the daemons of this process that are not closed. Removing the mount point would unmount it for all of them.
+var users struct {
+	sync.Mutex
+	n int
+}
 
 // Options describe the Amazon VPC CNI of one node.
 type Options struct {
@@ -64,6 +67,9 @@ type Daemon struct {
 // published manifest, without the network policy agent.
 func New(o Options) (*Daemon, error) {
 	d := &Daemon{Options: o}
+	users.Lock()
+	users.n++
+	users.Unlock()
 	for _, dir := range []string{d.RunDir(), mountPoint} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, err
@@ -107,10 +113,25 @@ func initialize() error {
 		return fmt.Errorf("find the primary link: %w", err)
 	}
 	var errs []error
-	for path, value := range map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/" + link.Attrs().Name + "/rp_filter": "2", "ipv6/conf/all/forwarding": "1"} {
-		errs = append(errs, os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0))
+	primary := "conf/" + link.Attrs().Name
+	for _, s := range [][2]string{
+		{"ipv4/ip_forward", "1"}, {"ipv4/" + primary + "/rp_filter", "2"},
+		{"ipv6/" + primary + "/accept_ra", "2"}, {"ipv6/conf/all/forwarding", "1"}, // in this order: forwarding would end the default route
+	} {
+		errs = append(errs, os.WriteFile(filepath.Join("/proc/sys/net", s[0]), []byte(s[1]), 0))
 	}
 	return errors.Join(errs...)
+}
+
+// Close kills the daemon. The last one of this process removes the directory that all need outside of their labs.
+func (d *Daemon) Close() error {
+	err := d.Kill()
+	users.Lock()
+	defer users.Unlock()
+	if users.n--; users.n == 0 {
+		_ = os.Remove(mountPoint)
+	}
+	return err
 }
 
 // RunDir is the node's directory of ipamd's socket and checkpoint, which ipamd sees as /var/run/aws-node.
