@@ -97,15 +97,15 @@ func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 		k.mu.Lock()
 		k.refuse = policy.Ref{Namespace: "default", Name: "refused"}
 		k.mu.Unlock()
-		allowing := func(name, app string) compile.Compiled {
+		allowing := func(name, app, cidr string) compile.Compiled {
 			p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 			p.Spec.PodSelector.MatchLabels = map[string]string{"app": app}
-			p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}}}}}
+			p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}}}}
 			return compile.NetworkPolicy(p)
 		}
-		c.feed.SetPolicy(allowing("refused", "victim"))
+		c.feed.SetPolicy(allowing("refused", "victim", "192.0.2.0/24"))
 		for i := range 20 {
-			c.feed.SetPolicy(allowing(fmt.Sprint("innocent-", i), "server"))
+			c.feed.SetPolicy(allowing(fmt.Sprint("innocent-", i), "server", "192.0.2.0/24"))
 		}
 		sleep(20 * time.Second)
 		if k.lets(foreign, victim.Addrs[0]) || k.lets(client.Addrs[0], victim.Addrs[0]) {
@@ -124,6 +124,14 @@ func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 		}
 		c.feed.SetPod(resolved("neighbour", "one"))
 		must(t, add(t, one, running("neighbour", "10.0.0.5")))
+		c.feed.SetPolicy(allowing("refused", "victim", "198.51.100.0/24"))
+		c.feed.SetPod(resolved("another", "one"))
+		began := time.Now()
+		must(t, add(t, one, running("another", "10.0.0.6")))
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("a pod waits for %s because the policy of another one is refused again", took)
+		}
+		c.feed.SetPolicy(allowing("refused", "victim", "192.0.2.0/24"))
 		if err := add(t, one, victim); err == nil || !strings.Contains(err.Error(), "the kernel refuses NetworkPolicy default/refused") {
 			t.Errorf("a pod starts closed: %v", err)
 		}
