@@ -65,6 +65,10 @@ func (h *holding) begin(used map[policy.Ref]*policy.Policy) {
 			h.trial = append(h.trial, ref)
 		}
 	}
+	for i, part := range h.suspects {
+		h.suspects[i] = slices.DeleteFunc(part, func(ref policy.Ref) bool { _, held := h.held[ref]; return !held })
+	}
+	h.suspects = slices.DeleteFunc(h.suspects, func(part []policy.Ref) bool { return len(part) == 0 })
 	if !h.due || len(h.held) == 0 {
 		return
 	}

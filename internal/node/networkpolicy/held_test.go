@@ -193,6 +193,43 @@ func TestSearchForRefusedPoliciesGoesOnDuringChanges(t *testing.T) {
 	})
 }
 
+// When policies that the kernel refuses are deleted before it is known which they are, connections are ended again.
+func TestConnectionsEndAfterRefusedPoliciesAreDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		must(t, add(t, one, running("server", "10.0.0.1")))
+		refused := clientsOnly()
+		refused.Policy.Name = "refused"
+		k.mu.Lock()
+		k.refuse = refused.Policy.Ref
+		k.mu.Unlock()
+		c.feed.SetPolicy(refused)
+		for range 500 {
+			if strings.Contains(one.Condition().Message, "until it is known which") {
+				c.feed.DeletePolicy(refused.Policy.Ref)
+				break
+			}
+			sleep(10 * time.Millisecond)
+		}
+		sleep(time.Minute)
+		if c := one.Condition(); !c.Healthy {
+			t.Fatalf("the condition is %+v", c)
+		}
+		k.mu.Lock()
+		before := len(k.ends)
+		k.mu.Unlock()
+		c.feed.DeletePolicy(clientsOnly().Policy.Ref)
+		sleep(time.Second)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if len(k.ends) == before {
+			t.Error("after a change of policies, connections that they forbid are not ended")
+		}
+	})
+}
+
 // refusing is a kernel that refuses the first change, and notes which changes of sets are passed to it.
 type refusing struct {
 	*kernel
