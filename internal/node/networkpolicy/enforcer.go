@@ -271,7 +271,8 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	}
 	defer e.insides.closeAll()
 	var failures, partly retry.Backoff
-	var again <-chan time.Time
+	var again <-chan time.Time // at a time
+	var at time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -282,12 +283,12 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.own.endDue:
 			e.own.endDue, e.own.endNow = nil, true
 		case <-again:
+			again = nil
 			e.mu.Lock()
 			e.holding.due = true
 			e.mu.Unlock()
 		case <-e.dirty:
 		}
-		again = nil
 		err := e.apply()
 		e.mu.Lock()
 		news := e.record.failed(err, e.Clock.Now())
@@ -296,7 +297,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
 		}
 		if err == nil {
-			failures, partly = retry.Backoff{}, retry.Backoff{}
+			failures, partly, again = retry.Backoff{}, retry.Backoff{}, nil
 			continue
 		}
 		if _, some := errors.AsType[partialError](err); some {
@@ -304,8 +305,12 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			if e.holding.unsure() {
 				partly = retry.Backoff{}
 			}
-			partly.Fail(e.Clock.Now(), retry.First, retry.Most)
-			again = e.Clock.After(partly.Until.Sub(e.Clock.Now()))
+			next, now := partly, e.Clock.Now()
+			next.Fail(now, retry.First, retry.Most)
+			if again == nil || next.Until.Before(at) { // other changes, however many, do not put it off
+				partly, at = next, next.Until
+				again = e.Clock.After(at.Sub(now))
+			}
 			continue
 		}
 		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
@@ -422,6 +427,7 @@ func (e *Enforcer) change(lists map[string]inForce, rules bool, changed policy.S
 		if errors.Is(err, policytable.ErrUnknown) {
 			err = e.Kernel.Apply(v.pods, e.state.Elements, changed)
 		}
+		changed = nil // the kernel has or remembers it
 		e.mu.Lock()
 		again := e.holding.ended(err, used)
 		if again {

@@ -54,13 +54,21 @@ func (h *holding) of(list []*policy.Policy) *policy.Policy {
 	return nil
 }
 
-// begin releases policies that have changed, and a part of the others if one is due.
+// begin releases policies that have changed, to try them, and a part of the others if one is due.
 func (h *holding) begin(used map[policy.Ref]*policy.Policy) {
 	for ref, r := range h.held {
-		if p := used[ref]; p == nil || p.Digest() != r.digest {
-			delete(h.held, ref)
+		p := used[ref]
+		if p != nil && p.Digest() == r.digest {
+			continue
+		}
+		if delete(h.held, ref); p != nil {
+			h.trial = append(h.trial, ref)
 		}
 	}
+	for i, part := range h.suspects {
+		h.suspects[i] = slices.DeleteFunc(part, func(ref policy.Ref) bool { _, held := h.held[ref]; return !held })
+	}
+	h.suspects = slices.DeleteFunc(h.suspects, func(part []policy.Ref) bool { return len(part) == 0 })
 	if !h.due || len(h.held) == 0 {
 		return
 	}
@@ -71,10 +79,10 @@ func (h *holding) begin(used map[policy.Ref]*policy.Policy) {
 			h.suspects = append(h.suspects, []policy.Ref{ref})
 		}
 	}
-	h.trial, h.suspects = h.suspects[0], h.suspects[1:]
-	for _, ref := range h.trial {
+	for _, ref := range h.suspects[0] {
 		delete(h.held, ref)
 	}
+	h.trial, h.suspects = append(h.trial, h.suspects[0]...), h.suspects[1:]
 }
 
 // ended takes in how a change went, and tells whether another one should follow at once, with other policies held.

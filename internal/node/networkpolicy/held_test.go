@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -12,9 +13,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
 )
@@ -93,15 +97,15 @@ func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 		k.mu.Lock()
 		k.refuse = policy.Ref{Namespace: "default", Name: "refused"}
 		k.mu.Unlock()
-		allowing := func(name, app string) compile.Compiled {
+		allowing := func(name, app, cidr string) compile.Compiled {
 			p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 			p.Spec.PodSelector.MatchLabels = map[string]string{"app": app}
-			p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}}}}}
+			p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}}}}
 			return compile.NetworkPolicy(p)
 		}
-		c.feed.SetPolicy(allowing("refused", "victim"))
+		c.feed.SetPolicy(allowing("refused", "victim", "192.0.2.0/24"))
 		for i := range 20 {
-			c.feed.SetPolicy(allowing(fmt.Sprint("innocent-", i), "server"))
+			c.feed.SetPolicy(allowing(fmt.Sprint("innocent-", i), "server", "192.0.2.0/24"))
 		}
 		sleep(20 * time.Second)
 		if k.lets(foreign, victim.Addrs[0]) || k.lets(client.Addrs[0], victim.Addrs[0]) {
@@ -120,6 +124,14 @@ func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 		}
 		c.feed.SetPod(resolved("neighbour", "one"))
 		must(t, add(t, one, running("neighbour", "10.0.0.5")))
+		c.feed.SetPolicy(allowing("refused", "victim", "198.51.100.0/24"))
+		c.feed.SetPod(resolved("another", "one"))
+		began := time.Now()
+		must(t, add(t, one, running("another", "10.0.0.6")))
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("a pod waits for %s because the policy of another one is refused again", took)
+		}
+		c.feed.SetPolicy(allowing("refused", "victim", "192.0.2.0/24"))
 		if err := add(t, one, victim); err == nil || !strings.Contains(err.Error(), "the kernel refuses NetworkPolicy default/refused") {
 			t.Errorf("a pod starts closed: %v", err)
 		}
@@ -141,6 +153,108 @@ func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 			t.Errorf("the condition is %+v", c)
 		}
 	})
+}
+
+// Pods whose policies the kernel accepts open soon again, also on a node where something changes all the time.
+func TestSearchForRefusedPoliciesGoesOnDuringChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		server := running("server", "10.0.0.1")
+		client := resolved("client", "two")
+		client.Addrs = running("client", "10.0.0.2").Addrs
+		c.feed.SetPod(client)
+		must(t, add(t, one, server))
+		k.mu.Lock()
+		k.refuse = policy.Ref{Namespace: "default", Name: "refused"}
+		k.mu.Unlock()
+		c.feed.SetPod(resolved("victim", "one"))
+		must(t, add(t, one, running("victim", "10.0.0.4")))
+		refused := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "refused"}}
+		refused.Spec.PodSelector.MatchLabels = map[string]string{"app": "victim"}
+		c.feed.SetPolicy(compile.NetworkPolicy(refused))
+		innocent := clientsOnly()
+		innocent.Policy.Name = "innocent"
+		c.feed.SetPolicy(innocent)
+		for i := range 100 {
+			other := resolved("other", "two")
+			other.Addrs = []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 1, byte(i)})}
+			other.Labels = map[string]string{"app": "client"}
+			c.feed.SetPod(other)
+			sleep(100 * time.Millisecond)
+		}
+		if !k.lets(client.Addrs[0], server.Addrs[0]) {
+			t.Error("a pod whose policies the kernel accepts is closed for ten seconds")
+		}
+		if c := one.Condition(); !strings.Contains(c.Message, "the kernel refuses NetworkPolicy default/refused, ") {
+			t.Errorf("the condition is %+v", c)
+		}
+	})
+}
+
+// When policies that the kernel refuses are deleted before it is known which they are, connections are ended again.
+func TestConnectionsEndAfterRefusedPoliciesAreDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.fill()
+		one, k, _ := c.node("one", t.TempDir())
+		must(t, add(t, one, running("server", "10.0.0.1")))
+		refused := clientsOnly()
+		refused.Policy.Name = "refused"
+		k.mu.Lock()
+		k.refuse = refused.Policy.Ref
+		k.mu.Unlock()
+		c.feed.SetPolicy(refused)
+		for range 500 {
+			if strings.Contains(one.Condition().Message, "until it is known which") {
+				c.feed.DeletePolicy(refused.Policy.Ref)
+				break
+			}
+			sleep(10 * time.Millisecond)
+		}
+		sleep(time.Minute)
+		if c := one.Condition(); !c.Healthy {
+			t.Fatalf("the condition is %+v", c)
+		}
+		k.mu.Lock()
+		before := len(k.ends)
+		k.mu.Unlock()
+		c.feed.DeletePolicy(clientsOnly().Policy.Ref)
+		sleep(time.Second)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if len(k.ends) == before {
+			t.Error("after a change of policies, connections that they forbid are not ended")
+		}
+	})
+}
+
+// refusing is a kernel that refuses the first change, and notes which changes of sets are passed to it.
+type refusing struct {
+	*kernel
+	passed []policy.SetChanges
+}
+
+func (k *refusing) Apply(_ []policytable.Pod, _ policytable.Elements, changed policy.SetChanges) error {
+	if k.passed = append(k.passed, changed); len(k.passed) == 1 {
+		return unix.EMSGSIZE
+	}
+	return nil
+}
+
+// The kernel remembers the changes of sets that it refused, so each is passed once: an element that came and went meanwhile would go twice.
+func TestRefusedChangesArePassedOnce(t *testing.T) {
+	k := &refusing{kernel: &kernel{}}
+	e := New(Options{Kernel: k, Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)})
+	p := clientsOnly().Policy
+	e.state.Take(&policy.Update{Version: 1, Policies: map[policy.Ref]*policy.Policy{p.Ref: p}})
+	e.holding.refusals = refusalsUntilHeld - 1
+	_, err := e.change(e.lists(), true, policy.SetChanges{"pods-1": {Elements: map[policy.Element]bool{{Addr: foreign}: false}}})
+	must(t, err)
+	if len(k.passed) != 2 || len(k.passed[0]) != 1 || len(k.passed[1]) != 0 {
+		t.Errorf("changes passed to the kernel are %v", k.passed)
+	}
 }
 
 // What the operator told while the kernel refused it is stored once the kernel has it.

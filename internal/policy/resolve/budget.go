@@ -83,6 +83,9 @@ func (b *budget) within(r *Resolver, changes *Changes, c compile.Compiled) compi
 		return c // administrators write these
 	}
 	delete(b.over, ref)
+	if !slices.ContainsFunc(slices.Collect(maps.Values(c.Sets)), isWide) { // most, and a look at all others takes long
+		return c
+	}
 	others, total := b.wide(r, ref)
 	own := r.policies[ref].Sets
 	members, fits := 0, true
@@ -150,8 +153,8 @@ func without(c compile.Compiled, is func(policy.SetID) bool) compile.Compiled {
 // admit puts refused policies of a namespace in force that it has room for by now, the oldest first.
 func (b *budget) admit(r *Resolver, changes *Changes, namespace string) {
 	var refs []policy.Ref
-	for ref := range b.inNamespace[namespace] {
-		if _, is := b.over[ref]; is {
+	for ref := range b.over {
+		if ref.Namespace == namespace {
 			refs = append(refs, ref)
 		}
 	}
