@@ -204,10 +204,11 @@ const (
 	disagreement kind = "disagreement"  // kernel, records, introspection, EC2 and objects contradict each other
 	policyBreach kind = "policy"        // a connection was let through that all states forbid, or refused that all allow
 	badLog       kind = "race or panic" // in the log of a program
+	stuck        kind = "stuck"         // a program did not end when it was told to
 	other        kind = "other"         // a failed operation, a time limit, the lab itself
 )
 
-var kinds = []kind{duplicate, tooSoon, leak, disagreement, policyBreach, badLog, other}
+var kinds = []kind{duplicate, tooSoon, leak, disagreement, policyBreach, badLog, stuck, other}
 
 // place identifies a round.
 type place struct {

@@ -333,7 +333,7 @@ func (tx transaction) changeSet(name string, before set, there bool, now set) er
 	}
 	handle := tx.handle(name, now)
 	if !there {
-		if err := tx.conn.AddSet(handle, nil); err != nil {
+		if err := nft.AddSet(tx.conn, handle); err != nil {
 			return err
 		}
 	}

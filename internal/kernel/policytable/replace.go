@@ -50,7 +50,7 @@ func (t *Table) stage(tx *transaction, have, want content) error {
 		tx.aliases[name] = name + "." + hex.EncodeToString(suffix)
 		tx.staged[name] = true
 		handle := tx.handle(name, want.sets[name])
-		if err := tx.conn.AddSet(handle, nil); err != nil {
+		if err := nft.AddSet(tx.conn, handle); err != nil {
 			return fmt.Errorf("encode set %s: %w", name, err)
 		}
 		come, _ := tx.elementsOf(want.sets[name], false)

@@ -2,6 +2,7 @@ package networkpolicy
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/wire"
 )
 
 // denials are refused packets that a test sends.
@@ -108,6 +110,47 @@ func TestDeniedConnectionsAreLogged(t *testing.T) {
 		}
 		must(t, from.Close())
 		<-done
+	})
+}
+
+// late is a context whose functions (context.AfterFunc) begin late: those who wait for Done continue first, as may happen on a busy machine.
+type late struct{ context.Context }
+
+func (l late) AfterFunc(f func()) (stop func() bool) {
+	stopped := make(chan struct{})
+	go func() {
+		<-l.Done()
+		select {
+		case <-stopped:
+		case <-time.After(time.Second):
+			f()
+		}
+	}()
+	return sync.OnceValue(func() bool {
+		close(stopped)
+		return true
+	})
+}
+
+// Value hides the context in it, so that package context calls AfterFunc.
+func (late) Value(any) any { return nil }
+
+// Run ends the log's goroutine also if that of context.AfterFunc has not begun when Run returns.
+func TestRunEndsTheLogOfDeniedConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := New(Options{
+			Kernel: &kernel{}, Denials: make(denials), Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
+			Dial: func(ctx context.Context) (wire.PoliciesClient, func(), error) {
+				<-ctx.Done()
+				return nil, nil, ctx.Err()
+			},
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- e.Run(late{ctx}) }()
+		synctest.Wait()
+		cancel()
+		must(t, <-ended)
 	})
 }
 

@@ -265,8 +265,8 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	running.Go(func() { watch(ctx, e.Options, e.suspect) })
 	defer e.own.file.flush()
 	if e.Denials != nil {
-		stop := context.AfterFunc(ctx, func() { _ = e.Denials.Close() })
-		defer stop()
+		// Not by context.AfterFunc, whose function may begin later than this one returns.
+		defer func() { _ = e.Denials.Close() }()
 		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
 	defer e.insides.closeAll()
