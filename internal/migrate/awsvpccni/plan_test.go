@@ -137,6 +137,32 @@ func TestStaleEntryIsGone(t *testing.T) {
 	check.Equal(t, f.Rules, []attachment.AdoptedRule{{Priority: ruleToPod, To: host("10.0.1.10"), Table: mainTable}, {Priority: ruleFromPod, From: host("10.0.1.10"), Table: 2}}, "rules")
 }
 
+// The rollback keeps the entry of a pod that the checkpoint does not name: ipamd would hand out its address again.
+func TestEntryWithoutNameIsStaged(t *testing.T) {
+	s := node1()
+	s.checkpoint.Allocations = s.checkpoint.Allocations[1:2]
+	s.checkpoint.Allocations[0].Metadata = foreign.Metadata{}
+	check.Equal(t, s.staged().Allocations, s.checkpoint.Allocations, "staged entries")
+	s.records = []attachment.Record{{Key: attachment.Key{ContainerID: "c-new"}, Pod: attachment.Pod{Name: "new"}, Lease: attachment.Lease{IPv4: addr("10.0.1.10")}}}
+	staged := s.staged().Allocations
+	if len(staged) != 1 || staged[0].ContainerID != "c-new" {
+		t.Errorf("staged entries = %+v, want that of the pod of Berth that has the address", staged)
+	}
+}
+
+// Pods that the checkpoint does not list, as when it is not in the folder, are the Amazon VPC CNI's still.
+func TestUnlistedPodsAreReplaced(t *testing.T) {
+	s := node1()
+	s.checkpoint, s.links[1].netns, s.links[1].addresses = foreign.Checkpoint{}, attachment.Netns{}, nil
+	unlisted := 0
+	for _, p := range s.pods() {
+		if p.Fate == migrate.Replace && strings.Contains(p.Why, "does not list") {
+			unlisted++
+		}
+	}
+	check.Equal(t, unlisted, 4, "unlisted pods of %v", fates(s))
+}
+
 // Only rules for addresses of the VPC are removed, and not those of pods whose namespace cannot be entered.
 func TestStaleRules(t *testing.T) {
 	s := node1()
@@ -221,6 +247,31 @@ func TestCheckpointIsSetAside(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(f.run, "*"+asideSuffix)); len(left) > 0 {
 		t.Errorf("files left: %v", left)
 	}
+}
+
+// An apply was killed before ipamd was kept from starting, and ipamd ran since: its checkpoint counts, not the one aside.
+func TestCheckpointAsideIsOutdated(t *testing.T) {
+	f := files{run: t.TempDir(), conf: t.TempDir()}
+	write := func(path, container string) {
+		check.OK(t, os.WriteFile(path, []byte(`{"version":"vpc-cni-ipam/1","allocations":[{"networkName":"aws-cni","containerID":"`+container+`","ipv4":"10.0.0.5"}]}`), 0o644))
+	}
+	write(f.aside(), "old")
+	write(f.checkpoint(), "new")
+	for i := range 3 {
+		c, aside, unreadable, err := f.read()
+		if err != nil || unreadable != nil || aside != (i > 0) || len(c.Allocations) != 1 || c.Allocations[0].ContainerID != "new" {
+			t.Errorf("read() after %d calls of setAside = %+v, %v, %v, %v", i, c, aside, unreadable, err)
+		}
+		changed, err := f.setAside()
+		check.OK(t, err)
+		check.Equal(t, changed, i != 1, "setAside, call %d", i+1)
+		if i == 1 { // somebody removes it, so that ipamd starts
+			check.OK(t, os.Remove(f.checkpoint()))
+		}
+	}
+	data, err := os.ReadFile(f.checkpoint())
+	check.OK(t, err)
+	check.Equal(t, string(data), string(moved), "checkpoint in place")
 }
 
 // An unreadable checkpoint is not set aside: its pods would be lost.

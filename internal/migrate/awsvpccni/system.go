@@ -336,15 +336,17 @@ func (s survey) former(r attachment.Record) attachment.Adopted {
 }
 
 // staged is the checkpoint from which ipamd starts after the rollback: pods that Berth adopted or created, and those
-// that are the Amazon VPC CNI's. Entries of pods that ended are left out.
+// that are the Amazon VPC CNI's. Entries of pods that ended are left out. Whether a pod without a name ended, nobody
+// knows, unless Berth has given its address to another one.
 func (s survey) staged() (c foreign.Checkpoint) {
 	done := map[attachment.Key]bool{}
 	for _, a := range s.checkpoint.Allocations {
 		r, recorded := s.recordOf(a)
-		_, linked := s.linkOf(a.Metadata.Namespace, a.Metadata.Pod)
+		_, lives := s.linkOf(a.Metadata.Namespace, a.Metadata.Pod)
+		lives = lives || a.Metadata.Pod == "" && !slices.ContainsFunc(s.records, func(r attachment.Record) bool { return slices.Equal(r.OwnAddrs(), a.Addrs()) })
 		if recorded && slices.Equal(r.OwnAddrs(), a.Addrs()) {
 			done[r.Key] = true
-		} else if recorded || !linked {
+		} else if recorded || !lives {
 			continue
 		}
 		c.Allocations = append(c.Allocations, a)
