@@ -1,6 +1,7 @@
 package awsvpccni
 
 import (
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -161,6 +162,32 @@ func TestUnlistedPodsAreReplaced(t *testing.T) {
 		}
 	}
 	check.Equal(t, unlisted, 4, "unlisted pods of %v", fates(s))
+}
+
+// ipamd neither runs nor can start beside pods of Berth. Before and after the migration it may.
+func TestBothSystems(t *testing.T) {
+	dir := t.TempDir()
+	n := &Node{o: Options{RunDir: dir}}
+	socket, err := net.Listen("unix", filepath.Join(dir, "ipamd.sock"))
+	check.OK(t, err)
+	defer func() { _ = socket.Close() }()
+	berth := []attachment.Record{{}}
+	for name, tc := range map[string]struct {
+		s     survey
+		runs  error
+		wants int
+	}{
+		"before":             {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}}, n.formerRuns(t.Context()), 0},
+		"applied":            {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}, aside: true}, records: berth}, nil, 0},
+		"finished":           {survey{records: berth}, nil, 0},
+		"ipamd runs":         {survey{saved: saved{aside: true}, records: berth}, n.formerRuns(t.Context()), 1},
+		"it can start":       {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, nil, 1},
+		"it started and ran": {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, n.formerRuns(t.Context()), 2},
+	} {
+		if list := tc.s.both(tc.runs); len(list) != tc.wants {
+			t.Errorf("%s: %q, want %d problems", name, list, tc.wants)
+		}
+	}
 }
 
 // Only rules for addresses of the VPC are removed, and not those of pods whose namespace cannot be entered.

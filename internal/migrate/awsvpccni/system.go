@@ -212,6 +212,10 @@ func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	if s, err = n.survey(ctx); err != nil {
 		return err
 	}
+	if both := s.both(n.formerRuns(ctx)); len(both) > 0 { // it was starting when this step began
+		p.Problems = append(p.Problems, both...)
+		return errors.New("ipamd started meanwhile: stop it, and repeat the command")
+	}
 	stale, err := n.removeStale(s)
 	p.Changed = append(p.Changed, stale...)
 	return cmp.Or(err, failpoint.Hit("migrate.adopted.after"))
@@ -375,7 +379,7 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 		return p, err
 	}
 	p.Pods = s.plan().Pods
-	p.Problems = s.twice()
+	p.Problems = append(s.both(n.formerRuns(ctx)), s.twice()...)
 	data, err := datapath.Open("")
 	if err != nil {
 		return p, err
@@ -393,6 +397,20 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 		return p, fmt.Errorf("%d problems", len(p.Problems))
 	}
 	return p, nil
+}
+
+// both describes how ipamd could hand out addresses of Berth's pods. runs is the error of formerRuns.
+func (s survey) both(runs error) (list []string) {
+	if len(s.records) == 0 {
+		return nil
+	}
+	if runs != nil {
+		list = append(list, runs.Error()+", beside Berth's pods")
+	}
+	if !s.aside && s.checkpoint.Version != "" {
+		list = append(list, fmt.Sprintf("%s lets ipamd start, which would hand out addresses of Berth's pods: stop it and apply again", foreign.CheckpointName))
+	}
+	return list
 }
 
 // twice describes addresses with several owners, and rules that mislead packets of Berth's pods.
