@@ -90,7 +90,7 @@ func (f files) setAside() (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return true, replace(f.checkpoint(), moved)
+	return true, statefile.Replace(f.checkpoint(), moved, 0o644)
 }
 
 // stage writes the checkpoint that is set aside.
@@ -106,7 +106,7 @@ func (f files) stage(c foreign.Checkpoint) error {
 	if err != nil {
 		return fmt.Errorf("encode ipamd's checkpoint: %w", err)
 	}
-	return replace(f.aside(), append(data, '\n'))
+	return statefile.Replace(f.aside(), append(data, '\n'), 0o644)
 }
 
 // restore puts the checkpoint back, from which ipamd starts.
@@ -119,19 +119,6 @@ func (f files) restore() (changed bool, err error) {
 		return false, fmt.Errorf("restore ipamd's checkpoint: %w", err)
 	}
 	return true, nil
-}
-
-// replace replaces a file.
-func replace(path string, data []byte) error {
-	tmp := path + ".new"
-	err := statefile.Create(tmp, data, 0o644)
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		return fmt.Errorf("replace %s: %w", path, err)
-	}
-	return nil
 }
 
 // configuration is a CNI configuration.
