@@ -30,7 +30,7 @@ func TestResultsOfASuiteThatEnded(t *testing.T) {
 		all, err := readVerbose(strings.NewReader(tt.text), tt.exited)
 		var got []string
 		for _, r := range all {
-			got = append(got, r.Name+" "+string(r.Outcome))
+			got = append(got, r.Name+" "+r.Outcome)
 		}
 		if text := strings.Join(got, ", "); text != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 			t.Errorf("%s: %q, error %v; want %q and an error containing %q", what, text, err, tt.want, tt.err)

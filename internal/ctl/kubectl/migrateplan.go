@@ -114,12 +114,8 @@ func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, ver
 		for len(left) > 0 && len(running) < m.parallel {
 			node := left[0]
 			left = left[1:]
-			// One of an earlier call is of no use: what it saw is old.
-			if err := m.Do(ctx, rollout.Action{Kind: rollout.DiscardTool, Node: node}); err != nil {
-				return nil, fmt.Errorf("discard the node tool's pod on Node %s: %w", node, err)
-			}
-			if err := m.Do(ctx, rollout.Action{Kind: rollout.StartTool, Node: node, Value: verb}); err != nil {
-				return nil, fmt.Errorf("run the node tool on Node %s: %w", node, err)
+			if err := m.startSurvey(ctx, node, verb); err != nil {
+				return nil, err
 			}
 			running = append(running, node)
 			started[node] = m.clock.Now()
@@ -130,16 +126,8 @@ func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, ver
 			return nil, fmt.Errorf("could not be read: %s", strings.Join(a.unread, "; "))
 		}
 		running = slices.DeleteFunc(running, func(node string) bool {
-			t := &rollout.Tool{Verb: verb, Running: true}
-			if pod, has := pods[node]; has {
-				var err error
-				if t, err = m.toolState(ctx, &pod); err != nil {
-					t = &rollout.Tool{Verb: verb, Err: view.Printable(err.Error())}
-				}
-			}
-			if t.Running && m.clock.Now().Sub(started[node]) > surveyPatience {
-				t = &rollout.Tool{Verb: verb, Err: fmt.Sprintf("its pod has not ended within %v", surveyPatience)}
-			}
+			pod, has := pods[node]
+			t := m.surveyed(ctx, &pod, has, verb, started[node])
 			if !t.Running {
 				out[node] = t
 				done(len(out))
@@ -160,6 +148,32 @@ func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, ver
 		}
 	}
 	return out, nil
+}
+
+// startSurvey runs the node tool on a node. A pod of an earlier call is discarded, because what it saw is old.
+func (m *migration) startSurvey(ctx context.Context, node, verb string) error {
+	if err := m.Do(ctx, rollout.Action{Kind: rollout.DiscardTool, Node: node}); err != nil {
+		return fmt.Errorf("discard the node tool's pod on Node %s: %w", node, err)
+	}
+	if err := m.Do(ctx, rollout.Action{Kind: rollout.StartTool, Node: node, Value: verb}); err != nil {
+		return fmt.Errorf("run the node tool on Node %s: %w", node, err)
+	}
+	return nil
+}
+
+// surveyed returns how far the node tool is that was started at a time. exists reports whether its pod was listed.
+func (m *migration) surveyed(ctx context.Context, pod *corev1.Pod, exists bool, verb string, started time.Time) *rollout.Tool {
+	t := &rollout.Tool{Verb: verb, Running: true}
+	if exists {
+		var err error
+		if t, err = m.toolState(ctx, pod); err != nil {
+			t = &rollout.Tool{Verb: verb, Err: view.Printable(err.Error())}
+		}
+	}
+	if t.Running && m.clock.Now().Sub(started) > surveyPatience {
+		t = &rollout.Tool{Verb: verb, Err: fmt.Sprintf("its pod has not ended within %v", surveyPatience)}
+	}
+	return t
 }
 
 // surveyPatience is how long the node tool may take to read a node's state.
@@ -354,6 +368,28 @@ func (v *Verification) problem(of string, texts ...string) {
 	}
 }
 
+// owners returns the pods that have addresses of the pod network, by address. Addresses that two pods have are problems.
+func (v *Verification) owners(pods []corev1.Pod) map[netip.Addr]*corev1.Pod {
+	owners := map[netip.Addr]*corev1.Pod{}
+	for i := range pods {
+		p := &pods[i]
+		if len(podsOfNode(pods[i:i+1])) == 0 {
+			continue
+		}
+		for _, ip := range p.Status.PodIPs {
+			addr, err := netip.ParseAddr(ip.IP)
+			if err != nil {
+				continue
+			}
+			if other, twice := owners[addr]; twice {
+				v.problem(p.Spec.NodeName, fmt.Sprintf("pod %s/%s has address %s, and so has pod %s/%s", p.Namespace, p.Name, addr, other.Namespace, other.Name))
+			}
+			owners[addr] = p
+		}
+	}
+	return owners
+}
+
 // compare holds the addresses of pods, of all nodes, against those that each berthd has given out.
 func (m *migration) compare(ctx context.Context, s *seen, v *Verification, chosen func(*rollout.Node) bool) error {
 	a := &api{rest: m.api.rest}
@@ -362,31 +398,16 @@ func (m *migration) compare(ctx context.Context, s *seen, v *Verification, chose
 	if len(a.unread) > 0 {
 		return fmt.Errorf("could not be read: %s", strings.Join(a.unread, "; "))
 	}
-	owners := map[netip.Addr]string{} // of all pods
-	has := map[string][]netip.Addr{}  // by pod of a chosen node
-	where := map[string]string{}      // its node
-	moved := map[string]bool{}        // the chosen nodes
+	moved := map[string]bool{} // the chosen nodes
 	for i := range s.Nodes {
 		moved[s.Nodes[i].Name] = chosen(&s.Nodes[i])
 	}
-	for i := range pods {
-		p := &pods[i]
-		if len(podsOfNode(pods[i:i+1])) == 0 {
-			continue
-		}
-		name := p.Namespace + "/" + p.Name
-		for _, ip := range p.Status.PodIPs {
-			addr, err := netip.ParseAddr(ip.IP)
-			if err != nil {
-				continue
-			}
-			if other, twice := owners[addr]; twice {
-				v.problem(p.Spec.NodeName, fmt.Sprintf("pod %s has address %s, and so has pod %s", name, addr, other))
-			}
-			owners[addr] = name
-			if moved[p.Spec.NodeName] {
-				has[name], where[name] = append(has[name], addr), p.Spec.NodeName
-			}
+	owners := v.owners(pods)
+	has := map[string][]netip.Addr{} // by pod of a chosen node
+	where := map[string]string{}     // its node
+	for addr, p := range owners {
+		if name := p.Namespace + "/" + p.Name; moved[p.Spec.NodeName] {
+			has[name], where[name] = append(has[name], addr), p.Spec.NodeName
 		}
 	}
 	nodes, err := m.nodeClient()
@@ -412,8 +433,8 @@ func (m *migration) compare(ctx context.Context, s *seen, v *Verification, chose
 				v.problem(node, fmt.Sprintf("berthd gave address %s to pod %s, and another one to pod %s", of.Address, name, other))
 			}
 			given[of.Address] = name
-			if other, taken := owners[of.Address]; taken && other != name {
-				v.problem(node, fmt.Sprintf("berthd gave address %s to pod %s, and pod %s has it", of.Address, name, other))
+			if p, taken := owners[of.Address]; taken && p.Namespace+"/"+p.Name != name {
+				v.problem(node, fmt.Sprintf("berthd gave address %s to pod %s, and pod %s/%s has it", of.Address, name, p.Namespace, p.Name))
 			}
 		}
 	}

@@ -154,7 +154,7 @@ func (m *movers) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		m.round(ctx)
 		select {
-		case <-time.After(20 * time.Millisecond): //nolint:forbidigo // the pace of a controller
+		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 		}
 	}

@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -65,16 +66,30 @@ func Next(s State, from string, o Options) Decision {
 		d.Actions = []Action{*first}
 		return d
 	}
-	moving, left := 0, false
-	for i := range s.Nodes { // nodes under way first
-		if n := &s.Nodes[i]; o.concerns(n) && o.begun(n) {
+	left := o.nodes(&d, s.Nodes)
+	if len(d.Actions)+len(d.Waits)+len(d.Failed) > 0 {
+		return d
+	}
+	if last := o.last(&s); !left && len(o.Failed)+len(d.Skipped) == 0 && last != nil {
+		d.Actions = append(d.Actions, *last)
+		return d
+	}
+	d.Done = true
+	return d
+}
+
+// nodes adds what to do for nodes, those under way first, and reports whether something is left to do for one.
+func (o *Options) nodes(d *Decision, nodes []Node) (left bool) {
+	moving := 0
+	for i := range nodes {
+		if n := &nodes[i]; o.concerns(n) && o.begun(n) {
 			moving++
-			o.node(&d, n)
+			o.node(d, n)
 			left = true
 		}
 	}
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
+	for i := range nodes {
+		n := &nodes[i]
 		under := o.concerns(n) && o.begun(n)
 		if !under && n.Tool != nil { // its result was taken, or nobody waits for it
 			d.Actions = append(d.Actions, Action{Kind: DiscardTool, Node: n.Name})
@@ -92,15 +107,7 @@ func Next(s State, from string, o Options) Decision {
 			d.Actions = append(d.Actions, o.begin(n))
 		}
 	}
-	if len(d.Actions)+len(d.Waits)+len(d.Failed) > 0 {
-		return d
-	}
-	if last := o.last(&s); !left && len(o.Failed)+len(d.Skipped) == 0 && last != nil {
-		d.Actions = append(d.Actions, *last)
-		return d
-	}
-	d.Done = true
-	return d
+	return left
 }
 
 // concerns reports whether the run has something to do for the node.
@@ -118,9 +125,19 @@ func (o *Options) begun(n *Node) bool {
 
 // refuse returns why nothing may be done: an obstacle that concerns the whole cluster.
 func refuse(s *State, from string, o *Options) string {
-	finished := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Record.Finished })
-	labelled := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Label != "" })
-	unmoved := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.involved() && !n.done(Apply) })
+	if why := cmp.Or(refuseSystems(s, from, o), refuseNodes(s, from, o)); why != "" {
+		return why
+	}
+	for _, name := range o.Nodes {
+		if i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Name == name }); i < 0 {
+			return fmt.Sprintf("there is no Node %q", name)
+		}
+	}
+	return ""
+}
+
+// refuseSystems returns why the state of the DaemonSets permits nothing, or "".
+func refuseSystems(s *State, from string, o *Options) string {
 	switch {
 	case s.From != "" && s.From != from:
 		return fmt.Sprintf("a migration from %s is under way: roll it back or finish it first", s.From)
@@ -132,6 +149,16 @@ func refuse(s *State, from string, o *Options) string {
 		return fmt.Sprintf("DaemonSet %s does not exist any more: install it as it was, or end the migration with apply --finish", s.Former.Name)
 	case !s.Berthd.Confined && s.Former.Exists:
 		return fmt.Sprintf("DaemonSet %s would run on nodes that %s serves: set the chart value migration.from=%s", s.Berthd.Name, s.Former.Name, from)
+	}
+	return ""
+}
+
+// refuseNodes returns why the state of nodes does not permit the direction, or "".
+func refuseNodes(s *State, from string, o *Options) string {
+	finished := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Record.Finished })
+	labelled := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Label != "" })
+	unmoved := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.involved() && !n.done(Apply) })
+	switch {
 	case o.Direction == Finish && s.From == "":
 		return "no migration was begun"
 	case o.Direction == Rollback && finished >= 0:
@@ -140,11 +167,6 @@ func refuse(s *State, from string, o *Options) string {
 		return fmt.Sprintf("node %s is not moved and verified: run apply first", s.Nodes[unmoved].Name)
 	case o.Direction == Rollback && s.From == "" && labelled >= 0:
 		return fmt.Sprintf("node %s has the label %s, but no migration is recorded, so that nothing says what to roll back to", s.Nodes[labelled].Name, Label)
-	}
-	for _, name := range o.Nodes {
-		if i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Name == name }); i < 0 {
-			return fmt.Sprintf("there is no Node %q", name)
-		}
 	}
 	return ""
 }

@@ -38,6 +38,15 @@ func (o *Options) node(d *Decision, n *Node) {
 		d.Actions = append(d.Actions, Action{Kind: SetLabel, Node: n.Name, Value: label, What: who + " may start"})
 	case arriving != Ready:
 		d.wait(n, who+" to be ready")
+	default:
+		o.settle(d, n)
+	}
+}
+
+// settle adds the next action of a node that the arriving system serves, or what it waits for.
+func (o *Options) settle(d *Decision, n *Node) {
+	r := &n.Record
+	switch {
 	case !n.Ready:
 		d.wait(n, "the Node to be Ready")
 	case n.Tainted && o.Direction == Apply:

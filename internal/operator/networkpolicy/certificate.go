@@ -64,7 +64,7 @@ func (p *publisher) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 // run publishes until ctx ends.
 func (p *publisher) run(ctx context.Context) {
 	retry.Repeat(ctx, p.clock, func(ctx context.Context) (time.Duration, error) {
-		if p.serves() != nil {
+		if serves := p.serves() == nil; !serves {
 			return publishAgain, nil
 		}
 		if err := p.publish(ctx); err != nil {

@@ -122,17 +122,22 @@ func parseCondition(operator, key string, data []byte) (condition, error) {
 	if c.values, err = texts(data); err != nil || len(c.values) == 0 {
 		return c, bad(path+"."+key, "%s, expected text or a list of it", brief(data))
 	}
-	for _, v := range c.values {
-		if (c.null || name == "Bool") && v != "true" && v != "false" {
-			return c, bad(path+"."+key, "%q, expected true or false", v)
+	return c, checkValues(path+"."+key, c.values, c.null || name == "Bool")
+}
+
+// checkValues rejects variables of unsupported keys, and values of a truth that are neither true nor false.
+func checkValues(path string, values []string, truth bool) error {
+	for _, v := range values {
+		if truth && v != "true" && v != "false" {
+			return bad(path, "%q, expected true or false", v)
 		}
 		for _, of := range variable.FindAllStringSubmatch(v, -1) {
 			if list, ok := known(of[1]); list || !ok {
-				return c, bad(path+"."+key, "%s, expected a supported condition key with one value", of[0])
+				return bad(path, "%s, expected a supported condition key with one value", of[0])
 			}
 		}
 	}
-	return c, nil
+	return nil
 }
 
 // resolved returns a value with its variables replaced, or false if the request lacks the key of one of them. A
@@ -153,7 +158,6 @@ func resolved(value string, keys map[string][]string) (string, bool) {
 // holds evaluates the condition against the request's values of its key.
 func (c condition) holds(keys map[string][]string) bool {
 	have, exists := keys[c.key]
-	ok := true
 	if c.null {
 		return slices.Contains(c.values, map[bool]string{true: "false", false: "true"}[exists])
 	}
@@ -163,6 +167,7 @@ func (c condition) holds(keys map[string][]string) bool {
 	}
 	patterns := make([]string, len(c.values))
 	for i, v := range c.values {
+		var ok bool
 		if patterns[i], ok = resolved(v, keys); !ok {
 			return false
 		}

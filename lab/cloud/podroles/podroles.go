@@ -56,7 +56,7 @@ type assumed struct {
 	XMLName xml.Name `xml:"AssumeRoleWithWebIdentityResponse"`
 	NS      string   `xml:"xmlns,attr"`
 	Result  struct {
-		Credentials struct{ AccessKeyId, SecretAccessKey, SessionToken, Expiration string } //nolint:revive,staticcheck // the names of the elements
+		Credentials struct{ AccessKeyId, SecretAccessKey, SessionToken, Expiration string } //nolint:revive // the names of the elements
 		User        struct {
 			Arn string
 		} `xml:"AssumedRoleUser"`

@@ -64,8 +64,24 @@ func (v *validator) top(s Spec) {
 	if len(s.VPCs) == 0 {
 		v.fail("vpcs", "expected at least one")
 	}
+	v.allRoles(s.Roles)
+	for i, k := range s.AccessKeys {
+		if k.ID == "" || k.Secret == "" {
+			v.fail(fmt.Sprintf("accessKeys[%d]", i), "expected id and secret")
+		}
+		v.actions(fmt.Sprintf("accessKeys[%d].actions", i), k.Actions)
+		v.policy(fmt.Sprintf("accessKeys[%d].policy", i), k.Policy)
+	}
+	for action, l := range s.RateLimits {
+		if l.Bucket < 1 || l.Refill < 0 {
+			v.fail("rateLimits."+action, "bucket %v, refill %v; expected a bucket of at least 1 and no negative refill", l.Bucket, l.Refill)
+		}
+	}
+}
+
+func (v *validator) allRoles(roles []Role) {
 	accounts := map[string]string{}
-	for i, r := range s.Roles {
+	for i, r := range roles {
 		if r.Name == "" || v.roles[r.Name] {
 			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a unique name", r.Name)
 		}
@@ -78,18 +94,6 @@ func (v *validator) top(s Spec) {
 		accounts[r.ServiceAccount] = r.Name
 		v.actions(fmt.Sprintf("roles[%d].actions", i), r.Actions)
 		v.policy(fmt.Sprintf("roles[%d].policy", i), r.Policy)
-	}
-	for i, k := range s.AccessKeys {
-		if k.ID == "" || k.Secret == "" {
-			v.fail(fmt.Sprintf("accessKeys[%d]", i), "expected id and secret")
-		}
-		v.actions(fmt.Sprintf("accessKeys[%d].actions", i), k.Actions)
-		v.policy(fmt.Sprintf("accessKeys[%d].policy", i), k.Policy)
-	}
-	for action, l := range s.RateLimits {
-		if l.Bucket < 1 || l.Refill < 0 {
-			v.fail("rateLimits."+action, "bucket %v, refill %v; expected a bucket of at least 1 and no negative refill", l.Bucket, l.Refill)
-		}
 	}
 }
 
