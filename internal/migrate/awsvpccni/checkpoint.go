@@ -170,6 +170,12 @@ func (f files) conflist() (c configuration, err error) {
 // hideConflist sets the configuration aside. Its name sorts before that of Berth's.
 func (f files) hideConflist() (changed bool, err error) { return move(f.list(), f.list()+asideSuffix) }
 
+// hidden reports whether the configuration is set aside.
+func (f files) hidden() bool {
+	_, err := os.Lstat(f.list() + asideSuffix)
+	return err == nil
+}
+
 // showConflist puts the configuration back.
 func (f files) showConflist() (changed bool, err error) { return move(f.list()+asideSuffix, f.list()) }
 

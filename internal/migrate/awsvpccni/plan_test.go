@@ -164,6 +164,37 @@ func TestUnlistedPodsAreReplaced(t *testing.T) {
 	check.Equal(t, unlisted, 4, "unlisted pods of %v", fates(s))
 }
 
+// A node can move back after a reboot, which removes ipamd's checkpoint, unless the migration was finished.
+func TestRollbackAfterReboot(t *testing.T) {
+	n := &Node{files: files{run: t.TempDir(), conf: t.TempDir()}}
+	check.OK(t, os.WriteFile(n.files.list(), []byte("{}"), 0o644))
+	berth := []attachment.Record{{}}
+	is := func(when string, want, refused bool) {
+		t.Helper()
+		_, aside, _, err := n.files.read()
+		check.OK(t, err)
+		begun, err := survey{saved: saved{aside: aside, hidden: n.files.hidden()}, records: berth}.begun()
+		if begun != want || (err != nil) != refused {
+			t.Errorf("%s: begun() = %v, %v", when, begun, err)
+		}
+	}
+	is("before", false, true)
+	_, err := n.files.setAside()
+	check.OK(t, err)
+	_, err = n.files.hideConflist()
+	check.OK(t, err)
+	is("applied", true, false)
+	check.OK(t, os.Remove(n.files.checkpoint()))
+	check.OK(t, os.Remove(n.files.aside()))
+	is("after a reboot", true, false)
+	_, err = n.removeFiles(survey{})
+	check.OK(t, err)
+	is("finished", false, true)
+	if begun, err := (survey{}).begun(); begun || err != nil {
+		t.Errorf("without pods of Berth: begun() = %v, %v", begun, err)
+	}
+}
+
 // ipamd neither runs nor can start beside pods of Berth. Before and after the migration it may.
 func TestBothSystems(t *testing.T) {
 	dir := t.TempDir()

@@ -244,11 +244,8 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 	if s.quarantine > 0 {
 		return p.Report, fmt.Errorf("%d records of attachments are damaged: look at the files that end in .bad in %s", s.quarantine, n.records())
 	}
-	if !s.aside {
-		if len(s.records) > 0 {
-			return p.Report, fmt.Errorf("%s is missing, and %d pods are Berth's: the migration was finished, or never applied", n.files.aside(), len(s.records))
-		}
-		return p.Report, nil
+	if begun, err := s.begun(); err != nil || !begun {
+		return p.Report, err
 	}
 	if left := s.unconvertible(); len(left) > 0 {
 		p.Problems = left
@@ -259,6 +256,18 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 		p.Pods = after.plan().Pods
 	}
 	return p.Report, err
+}
+
+// begun reports whether there is something to roll back. A reboot has ended ipamd's pods and removed its checkpoint, which is
+// on a tmpfs; then the CNI configuration that is set aside tells that the migration was not finished.
+func (s survey) begun() (bool, error) {
+	if s.aside || s.hidden {
+		return true, nil
+	}
+	if len(s.records) > 0 {
+		return false, fmt.Errorf("neither ipamd's checkpoint nor %s is set aside, and %d pods are Berth's: the migration was finished, or never applied", conflist, len(s.records))
+	}
+	return false, nil
 }
 
 // unconvertible describes pods for which the Amazon VPC CNI has no form.
@@ -285,6 +294,11 @@ func (s survey) unconvertible() (list []string) {
 }
 
 func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
+	if !s.aside { // from here on ipamd cannot start
+		if _, err := n.files.setAside(); err != nil {
+			return err
+		}
+	}
 	if err := p.did(false, n.files.stage(s.staged()), "", "rollback.staged.after"); err != nil {
 		return err
 	}
