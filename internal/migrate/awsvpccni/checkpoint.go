@@ -28,9 +28,10 @@ func (f files) checkpoint() string { return filepath.Join(f.run, foreign.Checkpo
 func (f files) aside() string      { return f.checkpoint() + asideSuffix }
 func (f files) list() string       { return filepath.Join(f.conf, conflist) }
 
-// read returns the checkpoint, which may be set aside. unreadable is about entries of it.
+// read returns the checkpoint, which may be set aside. unreadable is about entries of it. One in its place counts, even
+// if an apply that was killed has left another one aside: ipamd may have run since.
 func (f files) read() (c foreign.Checkpoint, aside bool, unreadable, err error) {
-	for _, path := range []string{f.aside(), f.checkpoint()} {
+	for _, path := range []string{f.checkpoint(), f.aside()} {
 		data, err := statefile.Read(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -38,10 +39,11 @@ func (f files) read() (c foreign.Checkpoint, aside bool, unreadable, err error) 
 		if err != nil {
 			return c, false, nil, fmt.Errorf("read ipamd's checkpoint: %w", err)
 		}
-		c, unreadable = foreign.ParseCheckpoint(data)
-		return c, path == f.aside(), unreadable, nil
+		if c, unreadable = foreign.ParseCheckpoint(data); c.Version != foreign.CheckpointMoved {
+			return c, path == f.aside(), unreadable, nil
+		}
 	}
-	return c, false, nil, nil
+	return foreign.Checkpoint{}, false, nil, nil
 }
 
 // uid returns the UID of an allocation's pod, which ipamd does not keep; empty: unknown.
@@ -76,23 +78,19 @@ var moved = []byte(`{"version":"` + foreign.CheckpointMoved + `","allocations":[
 // setAside replaces the checkpoint, so that ipamd refuses to start. Otherwise it would miss the links of the pods, and
 // hand out their addresses.
 func (f files) setAside() (changed bool, err error) {
-	if _, err := os.Lstat(f.aside()); errors.Is(err, fs.ErrNotExist) {
-		c, _, unreadable, err := f.read()
-		if err != nil || unreadable != nil {
-			return false, errors.Join(err, unreadable)
-		}
-		if err := f.stage(c); err != nil {
-			return false, err
-		}
+	c, aside, unreadable, err := f.read()
+	if err != nil || unreadable != nil {
+		return false, errors.Join(err, unreadable)
 	}
-	now, err := statefile.Read(f.checkpoint())
-	if err == nil && string(now) == string(moved) {
+	if !aside {
+		err = f.stage(c)
+	} else if _, missing := os.Lstat(f.checkpoint()); missing == nil {
 		return false, nil
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("read ipamd's checkpoint: %w", err)
+	if err != nil {
+		return false, err
 	}
-	return true, replace(f.checkpoint(), moved)
+	return true, statefile.Replace(f.checkpoint(), moved, 0o644)
 }
 
 // stage writes the checkpoint that is set aside.
@@ -108,7 +106,7 @@ func (f files) stage(c foreign.Checkpoint) error {
 	if err != nil {
 		return fmt.Errorf("encode ipamd's checkpoint: %w", err)
 	}
-	return replace(f.aside(), append(data, '\n'))
+	return statefile.Replace(f.aside(), append(data, '\n'), 0o644)
 }
 
 // restore puts the checkpoint back, from which ipamd starts.
@@ -121,19 +119,6 @@ func (f files) restore() (changed bool, err error) {
 		return false, fmt.Errorf("restore ipamd's checkpoint: %w", err)
 	}
 	return true, nil
-}
-
-// replace replaces a file.
-func replace(path string, data []byte) error {
-	tmp := path + ".new"
-	err := statefile.Create(tmp, data, 0o644)
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		return fmt.Errorf("replace %s: %w", path, err)
-	}
-	return nil
 }
 
 // configuration is a CNI configuration.
@@ -184,6 +169,12 @@ func (f files) conflist() (c configuration, err error) {
 
 // hideConflist sets the configuration aside. Its name sorts before that of Berth's.
 func (f files) hideConflist() (changed bool, err error) { return move(f.list(), f.list()+asideSuffix) }
+
+// hidden reports whether the configuration is set aside.
+func (f files) hidden() bool {
+	_, err := os.Lstat(f.list() + asideSuffix)
+	return err == nil
+}
 
 // showConflist puts the configuration back.
 func (f files) showConflist() (changed bool, err error) { return move(f.list()+asideSuffix, f.list()) }

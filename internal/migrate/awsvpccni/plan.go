@@ -18,8 +18,8 @@ type pod struct {
 	adopt adopt.Pod // of Adopt and Adopted
 }
 
-// pods decides what becomes of each pod: those of the checkpoint, those that Berth created, and those with branches,
-// which the checkpoint does not list.
+// pods decides what becomes of each pod: those of the checkpoint, those that Berth created, and those that the checkpoint
+// does not list, such as those with branches.
 func (s survey) pods() (list []pod) {
 	known := map[int]bool{}
 	for _, a := range s.checkpoint.Allocations {
@@ -37,12 +37,14 @@ func (s survey) pods() (list []pod) {
 		}})
 	}
 	for _, l := range s.links {
-		if !known[l.index] && s.isBranch(l) {
-			list = append(list, pod{Pod: migrate.Pod{
-				Interface: l.peer, Addresses: l.addresses, HostLink: l.name, Fate: migrate.Replace,
-				Why: "it has a branch interface (SecurityGroupPolicy)",
-			}})
+		if known[l.index] || !s.isFormerLink(l) {
+			continue
 		}
+		why := "ipamd's checkpoint does not list it"
+		if s.isBranch(l) {
+			why = "it has a branch interface (SecurityGroupPolicy)"
+		}
+		list = append(list, pod{Pod: migrate.Pod{Interface: l.peer, Addresses: l.addresses, HostLink: l.name, Fate: migrate.Replace, Why: why}})
 	}
 	slices.SortFunc(list, func(x, y pod) int {
 		return strings.Compare(x.Namespace+"/"+x.Name+x.ContainerID+x.HostLink, y.Namespace+"/"+y.Name+y.ContainerID+y.HostLink)
@@ -50,17 +52,19 @@ func (s survey) pods() (list []pod) {
 	return list
 }
 
-// isBranch reports whether a link is that of a pod with a branch interface: it has the prefix of enforcing mode
-// strict, or its packets use the table of a VLAN.
-func (s survey) isBranch(l link) bool {
-	for _, prefix := range []string{branchPrefix, s.prefix} {
+// isFormerLink reports whether a link has a name that the Amazon VPC CNI gives.
+func (s survey) isFormerLink(l link) bool {
+	return slices.ContainsFunc([]string{branchPrefix, s.prefix}, func(prefix string) bool {
 		hash, ok := strings.CutPrefix(l.name, prefix)
-		if !ok || len(hash) != linkHashLen || strings.Trim(hash, "0123456789abcdef") != "" {
-			continue
-		}
-		return prefix == branchPrefix || slices.ContainsFunc(l.addresses, func(a netip.Addr) bool { t := s.tableFrom(a); return t > branchTables && t != mainTable })
-	}
-	return false
+		return ok && len(hash) == linkHashLen && strings.Trim(hash, "0123456789abcdef") == ""
+	})
+}
+
+// isBranch reports whether a link of the Amazon VPC CNI is that of a pod with a branch interface: it has the prefix of
+// enforcing mode strict, or its packets use the table of a VLAN.
+func (s survey) isBranch(l link) bool {
+	return strings.HasPrefix(l.name, branchPrefix) ||
+		slices.ContainsFunc(l.addresses, func(a netip.Addr) bool { t := s.tableFrom(a); return t > branchTables && t != mainTable })
 }
 
 // podOf decides about a pod of the checkpoint.

@@ -1,6 +1,7 @@
 package awsvpccni
 
 import (
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -137,6 +138,89 @@ func TestStaleEntryIsGone(t *testing.T) {
 	check.Equal(t, f.Rules, []attachment.AdoptedRule{{Priority: ruleToPod, To: host("10.0.1.10"), Table: mainTable}, {Priority: ruleFromPod, From: host("10.0.1.10"), Table: 2}}, "rules")
 }
 
+// The rollback keeps the entry of a pod that the checkpoint does not name: ipamd would hand out its address again.
+func TestEntryWithoutNameIsStaged(t *testing.T) {
+	s := node1()
+	s.checkpoint.Allocations = s.checkpoint.Allocations[1:2]
+	s.checkpoint.Allocations[0].Metadata = foreign.Metadata{}
+	check.Equal(t, s.staged().Allocations, s.checkpoint.Allocations, "staged entries")
+	s.records = []attachment.Record{{Key: attachment.Key{ContainerID: "c-new"}, Pod: attachment.Pod{Name: "new"}, Lease: attachment.Lease{IPv4: addr("10.0.1.10")}}}
+	staged := s.staged().Allocations
+	if len(staged) != 1 || staged[0].ContainerID != "c-new" {
+		t.Errorf("staged entries = %+v, want that of the pod of Berth that has the address", staged)
+	}
+}
+
+// Pods that the checkpoint does not list, as when it is not in the folder, are the Amazon VPC CNI's still.
+func TestUnlistedPodsAreReplaced(t *testing.T) {
+	s := node1()
+	s.checkpoint, s.links[1].netns, s.links[1].addresses = foreign.Checkpoint{}, attachment.Netns{}, nil
+	unlisted := 0
+	for _, p := range s.pods() {
+		if p.Fate == migrate.Replace && strings.Contains(p.Why, "does not list") {
+			unlisted++
+		}
+	}
+	check.Equal(t, unlisted, 4, "unlisted pods of %v", fates(s))
+}
+
+// A node can move back after a reboot, which removes ipamd's checkpoint, unless the migration was finished.
+func TestRollbackAfterReboot(t *testing.T) {
+	n := &Node{files: files{run: t.TempDir(), conf: t.TempDir()}}
+	check.OK(t, os.WriteFile(n.files.list(), []byte("{}"), 0o644))
+	berth := []attachment.Record{{}}
+	is := func(when string, want, refused bool) {
+		t.Helper()
+		_, aside, _, err := n.files.read()
+		check.OK(t, err)
+		begun, err := survey{saved: saved{aside: aside, hidden: n.files.hidden()}, records: berth}.begun()
+		if begun != want || (err != nil) != refused {
+			t.Errorf("%s: begun() = %v, %v", when, begun, err)
+		}
+	}
+	is("before", false, true)
+	_, err := n.files.setAside()
+	check.OK(t, err)
+	_, err = n.files.hideConflist()
+	check.OK(t, err)
+	is("applied", true, false)
+	check.OK(t, os.Remove(n.files.checkpoint()))
+	check.OK(t, os.Remove(n.files.aside()))
+	is("after a reboot", true, false)
+	_, err = n.removeFiles(survey{})
+	check.OK(t, err)
+	is("finished", false, true)
+	if begun, err := (survey{}).begun(); begun || err != nil {
+		t.Errorf("without pods of Berth: begun() = %v, %v", begun, err)
+	}
+}
+
+// ipamd neither runs nor can start beside pods of Berth. Before and after the migration it may.
+func TestBothSystems(t *testing.T) {
+	dir := t.TempDir()
+	n := &Node{o: Options{RunDir: dir}}
+	socket, err := net.Listen("unix", filepath.Join(dir, "ipamd.sock"))
+	check.OK(t, err)
+	defer func() { _ = socket.Close() }()
+	berth := []attachment.Record{{}}
+	for name, tc := range map[string]struct {
+		s     survey
+		runs  error
+		wants int
+	}{
+		"before":             {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}}, n.formerRuns(t.Context()), 0},
+		"applied":            {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}, aside: true}, records: berth}, nil, 0},
+		"finished":           {survey{records: berth}, nil, 0},
+		"ipamd runs":         {survey{saved: saved{aside: true}, records: berth}, n.formerRuns(t.Context()), 1},
+		"it can start":       {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, nil, 1},
+		"it started and ran": {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, n.formerRuns(t.Context()), 2},
+	} {
+		if list := tc.s.both(tc.runs); len(list) != tc.wants {
+			t.Errorf("%s: %q, want %d problems", name, list, tc.wants)
+		}
+	}
+}
+
 // Only rules for addresses of the VPC are removed, and not those of pods whose namespace cannot be entered.
 func TestStaleRules(t *testing.T) {
 	s := node1()
@@ -221,6 +305,31 @@ func TestCheckpointIsSetAside(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(f.run, "*"+asideSuffix)); len(left) > 0 {
 		t.Errorf("files left: %v", left)
 	}
+}
+
+// An apply was killed before ipamd was kept from starting, and ipamd ran since: its checkpoint counts, not the one aside.
+func TestCheckpointAsideIsOutdated(t *testing.T) {
+	f := files{run: t.TempDir(), conf: t.TempDir()}
+	write := func(path, container string) {
+		check.OK(t, os.WriteFile(path, []byte(`{"version":"vpc-cni-ipam/1","allocations":[{"networkName":"aws-cni","containerID":"`+container+`","ipv4":"10.0.0.5"}]}`), 0o644))
+	}
+	write(f.aside(), "old")
+	write(f.checkpoint(), "new")
+	for i := range 3 {
+		c, aside, unreadable, err := f.read()
+		if err != nil || unreadable != nil || aside != (i > 0) || len(c.Allocations) != 1 || c.Allocations[0].ContainerID != "new" {
+			t.Errorf("read() after %d calls of setAside = %+v, %v, %v, %v", i, c, aside, unreadable, err)
+		}
+		changed, err := f.setAside()
+		check.OK(t, err)
+		check.Equal(t, changed, i != 1, "setAside, call %d", i+1)
+		if i == 1 { // somebody removes it, so that ipamd starts
+			check.OK(t, os.Remove(f.checkpoint()))
+		}
+	}
+	data, err := os.ReadFile(f.checkpoint())
+	check.OK(t, err)
+	check.Equal(t, string(data), string(moved), "checkpoint in place")
 }
 
 // An unreadable checkpoint is not set aside: its pods would be lost.

@@ -84,6 +84,7 @@ type survey struct {
 type saved struct {
 	checkpoint foreign.Checkpoint
 	aside      bool  // the checkpoint is set aside: an apply has begun
+	hidden     bool  // the CNI configuration is set aside
 	unreadable error // entries of the checkpoint that make no sense
 	cards      bool  // there are checkpoints of other network cards
 }
@@ -183,7 +184,7 @@ func (n *Node) survey(ctx context.Context) (s survey, err error) {
 		return s, err
 	}
 	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, networkName), former.has("portmap")
-	s.prefix = former.prefix()
+	s.prefix, s.hidden = former.prefix(), n.files.hidden()
 	if s.links, s.trunks, err = n.links(); err != nil {
 		return s, err
 	}

@@ -212,6 +212,10 @@ func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	if s, err = n.survey(ctx); err != nil {
 		return err
 	}
+	if both := s.both(n.formerRuns(ctx)); len(both) > 0 { // it was starting when this step began
+		p.Problems = append(p.Problems, both...)
+		return errors.New("ipamd started meanwhile: stop it, and repeat the command")
+	}
 	stale, err := n.removeStale(s)
 	p.Changed = append(p.Changed, stale...)
 	return cmp.Or(err, failpoint.Hit("migrate.adopted.after"))
@@ -240,11 +244,8 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 	if s.quarantine > 0 {
 		return p.Report, fmt.Errorf("%d records of attachments are damaged: look at the files that end in .bad in %s", s.quarantine, n.records())
 	}
-	if !s.aside {
-		if len(s.records) > 0 {
-			return p.Report, fmt.Errorf("%s is missing, and %d pods are Berth's: the migration was finished, or never applied", n.files.aside(), len(s.records))
-		}
-		return p.Report, nil
+	if begun, err := s.begun(); err != nil || !begun {
+		return p.Report, err
 	}
 	if left := s.unconvertible(); len(left) > 0 {
 		p.Problems = left
@@ -255,6 +256,18 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 		p.Pods = after.plan().Pods
 	}
 	return p.Report, err
+}
+
+// begun reports whether there is something to roll back. A reboot has ended ipamd's pods and removed its checkpoint, which is
+// on a tmpfs; then the CNI configuration that is set aside tells that the migration was not finished.
+func (s survey) begun() (bool, error) {
+	if s.aside || s.hidden {
+		return true, nil
+	}
+	if len(s.records) > 0 {
+		return false, fmt.Errorf("neither ipamd's checkpoint nor %s is set aside, and %d pods are Berth's: the migration was finished, or never applied", conflist, len(s.records))
+	}
+	return false, nil
 }
 
 // unconvertible describes pods for which the Amazon VPC CNI has no form.
@@ -281,6 +294,11 @@ func (s survey) unconvertible() (list []string) {
 }
 
 func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
+	if !s.aside { // from here on ipamd cannot start
+		if _, err := n.files.setAside(); err != nil {
+			return err
+		}
+	}
 	if err := p.did(false, n.files.stage(s.staged()), "", "rollback.staged.after"); err != nil {
 		return err
 	}
@@ -336,15 +354,17 @@ func (s survey) former(r attachment.Record) attachment.Adopted {
 }
 
 // staged is the checkpoint from which ipamd starts after the rollback: pods that Berth adopted or created, and those
-// that are the Amazon VPC CNI's. Entries of pods that ended are left out.
+// that are the Amazon VPC CNI's. Entries of pods that ended are left out. Whether a pod without a name ended, nobody
+// knows, unless Berth has given its address to another one.
 func (s survey) staged() (c foreign.Checkpoint) {
 	done := map[attachment.Key]bool{}
 	for _, a := range s.checkpoint.Allocations {
 		r, recorded := s.recordOf(a)
-		_, linked := s.linkOf(a.Metadata.Namespace, a.Metadata.Pod)
+		_, lives := s.linkOf(a.Metadata.Namespace, a.Metadata.Pod)
+		lives = lives || a.Metadata.Pod == "" && !slices.ContainsFunc(s.records, func(r attachment.Record) bool { return slices.Equal(r.OwnAddrs(), a.Addrs()) })
 		if recorded && slices.Equal(r.OwnAddrs(), a.Addrs()) {
 			done[r.Key] = true
-		} else if recorded || !linked {
+		} else if recorded || !lives {
 			continue
 		}
 		c.Allocations = append(c.Allocations, a)
@@ -373,7 +393,7 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 		return p, err
 	}
 	p.Pods = s.plan().Pods
-	p.Problems = s.twice()
+	p.Problems = append(s.both(n.formerRuns(ctx)), s.twice()...)
 	data, err := datapath.Open("")
 	if err != nil {
 		return p, err
@@ -391,6 +411,20 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 		return p, fmt.Errorf("%d problems", len(p.Problems))
 	}
 	return p, nil
+}
+
+// both describes how ipamd could hand out addresses of Berth's pods. runs is the error of formerRuns.
+func (s survey) both(runs error) (list []string) {
+	if len(s.records) == 0 {
+		return nil
+	}
+	if runs != nil {
+		list = append(list, runs.Error()+", beside Berth's pods")
+	}
+	if !s.aside && s.checkpoint.Version != "" {
+		list = append(list, fmt.Sprintf("%s lets ipamd start, which would hand out addresses of Berth's pods: stop it and apply again", foreign.CheckpointName))
+	}
+	return list
 }
 
 // twice describes addresses with several owners, and rules that mislead packets of Berth's pods.

@@ -48,7 +48,7 @@ func (n *Node) unchain(s state) (changed []string, err error) {
 	if err := statefile.ReplaceJSON(n.cfg.StateDir, chainedFile, chainedConf{s.conf, string(data)}); err != nil {
 		return nil, err
 	}
-	return []string{"removed Coil's plugin from " + s.conf}, replaceFile(s.conf, append(text, '\n'))
+	return []string{"removed Coil's plugin from " + s.conf}, statefile.Replace(s.conf, append(text, '\n'), 0o644)
 }
 
 // rechain undoes unchain.
@@ -58,7 +58,7 @@ func (n *Node) rechain() (changed []string, err error) {
 	if err != nil || !ok {
 		return nil, err
 	}
-	if err := replaceFile(was.Path, []byte(was.Text)); err != nil {
+	if err := statefile.Replace(was.Path, []byte(was.Text), 0o644); err != nil {
 		return nil, err
 	}
 	return []string{"restored " + was.Path}, n.forgetChained()
@@ -71,16 +71,4 @@ func (n *Node) forgetChained() error {
 		return nil
 	}
 	return err
-}
-
-func replaceFile(path string, data []byte) error {
-	tmp := path + ".new"
-	err := statefile.Create(tmp, data, 0o644)
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		return fmt.Errorf("replace %s: %w", path, err)
-	}
-	return nil
 }

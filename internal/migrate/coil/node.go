@@ -101,7 +101,8 @@ func (n *Node) begin(ctx context.Context) (a *adopt.Adopter, end func(), err err
 func (c Config) recordDir() string { return filepath.Join(c.StateDir, "attachments") }
 
 func (n *Node) records() ([]attachment.Record, error) {
-	return attachment.Read(n.cfg.recordDir(), n.cfg.Node.InstanceID)
+	list, _, err := attachment.Peek(n.cfg.recordDir(), n.cfg.Node.InstanceID)
+	return list, err
 }
 
 // Node migrates one node. It implements migrate.System. It is used by one goroutine at a time.

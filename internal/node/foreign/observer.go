@@ -169,9 +169,9 @@ func (o *Observer) readAnswers(ctx context.Context) map[System]bool {
 }
 
 // Where daemons listen, in the node's network namespace.
-const ipamdAddress = "127.0.0.1:50051"
+const ipamdAddress = "127.0.0.1:50051" // before version 1.22
 
-var daemonSockets = map[string]System{"/coild.sock": Coil, "/cilium/cilium.sock": Cilium}
+var daemonSockets = map[string]System{"/aws-node/ipamd.sock": AmazonVPCCNI, "/coild.sock": Coil, "/cilium/cilium.sock": Cilium}
 
 // answers looks at the sockets of the node.
 func answers(ctx context.Context) map[System]bool {

@@ -18,6 +18,7 @@ type object struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Index             int64     `json:"index"`
 	PoolName          string    `json:"poolName"`
+	NodeName          string    `json:"nodeName"`
 	Webhooks          []webhook `json:"webhooks"`
 	Spec              struct {
 		Replicas int64 `json:"replicas"`

@@ -223,6 +223,11 @@ func (c *Cluster) importPool(ctx context.Context, p *v1alpha1.AddressPool, all [
 	if n := len(p.Spec.Subnets); len(now.Spec.Subnets) < n || !slices.Equal(now.Spec.Subnets[:n], p.Spec.Subnets) || bits(&now) != bits(p) {
 		return changed, fmt.Errorf("AddressPool %s exists with other subnets or another block size than Coil's: delete it, or rename it", p.Name)
 	}
+	for _, r := range p.Spec.Reserved {
+		if !slices.Contains(now.Spec.Reserved, r) {
+			return changed, fmt.Errorf("AddressPool %s exists, and its spec.reserved lacks %s, which Coil reserves or a machine without a Node may use: add it", p.Name, r)
+		}
+	}
 	for _, o := range all {
 		b, ok := o.(*v1alpha1.AddressBlock)
 		if !ok || b.PoolName != p.Name {
@@ -234,7 +239,14 @@ func (c *Cluster) importPool(ctx context.Context, p *v1alpha1.AddressPool, all [
 			APIVersion: v1alpha1.GroupVersion.String(), Kind: "AddressPool", Name: p.Name, UID: has.UID, Controller: &yes, BlockOwnerDeletion: &yes,
 		}}
 		err := c.create(ctx, berthAPI+"addressblocks", made, c.Operator)
-		if apierrors.IsAlreadyExists(err) {
+		if apierrors.IsAlreadyExists(err) { // by a begin that was killed; or Berth has cut it from a pool of the same name
+			there, err := c.get(ctx, berthAPI+"addressblocks/"+b.Name)
+			if err == nil && (there == nil || there.NodeName != b.NodeName) {
+				err = fmt.Errorf("AddressBlock %s exists, and not for Node %s, which has the block with Coil: pods of two nodes would get its addresses; delete it", b.Name, b.NodeName)
+			}
+			if err != nil {
+				return changed, err
+			}
 			continue
 		}
 		if err != nil {

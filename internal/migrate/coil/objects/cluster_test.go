@@ -2,6 +2,7 @@ package objects_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -130,8 +131,9 @@ func TestObjectsOfCluster(t *testing.T) {
 	is("replicas", controller(), "0")
 
 	// What Berth did with its objects since is not undone by a repeated begin.
-	b := &v1alpha1.AddressBlock{}
-	b.Name = "default-0"
+	b, pool := &v1alpha1.AddressBlock{}, &v1alpha1.AddressPool{}
+	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "default-0"}, b))
+	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "default"}, pool))
 	harness.OK(t, c.Delete(t.Context(), b))
 	harness.OK(t, c.Patch(t.Context(), b, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))))
 	run("begin a third time", begin, false)
@@ -140,6 +142,31 @@ func TestObjectsOfCluster(t *testing.T) {
 	run("back again", func() ([]string, error) { return m.Back(t.Context()) }, false)
 	is("objects after the rollback", strings.Join(names(t, c), "\n"), "")
 	is("replicas after the rollback", controller(), "2")
+
+	// Objects that Berth has already do not give a block of Coil's to another node, nor what is reserved to pods.
+	reserved := pool.Spec.Reserved
+	pool.ObjectMeta, pool.Spec.Reserved = metav1.ObjectMeta{Name: pool.Name}, nil
+	harness.OK(t, c.Create(t.Context(), pool))
+	refused := func(says string) {
+		t.Helper()
+		if _, err := begin(); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("begin with a pool of Berth: %v, want %q", err, says)
+		}
+	}
+	refused("spec.reserved lacks 10.72.0.32/29")
+	pool.Spec.Reserved = reserved
+	harness.OK(t, c.Update(t.Context(), pool))
+	block := b.DeepCopy()
+	block.ObjectMeta, block.NodeName = metav1.ObjectMeta{Name: b.Name, OwnerReferences: b.OwnerReferences}, "node-2"
+	block.OwnerReferences[0].UID = pool.UID
+	block.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "AddressBlock"}
+	text, err := json.Marshal(block)
+	harness.OK(t, err)
+	harness.OK(t, m.API.Post().AbsPath("/apis/berth.dev/v1alpha1/addressblocks").SetHeader("Content-Type", "application/json").
+		SetHeader("Impersonate-User", m.Operator).Body(text).Do(t.Context()).Error())
+	refused("AddressBlock default-0 exists, and not for Node node-1")
+	harness.OK(t, c.Delete(t.Context(), block))
+	harness.OK(t, c.Delete(t.Context(), pool))
 
 	run("begin after the rollback", begin, true)
 	run("finish", func() ([]string, error) { return m.Finish(t.Context()) }, true)
