@@ -28,6 +28,47 @@ const policyMode = "policy"
 // migrateMode is the demonstration of a migration from the Amazon VPC CNI, in node mode.
 const migrateMode = "migrate"
 
+// demo returns the options of a demonstration. amazon is the directory of the programs of the Amazon VPC CNI.
+func (f *labFlags) demo(amazon string, keep bool) (o demo.Options, err error) {
+	mode, egress, branches, policies, migrates := lab.Mode(f.mode), f.mode == egressMode, f.mode == branchesMode, f.mode == policyMode, f.mode == migrateMode
+	switch {
+	case egress:
+		mode = lab.PoolMode
+	case branches:
+		mode = lab.OperatorMode
+	case policies:
+		mode = lab.NodeMode
+	case migrates && amazon == "":
+		return o, errors.New("--mode migrate: --amazon-vpc-cni must name the directory of the programs of the Amazon VPC CNI (make demo MODE=migrate builds them)")
+	case migrates:
+		mode, f.families = lab.NodeMode, string(ipfamily.OnlyIPv4)
+	default:
+		amazon = ""
+	}
+	if !slices.Contains(lab.Modes, mode) {
+		return o, fmt.Errorf("--mode %q: want %s, %s, %s, %s or one of %v", f.mode, egressMode, branchesMode, policyMode, migrateMode, lab.Modes)
+	}
+	if (egress || branches) && keep {
+		return o, fmt.Errorf("--keep with --mode %s: the lab ends with its virtual machine, leave it out", f.mode)
+	}
+	if (branches || policies || migrates) && f.kubelets {
+		return o, fmt.Errorf("--kubelets with --mode %s: it has no kubelets, leave it out", f.mode)
+	}
+	if egress && f.kubelets {
+		return o, fmt.Errorf("--kubelets with --mode %s: the demo's gateways are not pods of kubelets, leave it out", egressMode)
+	}
+	if err := f.absolute(); err != nil {
+		return o, err
+	}
+	cloud, err := f.portCloud()
+	if err != nil {
+		return o, err
+	}
+	o.Lab = lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, VPCPorts: branches, NetworkPolicies: policies, AmazonVPCCNI: amazon, Kubelets: f.kubeletOptions(), PortCloud: cloud}
+	o.Program, o.Keep = os.Args[0], keep
+	return o, nil
+}
+
 func newDemo() *cobra.Command {
 	var f labFlags
 	var amazon string
@@ -48,44 +89,11 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			mode, egress, branches, policies, migrates := lab.Mode(f.mode), f.mode == egressMode, f.mode == branchesMode, f.mode == policyMode, f.mode == migrateMode
-			switch {
-			case egress:
-				mode = lab.PoolMode
-			case branches:
-				mode = lab.OperatorMode
-			case policies:
-				mode = lab.NodeMode
-			case migrates && amazon == "":
-				return errors.New("--mode migrate: --amazon-vpc-cni must name the directory of the programs of the Amazon VPC CNI (make demo MODE=migrate builds them)")
-			case migrates:
-				mode, f.families = lab.NodeMode, string(ipfamily.OnlyIPv4)
-			default:
-				amazon = ""
-			}
-			if !slices.Contains(lab.Modes, mode) {
-				return fmt.Errorf("--mode %q: want %s, %s, %s, %s or one of %v", f.mode, egressMode, branchesMode, policyMode, migrateMode, lab.Modes)
-			}
-			if (egress || branches) && keep {
-				return fmt.Errorf("--keep with --mode %s: the lab ends with its virtual machine, leave it out", f.mode)
-			}
-			if (branches || policies || migrates) && f.kubelets {
-				return fmt.Errorf("--kubelets with --mode %s: it has no kubelets, leave it out", f.mode)
-			}
-			if egress && f.kubelets {
-				return fmt.Errorf("--kubelets with --mode %s: the demo's gateways are not pods of kubelets, leave it out", egressMode)
-			}
-			if err := f.absolute(); err != nil {
-				return err
-			}
-			cloud, err := f.portCloud()
+			o, err := f.demo(amazon, keep)
 			if err != nil {
 				return err
 			}
-			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, VPCPorts: branches, NetworkPolicies: policies, AmazonVPCCNI: amazon, Kubelets: f.kubeletOptions(), PortCloud: cloud},
-				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
-			}
+			o.Out = cmd.OutOrStdout()
 			switch {
 			case background:
 				report := os.NewFile(control.ReportFD, "report")

@@ -341,25 +341,9 @@ func (m *migration) formerLeft() error {
 				left = append(left, r.String())
 			}
 		}
-		conn, err := nftables.New()
-		if err != nil {
-			return err
-		}
-		chains, err := conn.ListChains()
-		if err != nil {
-			return err
-		}
-		for _, c := range chains {
-			rules, err := conn.GetRules(c.Table, c)
-			if err != nil {
-				return err
-			}
-			// Nothing else makes rules in these tables here.
-			if strings.HasPrefix(c.Name, "AWS") || c.Table.Name == "aws-cni" || slices.Contains([]string{"nat", "mangle"}, c.Table.Name) && len(rules) > 0 {
-				left = append(left, fmt.Sprintf("chain %s of table %s with %d rules", c.Name, c.Table.Name, len(rules)))
-			}
-		}
-		return nil
+		chains, err := formerChains()
+		left = append(left, chains...)
+		return err
 	})
 	for _, pattern := range []string{filepath.Join(m.ipamd.RunDir(), "*"), m.ipamd.Configuration() + "*"} {
 		files, _ := filepath.Glob(pattern)
@@ -369,4 +353,27 @@ func (m *migration) formerLeft() error {
 		err = fmt.Errorf("the Amazon VPC CNI left: %s", strings.Join(left, "; "))
 	}
 	return err
+}
+
+// formerChains returns the chains of the Amazon VPC CNI in the calling thread's namespace.
+func formerChains() (left []string, err error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return nil, err
+	}
+	chains, err := conn.ListChains()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range chains {
+		rules, err := conn.GetRules(c.Table, c)
+		if err != nil {
+			return nil, err
+		}
+		// Nothing else makes rules in these tables here.
+		if strings.HasPrefix(c.Name, "AWS") || c.Table.Name == "aws-cni" || slices.Contains([]string{"nat", "mangle"}, c.Table.Name) && len(rules) > 0 {
+			left = append(left, fmt.Sprintf("chain %s of table %s with %d rules", c.Name, c.Table.Name, len(rules)))
+		}
+	}
+	return left, nil
 }

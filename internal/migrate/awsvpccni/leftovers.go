@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -83,23 +82,34 @@ func (s survey) isFormer(r netlink.Rule) bool {
 	if r.Protocol != unix.RTPROT_UNSPEC && r.Protocol != unix.RTPROT_BOOT || id.Invert || id.In != "" || id.Out != "" || id.Goto != 0 {
 		return false
 	}
-	isENI := func(a netip.Addr) bool {
-		_, held := s.eniOf(a)
-		return held || slices.ContainsFunc(s.enis, func(e cloud.AttachedENI) bool { return e.Primary == a })
+	if id.From.IsValid() {
+		return s.isFormerFrom(id)
 	}
 	switch id.Priority {
 	case ruleToPod:
-		return id.To.IsSingleIP() && s.inVPC(id.To.Addr()) && !id.From.IsValid() && id.Table == mainTable
+		return id.To.IsSingleIP() && s.inVPC(id.To.Addr()) && id.Table == mainTable
 	case ruleMark:
-		return id.Mark != 0 && id.Mark == id.Mask && !id.From.IsValid() && !id.To.IsValid() && id.Table == mainTable
+		return id.Mark != 0 && id.Mark == id.Mask && !id.To.IsValid() && id.Table == mainTable
 	case ruleExternal:
-		return id.To.IsValid() && !id.From.IsValid() && id.Table == mainTable
-	case ruleFromPod:
-		return id.From.IsSingleIP() && s.inVPC(id.From.Addr()) && !id.To.IsValid()
-	case ruleFromENI:
-		return id.From.IsSingleIP() && isENI(id.From.Addr()) && id.Table != mainTable
+		return id.To.IsValid() && id.Table == mainTable
 	case localRule:
-		return id.Table == unix.RT_TABLE_LOCAL && !id.From.IsValid() && !id.To.IsValid()
+		return id.Table == unix.RT_TABLE_LOCAL && !id.To.IsValid()
+	}
+	return false
+}
+
+// isFormerFrom is isFormer for rules with a source.
+func (s survey) isFormerFrom(id rtnl.Rule) bool {
+	if !id.From.IsSingleIP() {
+		return false
+	}
+	source := id.From.Addr()
+	switch id.Priority {
+	case ruleFromPod:
+		return s.inVPC(source) && !id.To.IsValid()
+	case ruleFromENI:
+		_, held := s.eniOf(source)
+		return id.Table != mainTable && (held || slices.ContainsFunc(s.enis, func(e cloud.AttachedENI) bool { return e.Primary == source }))
 	}
 	return false
 }

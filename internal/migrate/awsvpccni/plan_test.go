@@ -78,7 +78,7 @@ func fates(s survey) (list []string) {
 func TestFates(t *testing.T) {
 	s := node1()
 	want := []string{
-		"eni" + linkSuffix("shop", "standard") + " replace", "first adopt eni-0", "gone gone", "prefix adopt eni-1", "second adopt eni-1", "six adopt eni-0",
+		"eni" + linkSuffix("shop", "standard") + " replace", "first adopt eni-0", "gone " + string(migrate.Gone), "prefix adopt eni-1", "second adopt eni-1", "six adopt eni-0",
 		"vlan" + linkSuffix("shop", "branch") + " replace",
 	}
 	slices.Sort(want)

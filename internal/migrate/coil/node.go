@@ -59,8 +59,8 @@ func (c Config) from() string {
 }
 
 // coildRuns reports whether Coil's daemon answers.
-func (c Config) coildRuns() bool {
-	conn, err := net.DialTimeout(c.CoilAddress.Network(), c.CoilAddress.String(), time.Second)
+func (c Config) coildRuns(ctx context.Context) bool {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, c.CoilAddress.Network(), c.CoilAddress.String())
 	if err != nil {
 		return false
 	}
@@ -82,7 +82,7 @@ func (n *Node) begin(ctx context.Context) (a *adopt.Adopter, end func(), err err
 			err = errors.Join(err, lock.Release())
 		}
 	}()
-	if n.cfg.coildRuns() {
+	if n.cfg.coildRuns(ctx) {
 		return nil, nil, fmt.Errorf("%w: stop it first", errCoildRuns)
 	}
 	store, bad, err := attachment.Open(n.cfg.recordDir(), n.cfg.Node, n.log)
@@ -155,8 +155,8 @@ func (n *Node) Close() (err error) {
 }
 
 // Plan implements migrate.System.
-func (n *Node) Plan(context.Context) (migrate.Plan, error) {
-	s, err := n.observe()
+func (n *Node) Plan(ctx context.Context) (migrate.Plan, error) {
+	s, err := n.observe(ctx)
 	if err != nil {
 		return migrate.Plan{}, err
 	}
@@ -164,8 +164,8 @@ func (n *Node) Plan(context.Context) (migrate.Plan, error) {
 }
 
 // report describes the node after a step.
-func (n *Node) report(command string, changed, problems []string) (migrate.Report, error) {
-	s, err := n.observe()
+func (n *Node) report(ctx context.Context, command string, changed, problems []string) (migrate.Report, error) {
+	s, err := n.observe(ctx)
 	r := migrate.Report{From: n.cfg.from(), Command: command, Pods: s.fates(), Changed: changed, Problems: problems}
 	return r.Complete(), err
 }
@@ -177,7 +177,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, err
 	}
 	defer end()
-	s, err := n.observe()
+	s, err := n.observe(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
@@ -186,11 +186,11 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	}
 	if s.chained {
 		changed, err := n.unchain(s)
-		r, failed := n.report("apply", changed, nil)
+		r, failed := n.report(ctx, "apply", changed, nil)
 		return r, errors.Join(err, failed)
 	}
 	if !slices.ContainsFunc(s.pods, func(p pod) bool { return !p.chained() }) {
-		return n.report("apply", nil, nil)
+		return n.report(ctx, "apply", nil, nil)
 	}
 	config := n.cfg.Datapath
 	routed, _ := config.Uplinks.(datapath.Routed)
@@ -209,11 +209,11 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 			changed = append(changed, fmt.Sprintf("adopted %s/%s with %v", p.Pod.Namespace, p.Pod.Name, p.Addrs))
 		}
 		if err != nil {
-			r, _ := n.report("apply", changed, nil)
+			r, _ := n.report(ctx, "apply", changed, nil)
 			return r, err
 		}
 	}
-	return n.report("apply", changed, nil)
+	return n.report(ctx, "apply", changed, nil)
 }
 
 func (n *Node) takeOver(ctx context.Context, a *adopt.Adopter, p pod) (changed bool, err error) {
@@ -233,7 +233,7 @@ func (n *Node) takeOver(ctx context.Context, a *adopt.Adopter, p pod) (changed b
 // Finish implements migrate.System. Unlike Apply it may run beside berthd, and should: berthd announces the node's
 // blocks, and a block is never without a route in the export table.
 func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
-	s, err := n.observe()
+	s, err := n.observe(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
@@ -253,7 +253,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, fmt.Errorf("pods have addresses of the blocks %v, which only Coil announces: start berthd and repeat the command once its condition BlocksRouted is True", list)
 	}
 	changed, err := n.finish(ctx, s)
-	r, failed := n.report("finish", changed, nil)
+	r, failed := n.report(ctx, "finish", changed, nil)
 	return r, errors.Join(err, failed)
 }
 
@@ -350,13 +350,13 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, err
 	}
 	defer end()
-	s, err := n.observe()
+	s, err := n.observe(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
 	changed, err := n.rechain()
 	if err != nil || len(changed) > 0 {
-		r, failed := n.report("rollback", changed, nil)
+		r, failed := n.report(ctx, "rollback", changed, nil)
 		return r, errors.Join(err, failed)
 	}
 	form, err := n.form()
@@ -378,12 +378,12 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 			continue
 		}
 		if err := n.giveBack(ctx, a, rec, former, form); err != nil {
-			r, _ := n.report("rollback", changed, problems)
+			r, _ := n.report(ctx, "rollback", changed, problems)
 			return r, err
 		}
 		changed = append(changed, fmt.Sprintf("gave back %s/%s with %v", rec.Pod.Namespace, rec.Pod.Name, rec.Lease.Addrs()))
 	}
-	r, err := n.report("rollback", changed, problems)
+	r, err := n.report(ctx, "rollback", changed, problems)
 	return r, err
 }
 
@@ -433,7 +433,7 @@ func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Re
 
 // Verify implements migrate.System.
 func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
-	s, err := n.observe()
+	s, err := n.observe(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
@@ -455,5 +455,5 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 			problems = append(problems, fmt.Sprintf("%s/%s: %v", rec.Pod.Namespace, rec.Pod.Name, err))
 		}
 	}
-	return n.report("verify", nil, problems)
+	return n.report(ctx, "verify", nil, problems)
 }

@@ -1,6 +1,7 @@
 package coil
 
 import (
+	"context"
 	"crypto/sha1" //nolint:gosec // Coil names links by it
 	"encoding/hex"
 	"encoding/json"
@@ -51,7 +52,7 @@ func (p pod) chained() bool { return p.Pool == "" && p.Container != "" }
 func (p pod) adopted() bool { return p.Recorded != nil }
 
 // observe reads the node. It changes nothing.
-func (n *Node) observe() (state, error) {
+func (n *Node) observe(ctx context.Context) (state, error) {
 	var s state
 	links, err := rtnl.Whole(n.links.host.LinkList)
 	if err != nil {
@@ -88,7 +89,7 @@ func (n *Node) observe() (state, error) {
 	if s.conf, s.network, s.chained, err = n.configuration(); err != nil {
 		return s, err
 	}
-	s.daemon = n.cfg.coildRuns()
+	s.daemon = n.cfg.coildRuns(ctx)
 	names, err := n.cfg.names()
 	if err != nil {
 		return s, err

@@ -67,10 +67,8 @@ func (a *Adopter) linkOf(rec attachment.Record) (netlink.Link, error) {
 // restoreFormer sets the former routes, rules and names, and then removes Berth's.
 func (a *Adopter) restoreFormer(rec attachment.Record, link netlink.Link) error {
 	index := link.Attrs().Index
-	for _, r := range rec.Adopted.Routes {
-		if err := a.host.RouteReplace(routeOf(r, index)); err != nil {
-			return fmt.Errorf("set the route %+v: %w", r, err)
-		}
+	if err := a.setRoutes(rec.Adopted.Routes, index); err != nil {
+		return err
 	}
 	if err := failpoint.Hit("giveback.routes.after"); err != nil {
 		return err
@@ -83,28 +81,48 @@ func (a *Adopter) restoreFormer(rec attachment.Record, link netlink.Link) error 
 	if err := failpoint.Hit("giveback.rules.after"); err != nil {
 		return err
 	}
-	if rec.Adopted.Alias != "" {
-		if err := a.host.LinkSetAlias(link, rec.Adopted.Alias); err != nil {
-			return fmt.Errorf("set the alias of %s: %w", link.Attrs().Name, err)
-		}
-	}
-	if mtu := rec.Adopted.MTU; mtu != 0 && mtu != link.Attrs().MTU {
-		if err := a.host.LinkSetMTU(link, mtu); err != nil {
-			return fmt.Errorf("set the MTU of %s: %w", link.Attrs().Name, err)
-		}
-	}
-	if err := datapath.RenameLink(a.host, link, rec.Adopted.HostLink, 0); err != nil {
+	if err := a.restoreLink(*rec.Adopted, link); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("giveback.rename.after"); err != nil {
 		return err
 	}
 	// An old kernel has removed the routes with the rename.
-	for _, r := range rec.Adopted.Routes {
+	if err := a.setRoutes(rec.Adopted.Routes, index); err != nil {
+		return err
+	}
+	if err := a.removeOwn(rec, index); err != nil {
+		return err
+	}
+	return failpoint.Hit("giveback.clean.after")
+}
+
+func (a *Adopter) setRoutes(list []attachment.AdoptedRoute, index int) error {
+	for _, r := range list {
 		if err := a.host.RouteReplace(routeOf(r, index)); err != nil {
 			return fmt.Errorf("set the route %+v: %w", r, err)
 		}
 	}
+	return nil
+}
+
+// restoreLink sets the former alias, MTU and name of a link.
+func (a *Adopter) restoreLink(former attachment.Adopted, link netlink.Link) error {
+	if former.Alias != "" {
+		if err := a.host.LinkSetAlias(link, former.Alias); err != nil {
+			return fmt.Errorf("set the alias of %s: %w", link.Attrs().Name, err)
+		}
+	}
+	if former.MTU != 0 && former.MTU != link.Attrs().MTU {
+		if err := a.host.LinkSetMTU(link, former.MTU); err != nil {
+			return fmt.Errorf("set the MTU of %s: %w", link.Attrs().Name, err)
+		}
+	}
+	return datapath.RenameLink(a.host, link, former.HostLink, 0)
+}
+
+// removeOwn removes Berth's routes and neighbour entries of an attachment.
+func (a *Adopter) removeOwn(rec attachment.Record, index int) error {
 	for _, addr := range rec.Lease.Held() {
 		routes, err := a.routes(index, addr)
 		if err != nil {
@@ -122,5 +140,5 @@ func (a *Adopter) restoreFormer(rec attachment.Record, link netlink.Link) error 
 			return fmt.Errorf("remove the neighbour entry of %s: %w", addr, err)
 		}
 	}
-	return failpoint.Hit("giveback.clean.after")
+	return nil
 }
