@@ -72,8 +72,12 @@ func (r *podReconciler) reconcile(ctx context.Context, q reconcile.Request) (rec
 	if p == nil || p.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
+	var later reconcile.Result
 	if p.Status.Phase == corev1.PodPending {
-		since, some := r.o.PoliciesSince(ctx, p.Namespace)
+		since, some, unknown := r.o.PoliciesSince(ctx, p.Namespace)
+		if unknown != nil {
+			later.RequeueAfter = queue.CacheLag
+		}
 		if reason, text := policyTrouble(p, since, some); reason != "" {
 			r.events.warn(p, aboutPolicies, reason, errors.New(text))
 		}
@@ -82,7 +86,7 @@ func (r *podReconciler) reconcile(ctx context.Context, q reconcile.Request) (rec
 	if err == nil {
 		r.events.warn(p, "", reason, rejection)
 	}
-	return reconcile.Result{}, err
+	return later, err
 }
 
 // removeEnded deletes the PodNICs of earlier pods of the same name that are gone or have ended. It reports whether one of these

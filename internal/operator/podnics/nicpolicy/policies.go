@@ -2,6 +2,7 @@ package nicpolicy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -142,12 +143,16 @@ func (p *Policies) Namespaces(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Since returns when the oldest policy of a namespace was created, or false if there is none.
-func (p *Policies) Since(ctx context.Context, namespace string) (time.Time, bool) {
+// Since returns when the oldest policy of a namespace was created, or false if there is none or they cannot be read. The error is
+// watched.ErrUnknown.
+func (p *Policies) Since(ctx context.Context, namespace string) (time.Time, bool, error) {
 	all, err := p.Of(ctx, namespace, false)
+	if errors.Is(err, watched.ErrUnknown) {
+		return time.Time{}, false, err
+	}
 	if err != nil || len(all) == 0 {
-		return time.Time{}, false
+		return time.Time{}, false, nil
 	}
 	oldest := slices.MinFunc(all, func(x, y nicrequest.Policy) int { return x.Created.Compare(y.Created) })
-	return oldest.Created, true
+	return oldest.Created, true, nil
 }
