@@ -157,10 +157,14 @@ func onEchoPorts(p *networkingv1.NetworkPolicy) *networkingv1.NetworkPolicy {
 	return p
 }
 
-// drawPod draws a pod.
+// drawPod draws a pod. Most of those in the namespace steady are closed to each other, so that there is always something to refuse.
 func drawPod(dice *rand.Rand) node.PodOptions {
 	return rapid.Custom(func(t *rapid.T) node.PodOptions {
 		namespaces := append([]string{steady, steady}, policytest.Namespaces...)
-		return node.PodOptions{Namespace: rapid.SampledFrom(namespaces).Draw(t, "namespace"), Labels: policytest.Labels(t), Named: namedPorts(t)}
+		o := node.PodOptions{Namespace: rapid.SampledFrom(namespaces).Draw(t, "namespace"), Labels: policytest.Labels(t), Named: namedPorts(t)}
+		if o.Namespace == steady {
+			o.Labels = map[string]string{"app": rapid.SampledFrom([]string{"x", "x", "y"}).Draw(t, "app")}
+		}
+		return o
 	}).Example(int(dice.Uint32()))
 }

@@ -46,9 +46,10 @@ type clusterState struct {
 // judgedPod is a pod whose ADD has returned.
 type judgedPod struct {
 	*node.Pod
-	name types.NamespacedName
-	up   time.Time
-	down time.Time // when its deletion began; zero: it runs
+	name   types.NamespacedName
+	labels map[string]string // when it started
+	up     time.Time
+	down   time.Time // when its deletion began; zero: it runs
 }
 
 // allows judges a connection between two pods in a state.
@@ -61,7 +62,11 @@ func (s *clusterState) allows(from, to *judgedPod, f policy.Flow) bool {
 		if s.namespaces[types.NamespacedName{Name: p.name.Namespace}] == nil {
 			r.SetNamespace(p.name.Namespace, nil)
 		}
-		judged := resolve.Pod{NamespacedName: p.name, UID: types.UID(p.UID), Node: p.Node, Labels: s.labels[p.name], Addrs: p.Addrs}
+		labels, there := s.labels[p.name]
+		if !there { // its node may know it sooner than what else has changed
+			labels = p.labels
+		}
+		judged := resolve.Pod{NamespacedName: p.name, UID: types.UID(p.UID), Node: p.Node, Labels: labels, Addrs: p.Addrs}
 		for _, port := range p.Named {
 			protocol, _ := compile.ProtocolOf(corev1.Protocol(port.Protocol))
 			judged.Ports = append(judged.Ports, resolve.NamedPort{Name: port.Name, Protocol: protocol, Number: port.Port})
@@ -97,15 +102,17 @@ func (u *policyUsers) judge(what string, from, to *judgedPod, f policy.Flow, sen
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	first := u.since(sent)
+	excused := false // if it was refused
 	for _, p := range []*judgedPod{from, to} {
 		gone := !p.down.IsZero() && p.down.Before(end)
 		another := slices.ContainsFunc(p.Addrs, func(a netip.Addr) bool { return u.lost[a].After(first) })
-		unknown := !passed && first.Before(sent.Add(-lag)) && first.Before(p.up) // nobody could tell others its addresses
-		if gone || another || unknown {
+		excused = excused || first.Before(sent.Add(-lag)) && first.Before(p.up) // nobody could tell others its addresses
+		if gone || another {
 			u.skipped++
 			return
 		}
 	}
+	excused = excused || slices.ContainsFunc(u.stalls, func(s interval) bool { return s.from.Before(end) && s.to.After(sent) })
 	agree, count := 0, 0
 	for i := range u.states {
 		s := &u.states[i]
@@ -116,9 +123,9 @@ func (u *policyUsers) judge(what string, from, to *judgedPod, f policy.Flow, sen
 			agree++
 		}
 	}
-	switch agree {
-	case 0:
-	case count:
+	switch {
+	case agree == 0 && (passed || !excused):
+	case agree == count && count > 0:
 		if u.tested[passed]++; first.Before(sent.Add(-lag)) {
 			u.hard++
 		}
@@ -149,6 +156,24 @@ func (u *policyUsers) describe(addrs ...netip.Addr) string {
 		}
 	}
 	return b.String()
+}
+
+// noticeStalls notes when this process stood still, until stop is closed: the pods' servers are in it, and answered nobody.
+func noticeStalls(u *policyUsers, stop <-chan struct{}) {
+	for last := time.Now(); ; {
+		select {
+		case <-stop:
+			return
+		case <-time.After(tick): // the pace of the watch, not a wait for anything
+		}
+		now := time.Now()
+		if now.Sub(last) > stall {
+			u.mu.Lock()
+			u.stalls = append(u.stalls, interval{last, now})
+			u.mu.Unlock()
+		}
+		last = now
+	}
 }
 
 // probe connects from pod to pod until stop is closed.
@@ -211,6 +236,9 @@ func (u *policyUsers) connect(ctx context.Context, dice *rand.Rand, from, to *ju
 
 // tick is how soon a program that died is missed.
 const tick = 50 * time.Millisecond
+
+// stall is how long this process must stand still for the failure of a connection to say nothing about policies.
+const stall = 4 * tick
 
 // calm is how long all programs must run before nodes are expected to catch up, and caughtUp how long that may take.
 const (
@@ -294,6 +322,7 @@ func testJudgeOfPolicies(t *testing.T) {
 		passed  bool
 		trouble interval
 		reused  float64
+		stall   float64
 		want    int
 	}{
 		"let through before":                            {sent: 9, passed: true},
@@ -305,10 +334,14 @@ func testJudgeOfPolicies(t *testing.T) {
 		"let through late, a program is missing":        {sent: 30, passed: true, trouble: interval{from: second(10.5)}},
 		"let through late, a program was missing":       {sent: 30, passed: true, trouble: interval{second(10.5), second(29.5)}},
 		"let through late, a program was back long ago": {sent: 30, passed: true, trouble: interval{second(10.5), second(28)}, want: 1},
+		"refused before, the machine stalled":           {sent: 8, stall: 8.005},
+		"refused before, the machine had stalled":       {sent: 8, stall: 7, want: 1},
+		"let through late, the machine stalled":         {sent: 11.2, stall: 11.205, passed: true, want: 1},
 		"let through, but another pod had the address":  {sent: 30, passed: true, reused: 29.5},
 	} {
 		r := &round{soak: t.Context(), tally: newTally("test")}
 		u := &policyUsers{round: r, states: []clusterState{open, closed}, lost: map[netip.Addr]time.Time{b.Addrs[0]: second(tt.reused)}, tested: map[bool]int{}}
+		u.stalls = []interval{{second(tt.stall - 0.3), second(tt.stall)}}
 		if u.trouble = tt.trouble.from; !tt.trouble.to.IsZero() {
 			u.trouble, u.troubles = time.Time{}, []interval{tt.trouble}
 		}
@@ -318,4 +351,30 @@ func testJudgeOfPolicies(t *testing.T) {
 			t.Errorf("%s: %d violations, want %d", what, got, tt.want)
 		}
 	}
+}
+
+// Of a pod that is younger than a state, the policies count that select it by its labels.
+func TestYoungPodsAreJudgedByTheirLabels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		pod := func(name, addr string) *judgedPod {
+			return &judgedPod{
+				Pod: &node.Pod{Addrs: []netip.Addr{netip.MustParseAddr(addr)}}, name: types.NamespacedName{Namespace: "red", Name: name},
+				labels: map[string]string{"app": "x"}, up: began.Add(10 * time.Second),
+			}
+		}
+		a, b := pod("a", "10.0.0.1"), pod("b", "10.0.0.2")
+		closes := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "closes"}}
+		closes.Spec.PodSelector.MatchLabels = a.labels
+		r := &round{soak: t.Context(), tally: newTally("test")}
+		u := &policyUsers{
+			round: r, trouble: began, tested: map[bool]int{},
+			states: []clusterState{{policies: map[types.NamespacedName]compile.Compiled{{Namespace: "red", Name: "closes"}: compile.NetworkPolicy(closes)}}},
+		}
+		f := policy.Flow{Source: a.Addrs[0], Destination: b.Addrs[0], Protocol: unix.IPPROTO_TCP, Port: 80}
+		u.judge("a connection", a, b, f, began.Add(20*time.Second), began.Add(21*time.Second), false)
+		if u.tested[false] != 1 || u.hard != 1 {
+			t.Errorf("%d connections rightly refused, %d of them during trouble, and %d undecided, want one of the first", u.tested[false], u.hard, u.skipped)
+		}
+	})
 }

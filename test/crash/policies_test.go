@@ -69,6 +69,7 @@ type policyUsers struct {
 	pods     map[types.NamespacedName]*judgedPod
 	lost     map[netip.Addr]time.Time // when a pod that had the address was deleted
 	troubles []interval
+	stalls   []interval   // when this process stood still
 	trouble  time.Time    // since when programs may be missing; zero: all work
 	making   int          // troubles that somebody makes now
 	skipped  int          // connections that could be either
@@ -236,7 +237,7 @@ func (u *policyUsers) started(n *node.Node, name string) error {
 	at := types.NamespacedName{Namespace: p.Namespace, Name: p.ObjectName}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.pods[at] = &judgedPod{Pod: p, name: at, up: up}
+	u.pods[at] = &judgedPod{Pod: p, name: at, labels: u.states[len(u.states)-1].labels[at], up: up}
 	return nil
 }
 
@@ -393,6 +394,7 @@ func (u *policyUsers) begin(ctx context.Context) (calm func(owners *addressOwner
 	}
 	stop, all := make(chan struct{}), sync.WaitGroup{}
 	all.Go(func() { u.watch(ctx, stop) })
+	all.Go(func() { noticeStalls(u, stop) })
 	for i := range 6 {
 		all.Go(func() { u.probe(ctx, rand.New(rand.NewPCG(u.seed, math.MaxUint64-uint64(i+1))), stop) })
 	}
