@@ -69,7 +69,7 @@ var others = map[string]string{
 	"service-cluster-ip-range": "kube-apiserver", "enable-aggregator-routing": "kube-apiserver", "admission-control-config-file": "kube-apiserver",
 	"create-namespace": "helm", "image": "kubectl", "annotations": "kubectl",
 	"now": "systemctl", "previous": "kubectl", "filters": "aws", "network": "openstack", "ports": "openstack", "host": "openstack", "device-owner": "openstack", "from-literal": "kubectl", "for": "kubectl",
-	"overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
+	"compat-calico": "Coil", "prefix": "etcdctl", "overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
 // variables are environment variables of tests, not settings of a program.

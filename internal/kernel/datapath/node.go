@@ -33,7 +33,6 @@ type Node struct {
 	blocks   *blockRoutes
 	arp      arpTable
 	foreign  foreignRoutes
-	closed   atomic.Bool
 }
 
 // established is the outcome of Setup that later calls need.
@@ -75,14 +74,6 @@ func (n *Node) Close() error {
 	}
 	n.reaper.close()
 	return n.kernel.close()
-}
-
-// begin returns an error if the Node is closed or ctx has ended. Every exported method calls it first.
-func (n *Node) begin(ctx context.Context) error {
-	if n.closed.Load() {
-		return ErrClosed
-	}
-	return ctx.Err()
 }
 
 func (n *Node) established() (*established, error) {
@@ -127,6 +118,8 @@ type kernel struct {
 	slow *netlink.Handle // for listings and setup, so that an ADD never queues behind them
 
 	routing routing
+
+	closed atomic.Bool // by Node.Close
 }
 
 // openKernel opens the sockets. ns is closed with them, also on failure.
@@ -157,6 +150,14 @@ func (k *kernel) close() error {
 		}
 	}
 	return k.ns.Close()
+}
+
+// begin returns an error if the Node is closed or ctx has ended. Every exported method of Node calls it first.
+func (k *kernel) begin(ctx context.Context) error {
+	if k.closed.Load() {
+		return ErrClosed
+	}
+	return ctx.Err()
 }
 
 func (k *kernel) nft() (*nftables.Conn, error) {

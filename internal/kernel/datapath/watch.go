@@ -220,24 +220,35 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 		w.emit(ctx, Event{Kind: Resync, What: "unreadable link message: " + err.Error()})
 		return
 	}
+	if m.kind == unix.RTM_DELLINK {
+		w.linkVanished(ctx, link)
+	} else {
+		w.linkChanged(ctx, link)
+	}
+}
+
+// linkVanished handles the removal of a link.
+func (w *watcher) linkVanished(ctx context.Context, link netlink.Link) {
+	name, index := link.Attrs().Name, link.Attrs().Index
+	w.tell(ctx, w.linkLost(index, name))
+	delete(w.links, index)
+	w.node.sysctls.forgetLink(name)
+	if _, isLive := w.node.podLinks.liveName(index); isPodLink(link) && !isLive {
+		return // removed by ReapLinks
+	}
+	w.emit(ctx, Event{Kind: LinkVanished, Link: name, MAC: link.Attrs().HardwareAddr, What: "link " + name + " vanished"})
+}
+
+// linkChanged handles a new link, or a change of a link.
+func (w *watcher) linkChanged(ctx context.Context, link netlink.Link) {
 	now, index := seen(link), link.Attrs().Index
-	before, known := w.links[index]
-	if m.kind == unix.RTM_DELLINK || !now.up {
+	if !now.up {
 		w.tell(ctx, w.linkLost(index, now.name))
 	}
 	podName, isLive := w.node.podLinks.liveName(index)
 	ours := isPodLink(link)
 	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
-	if m.kind == unix.RTM_DELLINK {
-		delete(w.links, index)
-		w.node.sysctls.forgetLink(now.name)
-		if ours && !isLive {
-			return // removed by ReapLinks
-		}
-		event.Kind, event.What = LinkVanished, "link "+now.name+" vanished"
-		w.emit(ctx, event)
-		return
-	}
+	before, known := w.links[index]
 	w.links[index] = now
 	if known && before.name != now.name {
 		w.node.sysctls.forgetLink(before.name)

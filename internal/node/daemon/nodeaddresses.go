@@ -81,17 +81,10 @@ func findCutOff(claims []claim, records []attachment.Record) (cut []cutOff) {
 
 // addressCondition returns the condition AddressesExclusive.
 func addressCondition(claims []claim, cut []cutOff, withheld []netip.Addr) (healthy bool, reason, message string) {
-	var messages, own, free, others []string
-	onLinks, sharing := false, false
-	classify := func(a claim) {
-		sharing = sharing || a.by != nil
-		onLinks = onLinks || a.by == nil && !a.Own
-		if a.Own {
-			own = append(own, a.String())
-		}
-	}
+	var messages, free, others []string
+	var disputed []claim // those of pods and those withheld
 	for _, c := range cut {
-		classify(c.claim)
+		disputed = append(disputed, c.claim)
 		if c.by == nil {
 			reason = "PodAddressOnNode"
 			messages = append(messages, fmt.Sprintf("%s is the address of pod %s/%s, which is unreachable", c, c.pod.Pod.Namespace, c.pod.Pod.Name))
@@ -112,7 +105,7 @@ func addressCondition(claims []claim, cut []cutOff, withheld []netip.Addr) (heal
 		default:
 			free, onNode = append(free, claims[i].String()), onNode+1
 		}
-		classify(claims[i])
+		disputed = append(disputed, claims[i])
 	}
 	if len(free) > 0 {
 		messages = append(messages, "withheld from pods: "+shortList(free))
@@ -129,6 +122,22 @@ func addressCondition(claims []claim, cut []cutOff, withheld []netip.Addr) (heal
 	if reason == "" {
 		return true, "Exclusive", ""
 	}
+	messages = append(messages, remedies(disputed, slices.ContainsFunc(cut, func(c cutOff) bool { return c.Own }))...)
+	return false, reason, strings.Join(messages, "; ")
+}
+
+// remedies returns what to do about addresses that the node or other software has, and that are for pods. podHasOwn is whether
+// a pod has an address that the node needs.
+func remedies(disputed []claim, podHasOwn bool) (messages []string) {
+	var own []string
+	onLinks, sharing := false, false
+	for _, a := range disputed {
+		sharing = sharing || a.by != nil
+		onLinks = onLinks || a.by == nil && !a.Own
+		if a.Own {
+			own = append(own, a.String())
+		}
+	}
 	switch remove := " from the node's links, and keep its network manager from adding them"; {
 	case onLinks && len(own) == 0:
 		messages = append(messages, "remove these addresses"+remove)
@@ -137,7 +146,7 @@ func addressCondition(claims []claim, cut []cutOff, withheld []netip.Addr) (heal
 	}
 	if len(own) > 0 {
 		advice := "the node needs " + shortList(own) + ": move the pool to other subnets"
-		if slices.ContainsFunc(cut, func(c cutOff) bool { return c.Own }) {
+		if podHasOwn {
 			advice += ", or delete the pod"
 		}
 		messages = append(messages, advice)
@@ -145,7 +154,7 @@ func addressCondition(claims []claim, cut []cutOff, withheld []netip.Addr) (heal
 	if sharing {
 		messages = append(messages, "addresses held by others become available when their pods are gone: move the node to one pod network")
 	}
-	return false, reason, strings.Join(messages, "; ")
+	return messages
 }
 
 // shortList joins the first elements of a list.

@@ -80,7 +80,7 @@ func New(o Options) (*Node, error) {
 func (o *Options) StateDir() string { return filepath.Join(o.Dir, "run", "berth") }
 
 // AWSNodeDir has the checkpoint of the Amazon VPC CNI, like /run/aws-node, if a test puts one there.
-func (o Options) AWSNodeDir() string { return filepath.Join(o.Dir, "run", "aws-node") }
+func (o *Options) AWSNodeDir() string { return filepath.Join(o.Dir, "run", "aws-node") }
 
 // Socket is the path of the daemon's socket for the plugin.
 func (o *Options) Socket() string { return filepath.Join(o.StateDir(), "berthd.sock") }

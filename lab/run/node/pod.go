@@ -121,7 +121,7 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	if err != nil {
 		return nil, err
 	}
-	uid, objectName, err := n.bind(ctx, o, name)
+	uid, objectName, err := bind(ctx, n.Objects, o, name)
 	if err != nil {
 		n.settle(name, placeholder, nil)
 		return nil, err
@@ -170,15 +170,15 @@ func addSandbox(ctx context.Context, n *Node, placeholder *Pod, pod Pod) (*Pod, 
 	}
 }
 
-// bind returns the plugin's parameters of a new pod.
-func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, objectName string, err error) {
+// bind returns the plugin's parameters of a new pod. objects may be nil.
+func bind(ctx context.Context, objects PodObjects, o PodOptions, name string) (uid, objectName string, err error) {
 	if o.Object != nil {
 		return o.Object.UID, o.Object.Name, nil
 	}
-	if n.Objects == nil {
+	if objects == nil {
 		return randomHex(16), name, nil
 	}
-	return n.Objects.Bind(ctx, name, o)
+	return objects.Bind(ctx, name, o)
 }
 
 // reserve reserves a name, so that the same pod is not added twice.
