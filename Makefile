@@ -21,7 +21,8 @@ endif
 # make demo: MODE is the mode of the cluster. "node": each node's daemon calls EC2.
 # "operator": one operator calls EC2 for all nodes. "pool": addresses come from address
 # pools. "egress": like pool, with egress gateways. "port": ports of a real Neutron.
-# "policy": like node, with network policies. All
+# "policy": like node, with network policies. "migrate": a node moves from the Amazon VPC
+# CNI and back, or with FROM=coil a recorded node of Coil. All
 # modes except node build a Kubernetes control plane on first use, unless a usable one
 # is installed. "cluster" is a complete cluster with containerd, kubelet and kube-proxy
 # on its nodes; CLUSTER_MODE is its mode, and CONTAINERD=2 uses containerd 2 instead of
@@ -29,6 +30,7 @@ endif
 # demo`.
 MODE       ?= node
 CLUSTER_MODE ?= node
+FROM       ?=
 CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
@@ -112,15 +114,15 @@ check-images: ## Check that the images depend on the sources only
 	@hack/check-images.sh
 
 .PHONY: demo
-demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=migrate, MODE=cluster, KEEP=1)
+demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=migrate, MODE=migrate FROM=coil, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
 	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
 	@$(if $(filter operator branches pool port egress policy migrate,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy migrate,$(MODE)),--api));) \
-	$(if $(filter migrate,$(MODE)),cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent) && hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null;) \
-	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(filter migrate,$(MODE)),--amazon-vpc-cni="$${cni%/*}") $(if $(KEEP),--keep) $(DEMO_FLAGS)
+	$(if $(filter migrate,$(MODE)$(FROM)),cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent) && hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null;) \
+	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(filter migrate,$(MODE)$(FROM)),--amazon-vpc-cni="$${cni%/*}") $(if $(FROM),--from=$(FROM)) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 endif
 
 .PHONY: test

@@ -69,10 +69,15 @@ func (m *migration) tool(ctx context.Context, into any, env []string, args ...st
 		"-o", "json", "--state-dir=" + n.StateDir(), "--cni-conf-dir=" + n.ConfDir(), "--cni-network=" + vpccni.Network,
 		"--ipamd-dir=" + m.ipamd.RunDir(), "--cni-cache-dir=" + filepath.Join(n.Dir, "var", "lib", "cni"), "--netns-dir=" + ns.Dir,
 	})
+	return berthctl(ctx, into, m.lab.BinDir, n.Netns, env, args)
+}
+
+// berthctl runs a command of berthctl in a namespace, and reads its JSON output.
+func berthctl(ctx context.Context, into any, programs, netns string, env, args []string) error {
 	var out, log bytes.Buffer
-	cmd := exec.CommandContext(ctx, filepath.Join(m.lab.BinDir, "berthctl"), args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(programs, "berthctl"), args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = slices.Concat([]string{"PATH=" + os.Getenv("PATH")}, env), &out, &log
-	if err := ns.Do(n.Netns, cmd.Run); err != nil {
+	if err := ns.Do(netns, cmd.Run); err != nil {
 		return fmt.Errorf("berthctl %s: %w\n%s%s", strings.Join(args[:3], " "), err, &log, &out)
 	}
 	if err := json.Unmarshal(out.Bytes(), into); err != nil {

@@ -8,7 +8,9 @@ import (
 	"os"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
@@ -54,4 +56,26 @@ func (n *Node) removeFiles(s state) (changed []string, err error) {
 		changed = append(changed, "removed "+f)
 	}
 	return changed, nil
+}
+
+// removeUnreachable removes Berth's unreachable routes to the node's blocks. Its table is looked up before Coil's, so they
+// would hide Coil's routes to pods. berthd sets them again.
+func (l *hostLinks) removeUnreachable() error {
+	for _, family := range families {
+		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
+			return l.host.RouteListFiltered(family, &netlink.Route{Table: datapath.PodTable, Protocol: datapath.Protocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		})
+		if err != nil {
+			return fmt.Errorf("list the routes of table %d: %w", datapath.PodTable, err)
+		}
+		for _, r := range routes {
+			if r.Type != unix.RTN_UNREACHABLE {
+				continue
+			}
+			if err := l.host.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
+				return fmt.Errorf("remove the unreachable route %s of table %d: %w", rtnl.RouteDst(r), r.Table, err)
+			}
+		}
+	}
+	return nil
 }

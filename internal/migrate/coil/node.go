@@ -370,6 +370,9 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 	if err != nil {
 		return migrate.Report{}, err
 	}
+	if err := n.links.removeUnreachable(); err != nil {
+		return migrate.Report{}, err
+	}
 	var problems []string
 	for _, rec := range records {
 		former, why := n.former(rec, form, s.exports)

@@ -330,13 +330,9 @@ type partialError struct{ error }
 // Unwrap returns what failed.
 func (p partialError) Unwrap() error { return p.error }
 
-// apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
-// hear how it went. An error may be a partialError.
-func (e *Enforcer) apply() error {
-	e.repair()
-	e.mu.Lock()
-	changed := policy.SetChanges{}
-	urgent := false
+// takeUpdates applies what the operator sent to the state, and returns the changes of sets. It needs e.mu.
+func (e *Enforcer) takeUpdates() policy.SetChanges {
+	changed, urgent := policy.SetChanges{}, false
 	e.own.unstored = e.own.unstored || len(e.updates) > 0
 	e.own.endNow = e.own.endNow || len(e.updates) > 0
 	for _, u := range e.updates {
@@ -351,6 +347,15 @@ func (e *Enforcer) apply() error {
 	}
 	e.rules, e.own.urgent = e.rules || urgent, e.own.urgent || urgent
 	e.updates = nil
+	return changed
+}
+
+// apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
+// hear how it went. An error may be a partialError.
+func (e *Enforcer) apply() error {
+	e.repair()
+	e.mu.Lock()
+	changed := e.takeUpdates()
 	close(e.moved)
 	e.moved = make(chan struct{})
 	if e.state.Version() == 0 { // what the kernel has stays until it is known what it should have
