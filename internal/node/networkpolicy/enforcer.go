@@ -330,24 +330,20 @@ type partialError struct{ error }
 // Unwrap returns what failed.
 func (p partialError) Unwrap() error { return p.error }
 
-// takeUpdates applies what the operator sent to the state, and returns the changes of sets. It needs e.mu.
-func (e *Enforcer) takeUpdates() policy.SetChanges {
-	changed, urgent := policy.SetChanges{}, false
-	e.own.unstored = e.own.unstored || len(e.updates) > 0
-	e.own.endNow = e.own.endNow || len(e.updates) > 0
-	for _, u := range e.updates {
+// take applies updates to the state, in their order. It returns the changes of sets, and whether policies or pods changed.
+func take(updates []*policy.Update, state *policy.State, held *holding) (changed policy.SetChanges, rules bool) {
+	changed = policy.SetChanges{}
+	for _, u := range updates {
 		if u.Whole {
 			changed = policy.SetChanges{}
 		}
 		for id, change := range u.Sets {
 			changed.Of(id).Then(change)
 		}
-		urgent = e.state.Take(u) || urgent
-		e.holding.came(u.Policies)
+		rules = state.Take(u) || rules
+		held.came(u.Policies)
 	}
-	e.rules, e.own.urgent = e.rules || urgent, e.own.urgent || urgent
-	e.updates = nil
-	return changed
+	return changed, rules
 }
 
 // apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
@@ -355,7 +351,11 @@ func (e *Enforcer) takeUpdates() policy.SetChanges {
 func (e *Enforcer) apply() error {
 	e.repair()
 	e.mu.Lock()
-	changed := e.takeUpdates()
+	e.own.unstored = e.own.unstored || len(e.updates) > 0
+	e.own.endNow = e.own.endNow || len(e.updates) > 0
+	changed, urgent := take(e.updates, e.state, &e.holding)
+	e.rules, e.own.urgent = e.rules || urgent, e.own.urgent || urgent
+	e.updates = nil
 	close(e.moved)
 	e.moved = make(chan struct{})
 	if e.state.Version() == 0 { // what the kernel has stays until it is known what it should have
