@@ -61,7 +61,7 @@ type Options struct {
 	First nicrequest.First
 
 	// PoliciesSince returns when the oldest policy that may give NICs to a namespace's pods was created, or false if
-	// there is none. The error is watched.ErrUnknown until the API server has said which kinds of policies it has.
+	// there is none. The error is watched.ErrUnknown until it is known which kinds of policies there are.
 	// Nil means no policies.
 	PoliciesSince func(ctx context.Context, namespace string) (time.Time, bool, error)
 

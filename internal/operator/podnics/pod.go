@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // podWorkers and nicWorkers are how many objects are reconciled concurrently. They mostly wait for the API server, as calls to
@@ -74,8 +75,8 @@ func (r *podReconciler) reconcile(ctx context.Context, q reconcile.Request) (rec
 	}
 	var later reconcile.Result
 	if p.Status.Phase == corev1.PodPending {
-		since, some, unknown := r.o.PoliciesSince(ctx, p.Namespace)
-		if unknown != nil {
+		since, some, err := r.o.PoliciesSince(ctx, p.Namespace)
+		if errors.Is(err, watched.ErrUnknown) {
 			later.RequeueAfter = queue.CacheLag
 		}
 		if reason, text := policyTrouble(p, since, some); reason != "" {

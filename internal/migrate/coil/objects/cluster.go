@@ -16,6 +16,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -216,27 +217,48 @@ func (c *Cluster) importPool(ctx context.Context, p *v1alpha1.AddressPool, all [
 			return changed, errors.Join(err, fmt.Errorf("AddressPool %s is gone", p.Name))
 		}
 	}
-	var now v1alpha1.AddressPool
-	if err := json.Unmarshal(has.raw, &now); err != nil {
+	if err := comparePools(p, has.raw); err != nil {
 		return changed, err
 	}
+	did, err := c.importBlocks(ctx, p.Name, has.UID, all)
+	if changed = append(changed, did...); err != nil {
+		return changed, err
+	}
+	did, err = c.deleteWhatCoilDeletes(ctx, p.Name)
+	if changed = append(changed, did...); err != nil {
+		return changed, err
+	}
+	return changed, c.patch(ctx, path, map[string]any{"metadata": map[string]any{"annotations": map[string]string{importedKey: migrate.Coil}}})
+}
+
+// comparePools returns an error if the pool that exists does not have what Coil's pool has.
+func comparePools(p *v1alpha1.AddressPool, existing []byte) error {
+	var now v1alpha1.AddressPool
+	if err := json.Unmarshal(existing, &now); err != nil {
+		return fmt.Errorf("read AddressPool %s: %w", p.Name, err)
+	}
 	if n := len(p.Spec.Subnets); len(now.Spec.Subnets) < n || !slices.Equal(now.Spec.Subnets[:n], p.Spec.Subnets) || bits(&now) != bits(p) {
-		return changed, fmt.Errorf("AddressPool %s exists with other subnets or another block size than Coil's: delete it, or rename it", p.Name)
+		return fmt.Errorf("AddressPool %s exists with other subnets or another block size than Coil's: delete it, or rename it", p.Name)
 	}
 	for _, r := range p.Spec.Reserved {
 		if !slices.Contains(now.Spec.Reserved, r) {
-			return changed, fmt.Errorf("AddressPool %s exists, and its spec.reserved lacks %s, which Coil reserves or a machine without a Node may use: add it", p.Name, r)
+			return fmt.Errorf("AddressPool %s exists, and its spec.reserved lacks %s, which Coil reserves or a machine without a Node may use: add it", p.Name, r)
 		}
 	}
+	return nil
+}
+
+// importBlocks creates the blocks of a pool.
+func (c *Cluster) importBlocks(ctx context.Context, pool string, uid types.UID, all []any) (changed []string, err error) {
 	for _, o := range all {
 		b, ok := o.(*v1alpha1.AddressBlock)
-		if !ok || b.PoolName != p.Name {
+		if !ok || b.PoolName != pool {
 			continue
 		}
 		made := b.DeepCopy()
 		yes := true
 		made.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: v1alpha1.GroupVersion.String(), Kind: "AddressPool", Name: p.Name, UID: has.UID, Controller: &yes, BlockOwnerDeletion: &yes,
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: "AddressPool", Name: pool, UID: uid, Controller: &yes, BlockOwnerDeletion: &yes,
 		}}
 		err := c.create(ctx, berthAPI+"addressblocks", made, c.Operator)
 		if apierrors.IsAlreadyExists(err) { // by a begin that was killed; or Berth has cut it from a pool of the same name
@@ -254,11 +276,7 @@ func (c *Cluster) importPool(ctx context.Context, p *v1alpha1.AddressPool, all [
 		}
 		changed = append(changed, fmt.Sprintf("created AddressBlock %s of node %s", b.Name, b.NodeName))
 	}
-	did, err := c.deleteWhatCoilDeletes(ctx, p.Name)
-	if changed = append(changed, did...); err != nil {
-		return changed, err
-	}
-	return changed, c.patch(ctx, path, map[string]any{"metadata": map[string]any{"annotations": map[string]string{importedKey: migrate.Coil}}})
+	return changed, nil
 }
 
 func bits(p *v1alpha1.AddressPool) int32 {

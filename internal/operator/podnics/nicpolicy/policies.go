@@ -2,7 +2,6 @@ package nicpolicy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -143,15 +142,11 @@ func (p *Policies) Namespaces(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Since returns when the oldest policy of a namespace was created, or false if there is none or they cannot be read. The error is
-// watched.ErrUnknown.
+// Since returns when the oldest policy of a namespace was created, or false if there is none.
 func (p *Policies) Since(ctx context.Context, namespace string) (time.Time, bool, error) {
 	all, err := p.Of(ctx, namespace, false)
-	if errors.Is(err, watched.ErrUnknown) {
-		return time.Time{}, false, err
-	}
 	if err != nil || len(all) == 0 {
-		return time.Time{}, false, nil
+		return time.Time{}, false, err
 	}
 	oldest := slices.MinFunc(all, func(x, y nicrequest.Policy) int { return x.Created.Compare(y.Created) })
 	return oldest.Created, true, nil
