@@ -62,7 +62,7 @@ var others = map[string]string{
 	"multus-conf-file": "Multus",
 	"node-type":        "eksctl", "max-pods-per-node": "eksctl", "node-labels": "eksctl", "service-account-name": "eksctl", "permission-policy-arns": "eksctl", "config-file": "eksctl",
 	"approve": "eksctl", "role-only": "eksctl", "role-name": "eksctl", "attach-policy-arn": "eksctl",
-	"policy-name": "aws", "policy-document": "aws", "addon-name": "aws", "resolve-conflicts": "aws", "configuration-values": "aws", "install": "helm",
+	"policy-name": "aws", "policy-document": "aws", "addon-name": "aws", "resolve-conflicts": "aws", "preserve": "aws", "configuration-values": "aws", "install": "helm",
 	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
 	"node-ip": "kubelet", "configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
