@@ -38,6 +38,17 @@ var words = []struct {
 	{Gone, "entries of pods that are gone"},
 }
 
+// Remark is what the text of a plan says after the step: " (done)", " (cannot be undone)" or nothing.
+func (s Step) Remark() string {
+	switch {
+	case s.Done:
+		return " (done)"
+	case s.Final:
+		return " (cannot be undone)"
+	}
+	return ""
+}
+
 // WriteText writes the plan for people.
 func (p Plan) WriteText(w io.Writer) error {
 	t := &text{w: w}
@@ -50,14 +61,7 @@ func (p Plan) WriteText(w io.Writer) error {
 		t.printf("\nSteps\n")
 	}
 	for i, s := range p.Steps {
-		mark := ""
-		switch {
-		case s.Done:
-			mark = " (done)"
-		case s.Final:
-			mark = " (cannot be undone)"
-		}
-		t.printf("  %d. %s: %s%s\n", i+1, s.Name, s.What, mark)
+		t.printf("  %d. %s: %s%s\n", i+1, s.Name, s.What, s.Remark())
 	}
 	for _, o := range p.Obstacles {
 		kind := "Warning"

@@ -245,14 +245,7 @@ func (plan MigrationPlan) write(p *view.Printer, wide bool) {
 	}, "NODE", "STATE", "PODS", "IN PLACE", "REPLACED", "OBSTACLES"), "none")
 	p.Printf("\nSteps\n")
 	for i, s := range plan.Steps {
-		mark := ""
-		switch {
-		case s.Done:
-			mark = " (done)"
-		case s.Final:
-			mark = " (cannot be undone)"
-		}
-		p.Printf("  %d. %s: %s%s\n", i+1, s.Name, s.What, mark)
+		p.Printf("  %d. %s: %s%s\n", i+1, s.Name, s.What, s.Remark())
 	}
 	p.Printf("\nrollback undoes %s.\n", plan.LastUndoable)
 	for _, n := range plan.Notes {

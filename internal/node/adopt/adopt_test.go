@@ -243,8 +243,19 @@ func TestGivingBackAGonePod(t *testing.T) {
 	link, err := s.host.LinkByName(rec.HostLink)
 	s.ok(err)
 	s.ok(s.host.LinkDel(link))
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = rec.Adopted.HostLink, net.HardwareAddr{2, 0, 0, 0, 0, 9}
+	later := netlink.NewVeth(attrs) // of a later pod of the same name
+	later.PeerName = "later"
+	s.ok(s.host.LinkAdd(later))
+	s.ok(s.host.LinkSetUp(later))
 	s.ok(a.GiveBack(t.Context(), rec, attachment.Adopted{}))
 	if n := len(a.store.Records()); n > 0 {
 		t.Errorf("%d records are left", n)
+	}
+	routes, err := s.host.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: later.Index, Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	s.ok(err)
+	if link, err := s.host.LinkByName(later.Name); err != nil || link.Attrs().Alias != "" || len(routes) > 0 {
+		t.Errorf("the link of a later pod was changed: %+v, routes %v, error %v", link, routes, err)
 	}
 }

@@ -1,6 +1,7 @@
 package adopt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -50,11 +51,12 @@ func (a *Adopter) giveBack(rec attachment.Record, former attachment.Adopted) err
 	return a.store.Delete(rec.Key)
 }
 
-// linkOf returns the link of an attachment under its own or its former name, or nil.
+// linkOf returns the link of an attachment under its own or its former name, or nil. The former name may be made of the pod's
+// name only, so that a link with another MAC address is that of a later pod of the same name.
 func (a *Adopter) linkOf(rec attachment.Record) (netlink.Link, error) {
 	for _, name := range []string{rec.HostLink, rec.Adopted.HostLink} {
 		link, err := a.host.LinkByName(name)
-		if err == nil && link.Type() == "veth" {
+		if err == nil && link.Type() == "veth" && (name == rec.HostLink || bytes.Equal(link.Attrs().HardwareAddr, rec.HostMAC)) {
 			return link, nil
 		}
 		if err != nil && !rtnl.IsNoLink(err) {
