@@ -21,7 +21,8 @@ endif
 # make demo: MODE is the mode of the cluster. "node": each node's daemon calls EC2.
 # "operator": one operator calls EC2 for all nodes. "pool": addresses come from address
 # pools. "egress": like pool, with egress gateways. "port": ports of a real Neutron.
-# "policy": like node, with network policies. All
+# "policy": like node, with network policies. "migrate": a node moves from the Amazon VPC
+# CNI and back, or with FROM=coil a recorded node of Coil. All
 # modes except node build a Kubernetes control plane on first use, unless a usable one
 # is installed. "cluster" is a complete cluster with containerd, kubelet and kube-proxy
 # on its nodes; CLUSTER_MODE is its mode, and CONTAINERD=2 uses containerd 2 instead of
@@ -29,6 +30,7 @@ endif
 # demo`.
 MODE       ?= node
 CLUSTER_MODE ?= node
+FROM       ?=
 CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
@@ -112,14 +114,15 @@ check-images: ## Check that the images depend on the sources only
 	@hack/check-images.sh
 
 .PHONY: demo
-demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=cluster, KEEP=1)
+demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=migrate, MODE=migrate FROM=coil, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
 	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
-	@$(if $(filter operator branches pool port egress policy,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy,$(MODE)),--api));) \
-	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+	@$(if $(filter operator branches pool port egress policy migrate,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy migrate,$(MODE)),--api));) \
+	$(if $(filter migrate,$(MODE)$(FROM)),cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent) && hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null;) \
+	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(filter migrate,$(MODE)$(FROM)),--amazon-vpc-cni="$${cni%/*}") $(if $(FROM),--from=$(FROM)) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 endif
 
 .PHONY: test
@@ -205,6 +208,14 @@ bench: ## Measure the performance budgets and write bench/results.json
 	esac; done; \
 	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
 	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
+
+# The source of the first columns of the comparison in README.md.
+.PHONY: compare
+compare: ## Measure Berth beside another CNI plugin, which runs unmodified (PEER=aws-vpc-cni)
+	@case "$(PEER)" in \
+		aws-vpc-cni) $(MAKE) bench BENCH_FLAGS="-only amazon-vpc-cni $(BENCH_FLAGS)" ;; \
+		*) echo "PEER is \"$(PEER)\", expected aws-vpc-cni" >&2; exit 2 ;; \
+	esac
 
 .PHONY: lint
 lint: check-format check-docs vet golangci ## Check formatting and documents, and run go vet, the linters and the import rules

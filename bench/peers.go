@@ -63,7 +63,6 @@ const maxConcurrent = 3
 // compareWithAmazon measures Berth against the Amazon VPC CNI.
 func compareWithAmazon(ctx context.Context, b *bench) []Result {
 	o := vpccni.Order{BinDir: must.Get(filepath.Abs(b.options.binDir)), CNIDir: must.Get(filepath.Abs(b.options.amazonDir)), Assets: b.options.assets}
-	defer vpccni.Sweep()
 	results := make([][]Result, len(vpccni.Workloads))
 	for _, alone := range []bool{true, false} {
 		g, ctx := errgroup.WithContext(ctx)

@@ -14,8 +14,8 @@ import (
 
 	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/ready"
-	"github.com/berthnet/berth/bench/vpccni"
 	"github.com/berthnet/berth/lab/network/ovn"
+	realcni "github.com/berthnet/berth/lab/run/vpccni"
 )
 
 // world is the environment that a group needs.
@@ -132,7 +132,7 @@ func (b *bench) check(chosen []group) (err error) {
 		case clusterImages:
 			need(o.images, "-lab-images", "the folders that make lab-images prints, separated by colons")
 		case amazonVPCCNI:
-			need(o.amazonDir, "-amazon-vpc-cni-dir", "the directory of "+vpccni.Daemon+" and "+vpccni.Plugin, vpccni.Daemon, vpccni.Plugin)
+			need(o.amazonDir, "-amazon-vpc-cni-dir", "the directory of "+realcni.DaemonProgram+" and "+realcni.PluginProgram, realcni.DaemonProgram, realcni.PluginProgram)
 		default:
 			need(o.binDir, "-bin-dir", "the directory of Berth's programs", path.Base(part))
 		}

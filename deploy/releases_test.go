@@ -55,6 +55,8 @@ var releases = []struct{ name, than, mode, values, kubernetes string }{
 	{name: "egress beside pool mode", than: "pool", mode: deploy.PoolMode, values: "egress: {enabled: true, port: 5556, image: {repository: registry.example.com/berth-egress, tag: v1}}"},
 	{name: "egress beside port mode", than: "port", mode: deploy.PortMode, values: "egress: {enabled: true}"},
 
+	{name: "migration to node mode", than: "node", mode: deploy.NodeMode, values: "migration: {from: amazon-vpc-cni}"},
+
 	{name: "network policies beside node mode", than: "node", mode: deploy.NodeMode, values: "networkPolicies: {enabled: true}"},
 	{name: "network policies beside operator mode", than: "operator", mode: deploy.OperatorMode, values: "networkPolicies: {enabled: true}"},
 	{name: "network policies beside pool mode", than: "pool", mode: deploy.PoolMode, values: "networkPolicies: {enabled: true}"},

@@ -30,6 +30,9 @@ type Release struct {
 	Values    map[string]any // override chart/values.yaml
 	// Kubernetes is the version of the cluster; newest if empty.
 	Kubernetes string
+
+	appVersion string                // of the chart; that of chart/Chart.yaml if empty
+	cluster    engine.ClientProvider // what the chart may look up; nothing if nil
 }
 
 // newest is the version of Kubernetes that Berth is built with (go.mod).
@@ -99,6 +102,11 @@ func (r Release) execute() (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load the chart: %w", err)
 	}
+	if r.appVersion != "" {
+		released, metadata := *c, *c.Metadata
+		metadata.AppVersion, released.Metadata = r.appVersion, &metadata
+		c = &released
+	}
 	options := common.ReleaseOptions{
 		Name: cmp.Or(r.Name, "berth"), Namespace: cmp.Or(r.Namespace, "kube-system"), Revision: 1, IsInstall: true,
 	}
@@ -112,7 +120,12 @@ func (r Release) execute() (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("values of the chart: %w", err)
 	}
-	texts, err := engine.Engine{}.RenderWithContext(context.Background(), c, values)
+	var texts map[string]string
+	if r.cluster == nil {
+		texts, err = engine.Engine{}.RenderWithContext(context.Background(), c, values)
+	} else {
+		texts, err = engine.RenderWithClientProvider(c, values, r.cluster)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("render the chart: %w", err)
 	}

@@ -111,6 +111,7 @@ func TestInvalidValuesAreRejected(t *testing.T) {
 		{"allowed: {addresses: many}", "at '/allowed/addresses': got string, want integer"},
 		{"crds: {install: 'no'}", "at '/crds/install': got string, want boolean"},
 		{"crds: false", "at '/crds': got boolean, want object"},
+		{"upgrade: {skipMinorVersions: 'yes'}", "at '/upgrade/skipMinorVersions': got string, want boolean"},
 		{"rbac: {enabled: false}", "at '/rbac': additional properties 'enabled' not allowed"},
 		{"admissionPolicies: {create: 0}", "at '/admissionPolicies/create': got number, want boolean"},
 	} {
@@ -222,4 +223,21 @@ func podOf(t *testing.T, o deploy.Objects, program string) corev1.PodSpec {
 		return one[appsv1.Deployment](t, o, "berth-operator").Spec.Template.Spec
 	}
 	return one[appsv1.DaemonSet](t, o, "berthd").Spec.Template.Spec
+}
+
+// The annotation by which a pod gets an IAM role reaches the service account of the program that calls EC2.
+func TestServiceAccountsHaveAnnotations(t *testing.T) {
+	const key, arn = "eks.amazonaws.com/role-arn", "arn:aws:iam::123456789012:role/berth"
+	for mode, want := range map[string]struct{ value, account string }{
+		deploy.NodeMode:     {"daemon", "berthd"},
+		deploy.OperatorMode: {"operator", "berth-operator"},
+	} {
+		objects := rendered(t, mode, fmt.Sprintf("%s: {serviceAccount: {annotations: {%s: %q}}}", want.value, key, arn))
+		for _, o := range objects.Of("ServiceAccount") {
+			annotated := o.GetName() == want.account
+			if got := o.GetAnnotations()[key]; annotated != (got == arn) {
+				t.Errorf("mode %s: annotation of service account %s = %q", mode, o.GetName(), got)
+			}
+		}
+	}
 }

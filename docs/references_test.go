@@ -59,14 +59,17 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 // others are flags in the documents that belong to other software, or to those of Berth's programs that have no settings
 // page.
 var others = map[string]string{
-	"multus-conf-file": "Multus", "without-nodegroup": "eksctl",
+	"multus-conf-file": "Multus",
+	"node-type":        "eksctl", "max-pods-per-node": "eksctl", "node-labels": "eksctl", "service-account-name": "eksctl", "permission-policy-arns": "eksctl", "config-file": "eksctl",
+	"approve": "eksctl", "role-only": "eksctl", "role-name": "eksctl", "attach-policy-arn": "eksctl",
+	"policy-name": "aws", "policy-document": "aws", "addon-name": "aws", "resolve-conflicts": "aws", "preserve": "aws", "configuration-values": "aws", "install": "helm",
 	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
 	"node-ip": "kubelet", "configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 	"service-cluster-ip-range": "kube-apiserver", "enable-aggregator-routing": "kube-apiserver", "admission-control-config-file": "kube-apiserver",
 	"create-namespace": "helm", "image": "kubectl", "annotations": "kubectl",
 	"now": "systemctl", "previous": "kubectl", "filters": "aws", "network": "openstack", "ports": "openstack", "host": "openstack", "device-owner": "openstack", "from-literal": "kubectl", "for": "kubectl",
-	"overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
+	"compat-calico": "Coil", "prefix": "etcdctl", "overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
 // variables are environment variables of tests, not settings of a program.

@@ -62,6 +62,11 @@ case $all in
 */test/labs*) for program in ptp host-local; do hack/tool.sh cniplugins "$program" >/dev/null; done ;;
 esac
 
+# The Amazon VPC CNI, from which a node of a lab moves.
+case $all in
+*/lab/demo*) for program in aws-k8s-agent routed-eni-cni-plugin; do hack/tool.sh amazonvpccni "$program" >/dev/null; done ;;
+esac
+
 # The kernel of the virtual machine, which must be downloaded outside the sandbox.
 case $all in
 */test/guest* | */lab/vm*)

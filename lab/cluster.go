@@ -100,6 +100,11 @@ func (b builder) raiseKube(ctx context.Context) error {
 	if err := l.Kube.ApplyObjects(ctx, objects.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
+	if l.CRDs != nil {
+		if err := l.Kube.InstallCRDs(ctx, l.CRDs); err != nil {
+			return err
+		}
+	}
 	if !l.hasOperators() {
 		return nil
 	}

@@ -85,9 +85,9 @@ func podsOf(t *testing.T, l *Lab, node string) (names []string) {
 func podsAreObjects(t *testing.T, l *Lab) {
 	ctx := t.Context()
 	n := l.Nodes()[0]
-	uid, name, err := n.Objects.Bind(ctx, "new-namespace", "a", nil, nil)
+	uid, name, err := n.Objects.Bind(ctx, "a", node.PodOptions{Namespace: "new-namespace"})
 	ok(t, err)
-	if again, _, err := n.Objects.Bind(ctx, "new-namespace", "a", nil, nil); err != nil || again != uid {
+	if again, _, err := n.Objects.Bind(ctx, "a", node.PodOptions{Namespace: "new-namespace"}); err != nil || again != uid {
 		t.Errorf("second Bind() = %s, %v; want %s", again, err, uid)
 	}
 	pod := &corev1.Pod{}
@@ -106,7 +106,7 @@ func podsAreObjects(t *testing.T, l *Lab) {
 		t.Errorf("status of running pod = %+v, want Running with IP 10.0.0.9", pod.Status)
 	}
 	n.Objects.Gone("new-namespace", "a")
-	if again, _, err := n.Objects.Bind(ctx, "new-namespace", "a", nil, nil); err != nil || again == uid {
+	if again, _, err := n.Objects.Bind(ctx, "a", node.PodOptions{Namespace: "new-namespace"}); err != nil || again == uid {
 		t.Errorf("Bind() of a new pod with the same name = %s, %v; want a UID other than %s", again, err, uid)
 	}
 }
@@ -128,7 +128,7 @@ func lostReplyToABinding(t *testing.T, l *Lab) {
 		},
 	})
 	objects := &podObjects{cluster: &nodeObjects{kube: &c}, node: "node-1", uids: map[podKey]string{}}
-	uid, name, err := objects.Bind(ctx, "default", "unheard", nil, nil)
+	uid, name, err := objects.Bind(ctx, "unheard", node.PodOptions{Namespace: "default"})
 	ok(t, err)
 	pod := &corev1.Pod{}
 	ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: name}, pod))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -62,9 +63,14 @@ type Options struct {
 	Egress bool
 	// NetworkPolicies has berthd enforce network policies.
 	NetworkPolicies bool
+	// CRDs are kinds of other projects (*.yaml), which are installed before operators start.
+	CRDs fs.FS
 	// NodeNetworkTemplates enables NodeNetworkTemplates in node mode, which then has a Kubernetes API. In operator mode
 	// they are always enabled.
 	NodeNetworkTemplates bool
+	// AmazonVPCCNI is the directory of the programs of the Amazon VPC CNI, which nodes in node mode can run instead of
+	// berthd (NewAmazonVPCCNI). The lab then has a Kubernetes API.
+	AmazonVPCCNI string
 	// OperatorCount is the number of berth-operator processes if the mode, VPCPorts, Egress or NetworkPolicies requires operators; default
 	// 1. One of them leads.
 	OperatorCount int

@@ -21,6 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/vpccni"
 )
 
 // machines are the running instances of a lab, or the running nodes of its site.
@@ -280,7 +281,7 @@ func (s *machines) joinPorts(o node.Options) (portcloud.Joined, error) {
 func (s *machines) close() error {
 	s.booting.Wait()
 	var off errgroup.Group
-	var errs []error
+	errs := []error{s.killFormer()}
 	for _, m := range s.all() {
 		off.Go(func() error {
 			err := errors.Join(m.PowerOff(), m.removeHostDisk())
@@ -304,6 +305,8 @@ type machine struct {
 
 	ports portcloud.Cloud // cloud of which it is a compute host in port mode, or nil
 	ovsdb string          // endpoint of its OVSDB in port mode, for this process
+
+	former *vpccni.Daemon // daemon of another network; guarded by machines.mu
 }
 
 // PowerOff powers the machine off.

@@ -41,7 +41,9 @@ func (o Options) hasOperators() bool {
 }
 
 // hasKube reports whether a lab without kubelets has a Kubernetes API.
-func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }
+func (o Options) hasKube() bool {
+	return o.hasOperators() || o.NodeNetworkTemplates || o.AmazonVPCCNI != ""
+}
 
 // modelled reports whether the lab itself acts as kubelets and controllers.
 func (o Options) modelled() bool { return o.hasKube() && o.Kubelets == nil }
@@ -90,6 +92,9 @@ func (o Options) completeMode() (Options, error) {
 	}
 	if o.NodeNetworkTemplates && (o.Mode != NodeMode || o.Kubelets != nil) {
 		return o, errors.New("NodeNetworkTemplates can only be enabled in node mode without kubelets: in operator mode they are always enabled")
+	}
+	if o.AmazonVPCCNI != "" && (o.Mode != NodeMode || o.Kubelets != nil) {
+		return o, errors.New("the Amazon VPC CNI is for node mode without kubelets")
 	}
 	if !o.hasKube() {
 		if o.Kubelets != nil {

@@ -198,8 +198,8 @@ func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 
 // Bind implements node.PodObjects. It waits while an object with the name is being deleted, and while the API server is
 // down.
-func (o *podObjects) Bind(ctx context.Context, namespace, name string, labels, annotations map[string]string) (uid, objectName string, err error) {
-	k := podKey{namespace, name}
+func (o *podObjects) Bind(ctx context.Context, name string, of node.PodOptions) (uid, objectName string, err error) {
+	k := podKey{of.Namespace, name}
 	o.mu.Lock()
 	uid = o.uids[k]
 	o.mu.Unlock()
@@ -213,13 +213,17 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, labels, a
 			Containers: []corev1.Container{{Name: "echo", Image: "echo"}},
 		},
 	}
-	pod.Labels, pod.Annotations = labels, maps.Clone(annotations)
+	pod.Labels, pod.Annotations = of.Labels, maps.Clone(of.Annotations)
+	for _, p := range of.Named {
+		port := corev1.ContainerPort{Name: p.Name, ContainerPort: int32(p.Port), Protocol: corev1.Protocol(p.Protocol)}
+		pod.Spec.Containers[0].Ports = append(pod.Spec.Containers[0].Ports, port)
+	}
 	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, bindingAnnotation, rand.Text())
 	err = poll.Retry(ctx, func() error { return o.cluster.create(ctx, pod.DeepCopy(), &uid) }, func(err error) bool {
 		return apierrors.IsAlreadyExists(err) || kube.Unavailable(err) // an object is gone once its deletion has been sent
 	})
 	if err != nil {
-		return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)
+		return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", of.Namespace, name, o.node, err)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -314,7 +318,7 @@ func BindPods(ctx context.Context, n *node.Node, names ...string) error {
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup
 	for i, name := range names {
-		wg.Go(func() { _, _, errs[i] = n.Objects.Bind(ctx, "default", name, nil, nil) })
+		wg.Go(func() { _, _, errs[i] = n.Objects.Bind(ctx, name, node.PodOptions{Namespace: "default"}) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -65,7 +65,8 @@ type AddressBlock struct {
 	// +optional
 	RequestUID types.UID `json:"requestUID,omitempty"`
 
-	// Withheld lists addresses of the block that belong to a node or to the cluster's Services. New
+	// Withheld lists addresses of the block that belong to a node or to the cluster's Services, or that
+	// the pool reserves. New
 	// pods get neither these addresses nor their counterparts at the same offset in the other
 	// family. Written by the operator.
 	// +listType=atomic
@@ -105,6 +106,9 @@ type AddressBlockStatus struct {
 	// +optional
 	RenewTime *metav1.MicroTime `json:"renewTime,omitempty"`
 }
+
+// WithheldByPool precedes the name of the pool in the owner of withheld addresses that the pool reserves.
+const WithheldByPool = "AddressPool "
 
 // MaxWithheld is the maximum number of entries in withheld.
 const MaxWithheld = 64

@@ -37,6 +37,7 @@ type AddressPoolList struct {
 
 // AddressPoolSpec defines the subnets of the pool and the size of its blocks. Written by a person.
 //
+// +kubebuilder:validation:XValidation:rule="!has(self.reserved) || self.reserved.all(r, !isCIDR(r) || self.subnets.exists(s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).containsCIDR(r) || has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).containsCIDR(r)))",fieldPath=".reserved",message="reserved ranges must be inside a subnet of the pool"
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, (!has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).prefixLength() <= 32 - self.blockSizeBits) && (!has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).prefixLength() <= 128 - self.blockSizeBits))",fieldPath=".subnets",message="subnets must each hold a block: ipv4 a /(32-blockSizeBits) or larger, ipv6 a /(128-blockSizeBits) or larger; with blockSizeBits 5, /27 and /123"
 type AddressPoolSpec struct {
 	// BlockSizeBits is the binary logarithm of the block size: each block has 2^blockSizeBits
@@ -64,6 +65,16 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 65536",message="maxBlocksPerNode must be between 1 and 65536"
 	// +optional
 	MaxBlocksPerNode *int32 `json:"maxBlocksPerNode,omitempty"`
+
+	// Reserved are ranges of the subnets that no new pod gets, such as addresses of routers. In a pool with both
+	// families, the counterpart of a reserved address at the same offset is not assigned either. A pod that has
+	// a reserved address keeps it. You can add and remove ranges at any time.
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=128
+	// +kubebuilder:validation:items:MaxLength=49
+	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) && cidr(r).masked() == cidr(r))",message="reserved must be CIDRs without host bits, such as 10.2.0.0/28 or 10.2.0.1/32"
+	// +optional
+	Reserved []string `json:"reserved,omitempty"`
 
 	// PodNamespaces are the namespaces whose pods may choose this pool with their own annotation
 	// berth.dev/pool. The annotation of a namespace needs no entry here, because only people with

@@ -29,8 +29,12 @@ const (
 	overlapIPv4 = "subnets must not overlap: the ipv4 ranges of two subnets do"
 	overlapIPv6 = "subnets must not overlap: the ipv6 ranges of two subnets do"
 	holdsBlock  = "subnets must each hold a block: ipv4 a /(32-blockSizeBits) or larger, ipv6 a /(128-blockSizeBits) or larger; with blockSizeBits 5, /27 and /123"
-	poolName    = "metadata.name must be at most 63 lower-case letters, digits and hyphens: it is a label of the pool's blocks"
-	appendOnly  = "subnets can only be appended: changing or removing one would renumber blocks that nodes have"
+
+	reservedText   = "reserved must be CIDRs without host bits, such as 10.2.0.0/28 or 10.2.0.1/32"
+	reservedInside = "reserved ranges must be inside a subnet of the pool"
+
+	poolName   = "metadata.name must be at most 63 lower-case letters, digits and hyphens: it is a label of the pool's blocks"
+	appendOnly = "subnets can only be appended: changing or removing one would renumber blocks that nodes have"
 )
 
 var badPools = []refusal{
@@ -61,6 +65,12 @@ var badPools = []refusal{
 	{"only one subnet is dual-stack", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
 	{"maxBlocksPerNode of 0", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 0}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
 	{"maxBlocksPerNode above the maximum", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 65537}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
+	{"a reserved address without a prefix length", "{subnets: [{ipv4: 10.0.0.0/24}], reserved: [10.0.0.1]}", "spec.reserved", reservedText},
+	{"host bits in a reserved range", "{subnets: [{ipv4: 10.0.0.0/24}], reserved: [10.0.0.0/28, 10.0.0.1/28]}", "spec.reserved", reservedText},
+	{"a reserved range outside", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.2.0/24}], reserved: [10.0.2.0/28, 10.0.1.0/28]}", "spec.reserved", reservedInside},
+	{"a reserved range that is larger than its subnet", "{subnets: [{ipv4: 10.0.0.0/24}], reserved: [10.0.0.0/23]}", "spec.reserved", reservedInside},
+	{"a reserved range of the other family", "{subnets: [{ipv4: 10.0.0.0/24}], reserved: ['fd00::/120']}", "spec.reserved", reservedInside},
+	{"the same reserved range twice", "{subnets: [{ipv4: 10.0.0.0/24}], reserved: [10.0.0.0/28, 10.0.0.0/28]}", "spec.reserved[1]", "Duplicate value"},
 	{"a pattern for a namespace", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: ['*']}", "spec.podNamespaces", "podNamespaces must be namespace names"},
 	{"the same namespace twice", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [a, a]}", "spec.podNamespaces[1]", "Duplicate value"},
 }
@@ -91,6 +101,7 @@ func TestGoodPools(t *testing.T) {
 		"{blockSizeBits: 0, subnets: [{ipv4: 0.0.0.0/0}]}",
 		"{subnets: [{ipv4: 10.2.0.0/16, ipv6: 'fd01:0203:0405:0607::/112'}]}", // the notation of Coil's design
 		"{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [team-a, '0']}",
+		"{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}], reserved: [10.0.0.0/28, 10.0.0.255/32, 'fd00::f/128', 'fd00::/120']}",
 	} {
 		if err := c.Create(t.Context(), newPool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {
 			t.Errorf("%s: %v", spec, err)
@@ -134,6 +145,9 @@ func TestPoolChanges(t *testing.T) {
 		"{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.2.0.0/29}]}",
 		"{podNamespaces: [team-a]}",
 		"{podNamespaces: null}",
+		"{reserved: [10.0.0.0/28]}",
+		"{reserved: [10.2.0.0/30, 10.0.0.4/32]}",
+		"{reserved: null}",
 	} {
 		harness.OK(t, respec(t, spec))
 	}
@@ -161,6 +175,14 @@ func TestTheLargestPool(t *testing.T) {
 		names[i] = fmt.Sprintf("%063d", i)
 	}
 	harness.OK(t, unstructured.SetNestedStringSlice(p.Object, names, "spec", "podNamespaces"))
+	reserved := make([]string, 128)
+	for i := range reserved {
+		reserved[i] = fmt.Sprintf("fd00:0%03x:1111:2222:3333:4444:5555:1%03x/128", 100, i%64)
+		if i >= 64 {
+			reserved[i] = fmt.Sprintf("10.100.1%02d.128/32", i-64)
+		}
+	}
+	harness.OK(t, unstructured.SetNestedStringSlice(p.Object, reserved, "spec", "reserved"))
 	harness.OK(t, c.Update(t.Context(), p))
 	subnets, _, err := unstructured.NestedSlice(p.Object, "spec", "subnets")
 	harness.OK(t, err)

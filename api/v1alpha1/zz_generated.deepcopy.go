@@ -171,6 +171,11 @@ func (in *AddressPoolSpec) DeepCopyInto(out *AddressPoolSpec) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.Reserved != nil {
+		in, out := &in.Reserved, &out.Reserved
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.PodNamespaces != nil {
 		in, out := &in.PodNamespaces, &out.PodNamespaces
 		*out = make([]string, len(*in))

@@ -154,13 +154,13 @@ func (c *cluster) start(ctx context.Context, parts *bubble.Parts) error {
 	context.AfterFunc(ctx, func() { _ = os.RemoveAll(dir) })
 	listener := bufconn.Listen(32 << 10)
 	server := grpc.NewServer()
-	wire.RegisterPoliciesServer(server, &operator.Server{
+	wire.RegisterPoliciesServer(server, operator.NewServer(operator.Server{
 		Feed:      c.feed,
 		Node:      func(_ context.Context, token string) (string, error) { return token, nil },
-		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
+		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) (bool, error) { return false, nil },
 		Serves:    func() error { return nil },
 		Clock:     clock.Real{}, Log: slog.New(slog.DiscardHandler),
-	})
+	}))
 	parts.Start("the operator", func(ctx context.Context) error {
 		context.AfterFunc(ctx, server.Stop)
 		return server.Serve(listener)

@@ -143,7 +143,7 @@ func (c *cluster) replace(out *Outcome) error {
 		addrs := p.Addrs
 		p.UID, p.Addrs = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", i)), nil
 		c.feed.SetPod(p)
-		if _, err := c.feed.Assign(p.Node, p.NamespacedName, p.UID, addrs); err != nil {
+		if _, err := c.feed.Assign(p.Node, p.NamespacedName, p.UID, addrs, false); err != nil {
 			return err
 		}
 		p.Addrs = addrs

@@ -5,18 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/invoke"
-	"github.com/containernetworking/cni/pkg/version"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/objects"
@@ -30,31 +25,23 @@ const retryDelay = 250 * time.Millisecond
 
 // pods are the pods of one node, created as by a container runtime.
 type pods struct {
-	node *node.Node
-	cni  *libcni.CNIConfig
-	list *libcni.NetworkConfigList
-	// apart means that the plugin runs in another mount namespace, in which the files of new sandboxes are
-	// not visible.
-	apart  bool
+	node   *node.Node
+	cni    *libcni.CNIConfig
+	list   *libcni.NetworkConfigList
 	failed atomic.Int64 // number of failed ADDs
 
 	mu   sync.Mutex // guards all below; never held across I/O
 	made int
-	left map[string]*os.File // existing sandboxes by name; if not nil, the file through which the plugin reaches the sandbox
+	left map[string]bool // existing sandboxes by name
 }
 
-// newPods returns the pods of a node, created with the plugins of a CNI configuration. The plugins run in a
-// mount namespace unless its path is empty.
-func newPods(n *node.Node, conf, mountNS string) (*pods, error) {
+// newPods returns the pods of a node, created with the plugins of a CNI configuration.
+func newPods(n *node.Node, conf string) (*pods, error) {
 	list, err := libcni.NetworkConfFromFile(conf)
 	if err != nil {
 		return nil, fmt.Errorf("read the CNI configuration: %w", err)
 	}
-	in := &inside{netns: n.Netns, mountNS: mountNS}
-	return &pods{
-		node: n, list: list, apart: mountNS != "", left: map[string]*os.File{},
-		cni: libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, filepath.Join(n.Dir, "var", "lib", "cni"), in),
-	}, nil
+	return &pods{node: n, list: list, left: map[string]bool{}, cni: n.Runtime(filepath.Join(n.Dir, "var", "lib", "cni"))}, nil
 }
 
 // sandbox creates the network namespace of a new pod.
@@ -64,20 +51,11 @@ func (p *pods) sandbox() *libcni.RuntimeConf {
 	name := fmt.Sprintf("%s%d", p.node.PodPrefix, p.made)
 	p.mu.Unlock()
 	must.OK(ns.Create(name))
-	path := ns.Path(name)
-	var open *os.File
-	if p.apart {
-		var err error
-		if open, err = os.Open(path); err != nil {
-			must.OK(errors.Join(err, ns.Remove(name)))
-		}
-		path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), open.Fd())
-	}
 	p.mu.Lock()
-	p.left[name] = open
+	p.left[name] = true
 	p.mu.Unlock()
 	return &libcni.RuntimeConf{
-		ContainerID: name, NetNS: path, IfName: "eth0",
+		ContainerID: name, NetNS: ns.Path(name), IfName: "eth0",
 		Args: [][2]string{{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}, {"K8S_POD_INFRA_CONTAINER_ID", name}},
 	}
 }
@@ -101,12 +79,8 @@ func (p *pods) del(ctx context.Context, rt *libcni.RuntimeConf) error {
 
 func (p *pods) remove(name string) error {
 	p.mu.Lock()
-	open := p.left[name]
 	delete(p.left, name)
 	p.mu.Unlock()
-	if open != nil {
-		_ = open.Close()
-	}
 	return ns.Remove(name)
 }
 
@@ -151,43 +125,4 @@ func (p *pods) close() error {
 		errs = append(errs, p.remove(name))
 	}
 	return errors.Join(errs...)
-}
-
-// inside runs plugins in a node's network namespace and, if it has one, in its mount namespace.
-type inside struct {
-	invoke.RawExec
-	version.PluginDecoder
-	netns, mountNS string
-}
-
-// ExecPlugin implements invoke.Exec.
-func (e *inside) ExecPlugin(ctx context.Context, plugin string, stdin []byte, env []string) (out []byte, err error) {
-	err = ns.Do(e.netns, func() error {
-		if e.mountNS != "" {
-			if err := enterMounts(e.mountNS); err != nil {
-				return err
-			}
-		}
-		out, err = e.RawExec.ExecPlugin(ctx, plugin, stdin, env)
-		return err
-	})
-	return out, err
-}
-
-// enterMounts moves the calling thread, which stays locked to its goroutine, to a mount namespace. The
-// thread must not share its root and working directory with others (setns(2)).
-func enterMounts(path string) error {
-	runtime.LockOSThread()
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open mount namespace: %w", err)
-	}
-	defer unix.Close(fd)
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("unshare the filesystem attributes of the thread: %w", err)
-	}
-	if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("enter mount namespace %s: %w", path, err)
-	}
-	return nil
 }

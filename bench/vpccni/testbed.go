@@ -75,7 +75,7 @@ type daemon interface {
 	// Start starts the daemon and does not wait for it.
 	Start(more ...string) error
 	Running() bool
-	Kill() error
+	Close() error
 	LogTail(lines int) string
 	// ready returns the pods of the node, or an error while the system does not accept ADDs.
 	ready(ctx context.Context) (*pods, error)
@@ -189,7 +189,7 @@ const longest = 2 * time.Minute
 func (b *bed) close() error {
 	var errs []error
 	for _, m := range b.machines {
-		errs = append(errs, m.daemon.Kill())
+		errs = append(errs, m.daemon.Close())
 		if m.pods != nil {
 			errs = append(errs, m.pods.close())
 		}

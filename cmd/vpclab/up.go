@@ -26,7 +26,7 @@ import (
 type labFlags struct {
 	dir, specFile, instanceType, binDir string
 	nodes                               int
-	mode, families                      string
+	mode, families, from                string
 	ipv6Egress                          bool
 	vpcPorts, egress                    bool
 	operators                           int

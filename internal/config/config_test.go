@@ -82,7 +82,7 @@ func TestDefaults(t *testing.T) {
 		},
 		CloudSettings:    CloudSettings{IMDSMode: imdsModeIPv4},
 		DatapathSettings: DatapathSettings{IPv4Egress: true, SysctlDir: "/proc/sys"},
-		ServingSettings:  ServingSettings{WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute, ForeignAddresses: ForeignTell},
+		ServingSettings:  ServingSettings{WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute, ForeignAddresses: ForeignTell, AWSCheckpoints: "/run/aws-node"},
 		WatchingSettings: WatchingSettings{IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", PodEvents: PodEventsAuto},
 		LogSettings:      LogSettings{LogLevel: "info", LogFormat: "text"},
 		InstallSettings: InstallSettings{

@@ -91,7 +91,11 @@ type ENISettings struct {
 	UsePrimaryAddress    bool              // in operator mode, for the NodeNetwork
 	TrunkENI             bool              // in operator mode, for the NodeNetwork
 	DeleteOnTermination  bool
+	AdoptENIs            []string
 }
+
+// adoptable are the systems whose ENIs can be adopted.
+var adoptable = []string{"amazon-vpc-cni", "cilium"}
 
 func (c *ENISettings) rows() []Setting {
 	return []Setting{
@@ -115,6 +119,8 @@ func (c *ENISettings) rows() []Setting {
 			Doc: "With ipam=eni-operator, also give pods the primary address of each ENI with addresses for pods, except for eth0."},
 		{Flag: "trunk-eni", Default: "false", bare: true, parse: boolean(&c.TrunkENI),
 			Doc: "With ipam=eni-operator, let the operator keep a trunk ENI on the instance for branch interfaces of pods, if the instance type supports them. It takes the place of one ENI with addresses for pods."},
+		{Flag: "adopt-enis", parse: list(&c.AdoptENIs, among(adoptable...)),
+			Doc: "Other systems whose ENIs of this instance Berth uses like its own, separated by commas: `amazon-vpc-cni`, `cilium`. Their pods' addresses stay with their pods, and Berth adds its tags where its IAM policy permits that. For the migration from that system, and for as long as such ENIs are attached."},
 		{Flag: "delete-on-termination", Default: "true", bare: true, parse: boolean(&c.DeleteOnTermination),
 			Doc: "Let EC2 delete this node's ENIs together with the instance. ENIs that remain are deleted once they have been detached for orphan-age."},
 	}

@@ -47,6 +47,7 @@ type ServingSettings struct {
 	NetnsGrace       time.Duration
 	RepairInterval   time.Duration
 	ForeignAddresses string // reaction to addresses of running pods on the node's links: ForeignTell or ForeignRemove
+	AWSCheckpoints   string // directory of the Amazon VPC CNI's checkpoint
 }
 
 func (c *ServingSettings) rows() []Setting {
@@ -63,6 +64,8 @@ func (c *ServingSettings) rows() []Setting {
 			Doc: "How often the kernel is compared with its desired state, in addition to each observed change."},
 		{Flag: "foreign-addresses", Default: ForeignTell, parse: oneOf(&c.ForeignAddresses, ForeignTell, ForeignRemove),
 			Doc: "What to do when other software adds a running pod's address to a link of the node, which cuts the pod off. `tell`: report it by the condition AddressesExclusive, an Event on the pod and a metric. `remove`: also remove the address from the link, unless the node needs it."},
+		{Flag: "aws-node-dir", Default: "/run/aws-node", parse: absolutePath(&c.AWSCheckpoints, false),
+			Doc: "Directory where the Amazon VPC CNI, if it runs or ran on the node, keeps the addresses of its pods (`ipam.json`). Addresses that its pods hold are not handed out."},
 	}
 }
 

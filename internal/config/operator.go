@@ -54,6 +54,7 @@ type OperatorNodes struct {
 	InstanceNodeTag    string // key of an EC2 tag; empty: none
 	InstanceClusterTag Tag    // zero: none
 	NodeGoneGrace      time.Duration
+	AdoptENIs          []string
 	ENITimes
 }
 
@@ -210,6 +211,8 @@ func (o *OperatorNodes) rows() []Setting {
 			Doc: "Key of an EC2 tag of instances whose value is the name of the instance's Node. It links an instance to its Node where Nodes have no spec.providerID and are not named after the instance's private DNS name. Not set: no such tag."},
 		{Flag: "instance-cluster-tag", Unit: "key[=value]", parse: tag(&o.InstanceClusterTag),
 			Doc: "EC2 tag that an instance must have for the operator to manage it, with any value if none is given. Not set: none."},
+		{Flag: "adopt-enis", parse: list(&o.AdoptENIs, among(adoptable...)),
+			Doc: "Other systems whose ENIs the operator manages like its own on nodes with a NodeNetwork, separated by commas: `amazon-vpc-cni`, `cilium`. Without it, such ENIs occupy the instance's slots. For the migration from that system, and for as long as such ENIs are attached."},
 		{Flag: "node-gone-grace", Default: "1m", parse: duration(&o.NodeGoneGrace, time.Second, 30*day),
 			Doc: "How long a node's Node object or its instance must be gone, and its daemon silent, before its NodeNetwork is removed."},
 		{Flag: "shrink-delay", Default: "1m", parse: duration(&o.ShrinkDelay, time.Millisecond, day),

@@ -23,7 +23,7 @@ func New() *cobra.Command {
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), newUninstall(), bundle.New(bundle.Options{}), newVersion())
+	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), newMigrate(), newUninstall(), bundle.New(bundle.Options{}), newVersion())
 	return cmd
 }
 

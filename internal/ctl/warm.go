@@ -54,7 +54,7 @@ variables.`,
 	cmd.Flags().IntVar(&pods, "pods", 0, "pods with an address of their own")
 	out.register(cmd)
 	loader := config.NewLoader(cmd.Flags())
-	hideOthers(cmd.Flags())
+	hide(cmd.Flags(), func(flag string) bool { return warmFlags[flag] })
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := loader.Load(os.Environ())
 		if err != nil {
@@ -94,8 +94,9 @@ var warmFlags = map[string]bool{
 	"instance-type": true, "pods": true, "output": true,
 }
 
-func hideOthers(flags *pflag.FlagSet) {
-	flags.VisitAll(func(f *pflag.Flag) { f.Hidden = !warmFlags[f.Name] })
+// hide hides flags that are not shown from the help.
+func hide(flags *pflag.FlagSet, shown func(flag string) bool) {
+	flags.VisitAll(func(f *pflag.Flag) { f.Hidden = !shown(f.Name) })
 }
 
 func writeWarm(cmd *cobra.Command, n warmNode) error {

@@ -280,6 +280,11 @@ func (m *model) busy(group string, p netip.Prefix) int {
 	return m.count(group, p, used) + m.count(group, p, cooling)
 }
 
+// stays reports whether somebody has an address of the group or prefix.
+func (m *model) stays(group string, p netip.Prefix) bool {
+	return m.busy(group, p)+m.count(group, p, withheld) > 0
+}
+
 // dump writes the observable state, for comparison.
 func (m *model) dump() []string {
 	var out []string

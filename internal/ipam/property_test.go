@@ -158,7 +158,7 @@ func (x *machine) WithdrawPrefixes(t *rapid.T) {
 	could := 0
 	if g := x.m.groups[id]; g != nil {
 		for p := range g.prefixes {
-			if !g.gone[p] && x.m.busy(id, p) == 0 {
+			if !g.gone[p] && !x.m.stays(id, p) {
 				could++
 			}
 		}
@@ -168,8 +168,8 @@ func (x *machine) WithdrawPrefixes(t *rapid.T) {
 		t.Fatalf("withdrew %v, want %d prefixes", got, min(n, could))
 	}
 	for _, p := range got {
-		if x.m.groups[id].gone[p] || x.m.busy(id, p) > 0 {
-			t.Fatalf("withdrew %v, which is busy or withdrawn", p)
+		if x.m.groups[id].gone[p] || x.m.stays(id, p) {
+			t.Fatalf("withdrew %v, which is busy, withheld or withdrawn", p)
 		}
 		x.m.groups[id].gone[p] = true
 	}
@@ -178,7 +178,7 @@ func (x *machine) WithdrawPrefixes(t *rapid.T) {
 func (x *machine) WithdrawGroup(t *rapid.T) {
 	id := x.group(t)
 	err := x.a.WithdrawGroup(id)
-	ok := x.m.groups[id] != nil && x.m.busy(id, netip.Prefix{}) == 0
+	ok := x.m.groups[id] != nil && !x.m.stays(id, netip.Prefix{})
 	if (err == nil) != ok {
 		t.Fatalf("WithdrawGroup(%s) error = %v, want success = %v", id, err, ok)
 	}

@@ -17,7 +17,7 @@ type Counts struct {
 	Withheld  int // of these, outside of withdrawn prefixes and groups
 
 	FreeSingles  int // single addresses that could be withdrawn
-	FreePrefixes int // prefixes that could be withdrawn: nothing used or cooling in them
+	FreePrefixes int // prefixes that could be withdrawn: nothing used, cooling or withheld in them
 }
 
 // GroupCounts are one group's counts.
@@ -59,7 +59,7 @@ func (g *group[K]) counts() Counts {
 		case u.withdrawn:
 			c.Withdrawn += u.size()
 			continue
-		case u.busy() == 0:
+		case !u.stays():
 			c.FreePrefixes++
 		}
 		c.Withdrawn += u.count[withheld]

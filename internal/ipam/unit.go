@@ -54,6 +54,9 @@ func (u *unit[K]) size() int {
 // busy returns the number of addresses that are used or cooling.
 func (u *unit[K]) busy() int { return u.count[used] + u.count[cooling] }
 
+// stays reports whether the prefix may not be released: somebody has an address of it, a pod or who it is withheld for.
+func (u *unit[K]) stays() bool { return u.busy()+u.count[withheld] > 0 }
+
 // assignable returns the number of addresses that could be handed out if the group is ready.
 func (u *unit[K]) assignable() int {
 	switch {

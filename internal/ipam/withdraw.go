@@ -8,7 +8,7 @@ import (
 
 // Withdrawing is the first half of releasing addresses: a withdrawn address is no longer assignable, so
 // the cloud can be asked to release it. Then either the group is set without it (SetGroup), or Restore
-// makes it assignable again. Used and cooling addresses are never withdrawn.
+// makes it assignable again. Used, cooling and withheld addresses are never withdrawn.
 
 // Withdraw takes up to n free single addresses of a group out of use, the longest free ones first, and
 // returns them.
@@ -26,8 +26,8 @@ func (a *Allocator[K]) Withdraw(id string, n int) []netip.Addr {
 	return out
 }
 
-// WithdrawPrefixes takes up to n prefixes of a group out of use that have no used or cooling address, the
-// highest first, and returns them.
+// WithdrawPrefixes takes up to n prefixes of a group out of use that have no used, cooling or withheld
+// address, the highest first, and returns them.
 func (a *Allocator[K]) WithdrawPrefixes(id string, n int) []netip.Prefix {
 	g, ok := a.groups[id]
 	if !ok {
@@ -43,7 +43,7 @@ func (a *Allocator[K]) WithdrawPrefixes(id string, n int) []netip.Prefix {
 }
 
 func (a *Allocator[K]) withdrawPrefix(u *unit[K]) bool {
-	if u.withdrawn || u.busy() > 0 {
+	if u.withdrawn || u.stays() {
 		return false
 	}
 	u.withdrawn = true
@@ -51,14 +51,14 @@ func (a *Allocator[K]) withdrawPrefix(u *unit[K]) bool {
 	return true
 }
 
-// WithdrawGroup takes a whole group out of use, unless it has used or cooling addresses.
+// WithdrawGroup takes a whole group out of use, unless it has used, cooling or withheld addresses.
 func (a *Allocator[K]) WithdrawGroup(id string) error {
 	g, ok := a.groups[id]
 	if !ok {
 		return fmt.Errorf("withdraw group %s: no such group", id)
 	}
-	if g.count[used]+g.count[cooling] > 0 {
-		return fmt.Errorf("withdraw group %s: %d addresses used, %d cooling", id, g.count[used], g.count[cooling])
+	if g.count[used]+g.count[cooling]+g.count[withheld] > 0 {
+		return fmt.Errorf("withdraw group %s: %d addresses used, %d cooling, %d withheld", id, g.count[used], g.count[cooling], g.count[withheld])
 	}
 	g.withdrawn = true
 	a.fix(g.singles)

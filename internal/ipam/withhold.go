@@ -8,7 +8,7 @@ import (
 
 // Withholding keeps addresses of a group from being assigned while something else uses them. Pods that
 // already have one of them keep it; once it is released and has cooled it is withheld, not free. Withheld
-// addresses count as withdrawn.
+// addresses count as withdrawn, and are never released: somebody has them.
 
 // Withhold makes addrs the withheld addresses of a group, and returns those that no pod holds.
 // Addresses that are no longer withheld become free, queued after all others. Addresses that the group

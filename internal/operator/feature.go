@@ -173,7 +173,7 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 	ec2 := pace.Cloud(client, pace.Options{Ceilings: cfg.EC2Limits, Observer: m, Logger: log})
 	env.ec2.api = ec2
 	fl, err := fleet.New(fleet.Config{
-		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
+		Cluster: cfg.ClusterName, Adopt: cfg.AdoptENIs, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
 		Timing: eni.Timing{
 			ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,
 			CollectInterval: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
@@ -355,7 +355,7 @@ func setupPolicyServer(_ context.Context, mgr manager.Manager, env environment) 
 	}
 	addresses := knownAddresses(mgr, cfg)
 	policies, err := networkpolicy.Setup(mgr, networkpolicy.Options{
-		Listener: listener, Namespace: cfg.LeaseNamespace, Daemon: cfg.NetworkPolicyDaemons, May: addresses.May, OfNIC: addresses.OfNIC,
+		Listener: listener, Namespace: cfg.LeaseNamespace, Daemon: cfg.NetworkPolicyDaemons, Judge: addresses.Judge, OfNIC: addresses.OfNIC,
 		Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {

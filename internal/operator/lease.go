@@ -34,8 +34,8 @@ type lease struct {
 
 // newLease returns a lock whose holder identity is unique to this process.
 func newLease(ctx context.Context, c *rest.Config, cfg config.Operator, log *slog.Logger) (*lease, error) {
-	c = rest.AddUserAgent(c, "leader-election")
-	// If a request hangs, there must be time for another one.
+	c = rest.AddUserAgent(rest.CopyConfig(c), "leader-election")
+	// If a request hangs, there must be time for another one. Other requests may take longer: watches, and lists of many objects.
 	c.Timeout = max(cfg.RenewDeadline/2, time.Second)
 	client, err := coordination.NewForConfig(c)
 	if err != nil {

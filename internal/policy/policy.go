@@ -99,7 +99,7 @@ func Compare(a, b *Policy) int {
 	return cmp.Or(cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// Judges tells whether the policy can decide anything about a direction.
+// Judges reports whether the policy can decide anything about a direction.
 func (p *Policy) Judges(d Direction) bool { return p.Isolates[d] || len(p.Rules[d]) > 0 }
 
 // Sets are the sets that the policy's rules name, each once.
@@ -192,7 +192,7 @@ func (c SetChanges) Of(id SetID) *SetChange {
 	return c[id]
 }
 
-// Sets tells whether a set has an element.
+// Sets reports whether a set has an element.
 type Sets interface {
 	Has(id SetID, e Element) bool
 }

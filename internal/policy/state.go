@@ -15,16 +15,16 @@ type Selected struct {
 	Policies []Ref
 }
 
-// Update is what a node is told. All of it takes effect together.
+// Update is what a node is sent. All of it takes effect together.
 type Update struct {
 	Version  uint64
-	Whole    bool                  // what was told before counts no more
+	Whole    bool                  // it replaces all updates before
 	Pods     map[PodName]*Selected // nil: the pod is gone
 	Policies map[Ref]*Policy       // nil: no pod of the node has it any more
 	Sets     SetChanges            // of those that these policies name
 }
 
-// Empty tells whether an update changes nothing.
+// Empty reports whether an update changes nothing.
 func (u *Update) Empty() bool {
 	return !u.Whole && len(u.Pods)+len(u.Policies)+len(u.Sets) == 0
 }
@@ -36,14 +36,15 @@ type State struct {
 	pods     map[PodName]Selected
 	policies map[Ref]*Policy
 	sets     map[SetID]map[Element]struct{}
+	lists    map[PodName][]*Policy // of Of, since the last change
 }
 
 // NewState returns a State that knows nothing.
 func NewState() *State {
-	return &State{pods: map[PodName]Selected{}, policies: map[Ref]*Policy{}, sets: map[SetID]map[Element]struct{}{}}
+	return &State{pods: map[PodName]Selected{}, policies: map[Ref]*Policy{}, sets: map[SetID]map[Element]struct{}{}, lists: map[PodName][]*Policy{}}
 }
 
-// Take takes in an update and tells whether policies or pods changed, and not only sets.
+// Take takes in an update and reports whether policies or pods changed, and not only sets.
 func (s *State) Take(u *Update) (rules bool) {
 	if u.Whole {
 		*s = *NewState()
@@ -67,6 +68,7 @@ func (s *State) Take(u *Update) (rules bool) {
 		s.change(id, change)
 	}
 	if rules = u.Whole || len(u.Pods)+len(u.Policies) > 0; rules {
+		clear(s.lists)
 		s.dropSets()
 	}
 	return rules
@@ -99,11 +101,14 @@ func (s *State) dropSets() {
 // Version is the version of the last update; 0: none.
 func (s *State) Version() uint64 { return s.version }
 
-// Of are the policies of a pod, in the order in which they are judged. ok is false if the pod is not known.
+// Of are the policies of a pod, in the order in which they are judged, as a list that must not be changed. ok is false if the pod is not known.
 func (s *State) Of(name PodName, uid string) (list []*Policy, ok bool) {
 	p, known := s.pods[name]
 	if !known || p.UID != uid {
 		return nil, false
+	}
+	if list, ok = s.lists[name]; ok {
+		return list, true
 	}
 	for _, ref := range p.Policies {
 		if policy := s.policies[ref]; policy != nil {
@@ -111,6 +116,7 @@ func (s *State) Of(name PodName, uid string) (list []*Policy, ok bool) {
 		}
 	}
 	slices.SortFunc(list, Compare)
+	s.lists[name] = list
 	return list, true
 }
 
@@ -137,6 +143,9 @@ func (s *State) Pods() iter.Seq2[PodName, string] {
 		}
 	}
 }
+
+// Policies are the policies that are known. The map changes with the state.
+func (s *State) Policies() map[Ref]*Policy { return s.policies }
 
 // SetIDs are the sets that are known.
 func (s *State) SetIDs() iter.Seq[SetID] { return maps.Keys(s.sets) }

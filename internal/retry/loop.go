@@ -61,3 +61,25 @@ func Until(ctx context.Context, c clock.Clock, p Policy, do func(context.Context
 	}
 	return fmt.Errorf("%w; the last attempt failed: %w", context.Cause(ctx), err)
 }
+
+// Repeat calls do until ctx ends, and waits each time as long as do says. failed is called for an error that differs from the last
+// one, unless ctx has ended.
+func Repeat(ctx context.Context, c clock.Clock, do func(context.Context) (wait time.Duration, err error), failed func(error)) {
+	for last := ""; ; {
+		wait, err := do(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			last = ""
+		case err.Error() != last:
+			last = err.Error()
+			failed(err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.After(wait):
+		}
+	}
+}

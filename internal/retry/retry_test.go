@@ -183,3 +183,24 @@ func TestInFlight(t *testing.T) {
 	f.End("a").Until = now.Add(time.Hour)
 	start("a", true)
 }
+
+// Repeat reports an error once, until another one or a success comes between, and nothing once its context has ended.
+func TestRepeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		a, b := errors.New("a"), errors.New("b")
+		attempts := []error{a, a, b, nil, b, b, a}
+		var failed []error
+		began := time.Now()
+		Repeat(ctx, clock.Real{}, func(context.Context) (time.Duration, error) {
+			err := attempts[0]
+			if attempts = attempts[1:]; len(attempts) == 0 {
+				cancel()
+			}
+			return time.Minute, err
+		}, func(err error) { failed = append(failed, err) })
+		if want := []error{a, b, b}; !slices.Equal(failed, want) || time.Since(began) != 6*time.Minute {
+			t.Errorf("Repeat() reported %v within %v, want %v within 6m", failed, time.Since(began), want)
+		}
+	})
+}

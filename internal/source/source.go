@@ -41,8 +41,9 @@ type Source interface {
 	// cooling period has passed, the address is assigned after those without such a call. Calls come in the order of
 	// release.
 	RestoreCooling(addr netip.Addr, since time.Time)
-	// Withhold passes all addresses that the node itself has. Those that belong to the source and that no pod holds are not
-	// assigned until a later call omits them, and are kept like cooling addresses. Withhold returns these.
+	// Withhold passes all addresses that the node itself or other software on it has. Those that belong to the source and
+	// that no pod holds are not assigned until a later call omits them, and are kept like cooling addresses: the source
+	// never releases them to the cloud or the pool. Withhold returns these.
 	Withhold(addrs []netip.Addr) (kept []netip.Addr)
 	// NodeAddresses returns the addresses of the node's Node object that the source knows to be its own. They are never
 	// removed from the node.

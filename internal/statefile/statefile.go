@@ -123,3 +123,19 @@ func Create(path string, data []byte, mode fs.FileMode) error {
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
 }
+
+// Replace replaces a file at once, by one beside it whose name ends in .new. An existing file's permissions are kept.
+func Replace(path string, data []byte, mode fs.FileMode) error {
+	if info, err := os.Lstat(path); err == nil {
+		mode = info.Mode().Perm()
+	}
+	tmp := path + ".new"
+	err := Create(tmp, data, mode)
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		return fmt.Errorf("replace %s: %w", path, err)
+	}
+	return nil
+}

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -83,5 +84,24 @@ func TestVersions(t *testing.T) {
 		if _, err := Encode(v); (err == nil) != (v == content{}) {
 			t.Errorf("Encode(%T) = %v, want an error unless it is an object with fields", v, err)
 		}
+	}
+}
+
+func TestReplaceKeepsPermissions(t *testing.T) {
+	dir := t.TempDir()
+	at := filepath.Join(dir, "file")
+	for i, mode := range []os.FileMode{0o600, 0o640} {
+		must(t, Replace(at, []byte(strconv.Itoa(i)), 0o600))
+		data, err := os.ReadFile(at)
+		must(t, err)
+		info, err := os.Stat(at)
+		must(t, err)
+		if string(data) != strconv.Itoa(i) || info.Mode() != mode {
+			t.Errorf("file = %q with %v, want %d with %v", data, info.Mode(), i, mode)
+		}
+		must(t, os.Chmod(at, 0o640))
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+		t.Errorf("files = %v, %v, want one", files, err)
 	}
 }

@@ -25,6 +25,7 @@ var branchProofs = []proof{
 	in(inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm),
 	in(inOperator, "no traffic reaches it, even from its node, until allowed", branchGroups),
 	in(inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled),
+	in(inOperator, "a network policy closes a pod from the start, and changes", policyLife),
 	in(inOperator, "its branch is deleted with the pod, the trunk is not", branchGone),
 	in(inOperator, "kernel, records, objects and EC2 agree about branches", agreement),
 }
@@ -51,7 +52,7 @@ func branchLab(o lab.Options) lab.Options {
 	}
 	return lab.Options{
 		Dir: o.Dir, BinDir: o.BinDir, KubeAssets: o.KubeAssets, Progress: o.Progress, Mode: lab.OperatorMode, Nodes: 2, Spec: &s, InstanceType: branchType,
-		VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorCount: 2, RestartOperators: true, OperatorArgs: append([]string{"--branch-cooling=2s", "--listing-interval=2s"}, quickLeases...),
+		VPCPorts: true, PortCloud: portcloud.NewBranches, NetworkPolicies: true, OperatorCount: 2, RestartOperators: true, OperatorArgs: append([]string{"--branch-cooling=2s", "--listing-interval=2s"}, quickLeases...),
 		IPFamilies: ipfamily.Dual,
 	}
 }

@@ -34,6 +34,7 @@ var clusterProofs = []proof{
 	in(inClusters, "30 pods Ready on 3 nodes, none before its node", thirtyPods),
 	in(inClusters, "DNS and Services work from a pod; kubectl logs and exec work", dnsAndServices),
 	in(inClusters, "NodePort of every node, from the host outside", nodePorts),
+	in(routed, "a network policy holds from a pod's first packet", policyInCluster),
 	in(inOperator, "kubectl shows NodeNetworks", showObjects),
 	in(inPool, "kubectl shows pools and blocks", showObjects),
 	in(inPort, "kubectl shows VPCs and PodNICs", showObjects),
@@ -185,8 +186,10 @@ func (s *Cluster) shut(ctx context.Context, address string) {
 }
 
 // hostname returns the URL at which a server returns its name.
-func hostname(address string) string {
-	return "http://" + net.JoinHostPort(address, strconv.Itoa(WebPort)) + "/hostname"
+func hostname(address string) string { return hostnameAt(address, WebPort) }
+
+func hostnameAt(address string, port int) string {
+	return "http://" + net.JoinHostPort(address, strconv.Itoa(port)) + "/hostname"
 }
 
 // pods returns the Deployment's pods that are not terminating.

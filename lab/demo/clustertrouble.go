@@ -85,7 +85,7 @@ func rolled(ctx context.Context, st *stage) string {
 	return s.during(ctx, drainedNode, func() string {
 		began := time.Now()
 		what := []string{"daemonset/berthd"}
-		if s.lab.Mode != lab.NodeMode {
+		if s.lab.Mode != lab.NodeMode || s.lab.NetworkPolicies {
 			what = append(what, "deployment/berth-operator")
 		}
 		// Changes a value, as a new version would, so that Helm creates a new revision.

@@ -25,7 +25,10 @@ const DefaultDir = "/run/vpclab/demo"
 
 // Options describe a demo.
 type Options struct {
-	Lab     lab.Options
+	Lab lab.Options
+	// Coil is the name of a recording (package replay) of a cluster with Coil, from which a node moves. Of Lab, only
+	// the directories count then.
+	Coil    string
 	Program string    // how vpclab was invoked, for the commands to try next
 	Keep    bool      // keep the lab up and serve its control socket
 	Out     io.Writer // receives the report, line by line
@@ -77,13 +80,15 @@ type stage struct {
 	nodes   []*node.Node
 	release func() // of the lock on the lab's directory
 
-	ports    *ports
-	cluster  *Cluster
-	egress   *egress
-	branches *branches
-	pools    *pools
-	policies *policyStage
-	beside   sync.WaitGroup // goroutines of the current proof (start)
+	ports     *ports
+	cluster   *Cluster
+	egress    *egress
+	branches  *branches
+	pools     *pools
+	policies  *policyStage
+	migration *migration
+	coil      *coilMigration // then there is no lab
+	beside    sync.WaitGroup // goroutines of the current proof (start)
 }
 
 func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage {
@@ -91,7 +96,7 @@ func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage 
 		size: size, lab: l, nodes: l.Nodes(), release: release,
 		ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &Cluster{lab: l, nodes: l.Nodes(), quote: quote},
 		egress: &egress{lab: l, nodes: l.Nodes()}, branches: &branches{lab: l, nodes: l.Nodes()}, pools: &pools{lab: l},
-		policies: &policyStage{lab: l, nodes: l.Nodes()},
+		policies: &policyStage{lab: l, nodes: l.Nodes()}, migration: &migration{lab: l},
 	}
 }
 
@@ -110,14 +115,14 @@ var errFailed = errors.New("some proofs failed")
 // Run starts a lab, runs every proof and removes the lab, or with Keep serves it until ctx ends. It returns an error
 // if a proof failed or could not run.
 func Run(ctx context.Context, o Options) error {
+	if o.Coil != "" {
+		return runCoil(ctx, o)
+	}
 	o, err := o.complete()
 	if err != nil {
 		return err
 	}
-	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab)), subtest: o.Subtest}
-	if t.subtest == nil {
-		t.subtest = func(_ string, proof func() error) { _ = proof() } // play handles its error
-	}
+	t := newReporter(o, len(proofsOf(o.Lab)))
 	o.Lab.Progress = t.note
 	more, lacks := o.branches()
 	if more && lacks == nil {
@@ -128,7 +133,7 @@ func Run(ctx context.Context, o Options) error {
 		return errors.Join(err, done(o, err))
 	}
 	defer func() { s.release() }()
-	failed := s.play(ctx, t)
+	failed := s.play(ctx, t, proofsOf(s.lab.Options))
 	switch {
 	case failed != nil || !more:
 	case lacks != nil:
@@ -142,7 +147,7 @@ func Run(ctx context.Context, o Options) error {
 			return errors.Join(err, done(o, err))
 		}
 		s = next
-		failed = s.play(ctx, t)
+		failed = s.play(ctx, t, proofsOf(s.lab.Options))
 	}
 	if failed == nil {
 		failed = t.summary()
@@ -166,7 +171,9 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 		t.say("Starting a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Nodes, o.Mode)
 	case o.Egress:
 		t.say("Starting a data centre with %d nodes, whose pods reach the outside through gateways ...", o.Nodes)
-	case o.NetworkPolicies:
+	case o.AmazonVPCCNI != "":
+		t.say("Raising a VPC with %d nodes, the first of which has the Amazon VPC CNI, on this machine ...", o.Nodes)
+	case ofPolicies(o):
 		t.say("Raising a VPC with %d nodes that enforce network policies on this machine ...", o.Nodes)
 	case o.Mode == lab.PoolMode:
 		t.say("Starting a data centre with %d nodes on this machine ...", o.Nodes)
@@ -232,8 +239,12 @@ func (o Options) complete() (Options, error) {
 		o.Lab = branchLab(o.Lab)
 		return o, nil
 	}
-	if o.Lab.NetworkPolicies {
+	if ofPolicies(o.Lab) {
 		o.Lab = policyLab(o.Lab)
+		return o, nil
+	}
+	if o.Lab.AmazonVPCCNI != "" {
+		o.Lab = migrationLab(o.Lab)
 		return o, nil
 	}
 	if o.Lab.Egress && o.Lab.Mode == lab.PoolMode {
@@ -247,6 +258,8 @@ func (o Options) complete() (Options, error) {
 		o.Lab.Spec = &s
 	case lab.PoolMode:
 		o.Lab.Nodes, o.Lab.Pools = max(o.Lab.Nodes, 3), demoPools()
+	case lab.PortMode:
+		o.Lab.NetworkPolicies = true
 	}
 	if o.Lab.Mode != lab.NodeMode {
 		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
@@ -287,10 +300,8 @@ func (o Options) completeEgress() Options {
 
 // completeCluster is complete for a lab with kubelets, where a proof installs Berth.
 func (o Options) completeCluster() Options {
-	o.Lab.Nodes, o.Lab.NoDaemons = 3, true
-	if o.Lab.Mode != lab.NodeMode {
-		o.Lab.OperatorCount = 2
-	}
+	o.Lab.Nodes, o.Lab.NoDaemons, o.Lab.OperatorCount = 3, true, 2
+	o.Lab.NetworkPolicies = o.Lab.Mode != lab.PortMode
 	if o.Lab.Mode == lab.PortMode {
 		o.Lab.OperatorArgs = append(slices.Clone(portClusterArgs), o.Lab.OperatorArgs...)
 	}
@@ -305,9 +316,9 @@ func done(o Options, err error) error {
 }
 
 // play runs the proofs in order. The reporter records failures; play returns an error if ctx ends.
-func (s *stage) play(ctx context.Context, t *reporter) error {
+func (s *stage) play(ctx context.Context, t *reporter, list []proof) error {
 	t.say("")
-	for i, p := range proofsOf(s.lab.Options) {
+	for i, p := range list {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, patience)
 		var figures string
@@ -334,6 +345,10 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 
 // showLogs prints packets that the fabric dropped and the daemons' logs after a failure.
 func (s *stage) showLogs(t *reporter) {
+	if s.coil != nil {
+		showDaemons(t, s.nodes)
+		return
+	}
 	var drops map[string]fabric.Drops
 	if s.lab.Fabric != nil {
 		var err error
@@ -352,19 +367,26 @@ func (s *stage) showLogs(t *reporter) {
 		s.cluster.Report(func(line string) { t.say("    %s", line) })
 		return
 	}
-	for _, n := range s.nodes {
-		t.say("    the end of %s:", n.LogFile())
-		t.quote(n.LogTail(8))
-	}
+	showDaemons(t, s.nodes)
 	for _, o := range s.lab.Operators() {
 		t.say("    the end of %s:", o.LogFile())
 		t.quote(o.LogTail(8))
 	}
 }
 
+func showDaemons(t *reporter, nodes []*node.Node) {
+	for _, n := range nodes {
+		t.say("    the end of %s:", n.LogFile())
+		t.quote(n.LogTail(8))
+	}
+}
+
 // clear removes the lab. It returns an error if anything is left.
 func (s *stage) clear() error {
 	defer s.release() // the lock file was removed with the directory
+	if s.coil != nil {
+		return s.coil.close()
+	}
 	err := s.lab.Close()
 	_, sweepErr := lab.Sweep(s.lab.Dir, s.lab.ID)
 	if err = errors.Join(err, sweepErr, os.RemoveAll(s.lab.Dir)); err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator", "berth-egress"))
+	os.Exit(harness.Main(m, "berthd", "berth", "berthctl", "berth-operator", "berth-egress"))
 }
 
 func options(t *testing.T, out *bytes.Buffer) Options {

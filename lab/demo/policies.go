@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/nftables"
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/echo"
@@ -30,6 +33,9 @@ var policyProofs = []proof{
 	in(inNode, "the last policy is deleted: every pod is reached again", policyDeleted),
 	in(inNode, "kernel, records, introspection and EC2 agree", agreement),
 }
+
+// ofPolicies tells whether a lab is for the policies demo.
+func ofPolicies(o lab.Options) bool { return o.Mode == lab.NodeMode && o.NetworkPolicies }
 
 // The pods and the policy of the policies demo. Pods have the label app with their name's stem.
 const (
@@ -80,9 +86,14 @@ func (s *policyStage) setPolicy(ctx context.Context, apps ...string) {
 	check(s.lab.Kube.Client.Update(ctx, p))
 }
 
-// addApp adds a pod with the label app.
+// addApp adds a pod with the label app. It has a port in a lab with those; where ports are branches, servers have one.
 func (s *policyStage) addApp(ctx context.Context, n *node.Node, app, name string) *node.Pod {
-	return must(n.AddPod(ctx, name, node.PodOptions{Namespace: policyNamespace, Labels: map[string]string{appLabel: app}}))
+	o := node.PodOptions{Namespace: policyNamespace, Labels: map[string]string{appLabel: app}}
+	if s.lab.Mode == lab.PortMode || ofBranches(s.lab.Options) && app == policyServer {
+		vpc := s.lab.VPCs[0]
+		o.Annotations = map[string]string{v1alpha1.AnnotationVPC: vpc.Name, v1alpha1.AnnotationNICs: fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", vpc.Open)}
+	}
+	return must(n.AddPod(ctx, name, o))
 }
 
 // appPod returns a pod of the demo.
@@ -127,8 +138,14 @@ func policyFirstPacket(ctx context.Context, s *stage) string {
 	added := since(took)
 	isRefused(ctx, other, web) // the first packets that it receives
 	reaches(ctx, client, web)
-	reaches(ctx, web, other) // nothing isolates its own connections
-	return fmt.Sprintf("ADD %s; by IPv4 and IPv6", added)
+	reaches(ctx, web, other)        // nothing isolates its own connections
+	if s.lab.Mode != lab.PortMode { // nodes are in no VPC
+		for _, a := range web.Addrs {
+			_, err := echo.Ask(ctx, s.nodes[1].Netns, "tcp", port(a), netip.Addr{}, "a probe")
+			checkf(err, "pod %s is not reached by its own node at %s", web.Name, a)
+		}
+	}
+	return fmt.Sprintf("ADD %s; by %v", added, s.lab.PodFamilies().Families())
 }
 
 // newClients is how many clients connect at once as soon as they exist.
@@ -212,10 +229,120 @@ func policyRestored(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("restored within %s", ms(time.Since(began)))
 }
 
+// NetworkPolicies adds pods with ports under a policy.
+func NetworkPolicies(ctx context.Context, l *lab.Lab) (figures string, err error) {
+	err = attempt(func() { figures = policyLife(ctx, newStage(l, size{}, nil, nil)) })
+	return figures, err
+}
+
+// policyLife is what the policies demo has, with pods whose packets may pass no chain of their node. It leaves no pods.
+func policyLife(ctx context.Context, s *stage) string {
+	var list []string
+	for _, p := range []func(context.Context, *stage) string{policyFirstPacket, policyEndsConnections, policySurvivesKills, policyDeleted} {
+		list = append(list, p(ctx, s))
+	}
+	for _, name := range []string{policyServer, policyClient, policyOther} {
+		s.ports.remove(ctx, s.policies.appPod(name))
+	}
+	return strings.Join(list, "; ")
+}
+
 func policyDeleted(ctx context.Context, s *stage) string {
 	web, other := s.policies.appPod(policyServer), s.policies.appPod(policyOther)
 	began := time.Now()
 	check(s.lab.Kube.Client.Delete(ctx, allowing()))
 	await(ctx, "pod other reaches the server", func() { reaches(ctx, other, web) })
 	return fmt.Sprintf("after %s", ms(time.Since(began)))
+}
+
+// policyPods are a server and two callers in a cluster of kubelets. All that a caller does is to call, so its first call is the
+// first packet of its pod. It prints the HTTP status of each call, or 000.
+const policyPods = `
+{{range .Pods}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: {{.Name}}, namespace: {{$.Namespace}}, labels: {app: {{.Name}}}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: {{.Name}}
+      image: {{$.Image}}
+      imagePullPolicy: Never
+      {{- if .Calls}}
+      command: [sh, -c, "while :; do for url in {{.Calls}}; do curl -s -o /dev/null -m {{.Patience}} -w '%{http_code}\\n' $url; done; sleep 0.1; done"]
+      {{- else}}
+      args: [netexec, --http-port={{$.Port}}]
+      readinessProbe: {httpGet: {path: /healthz, port: {{$.Port}}}, periodSeconds: 1}
+      {{- end}}
+{{end}}`
+
+// policyApp is a pod of policyPods. It calls URLs in turn, each for some seconds at most, or it is the server.
+type policyApp struct {
+	Name, Calls string
+	Patience    int
+}
+
+// policyInCluster has pods of kubelets call from their first moment: one calls a server that accepts it, the other one may not call
+// anybody.
+func policyInCluster(ctx context.Context, st *stage) string {
+	s, kube := st.cluster, st.lab.Kube
+	run := func(pods ...policyApp) {
+		must(s.apply(ctx, policyPods, map[string]any{"Namespace": policyNamespace, "Image": Agnhost, "Port": echo.Port, "Pods": pods}))
+	}
+	check(kube.CreateNamespace(ctx, policyNamespace, nil))
+	defer func() {
+		s.kubectl(context.WithoutCancel(ctx), "delete", "namespace", policyNamespace, "--timeout=60s")
+	}()
+	mute := &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: policyOther},
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{appLabel: policyOther}}, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
+		},
+	}
+	check(errors.Join(kube.Client.Create(ctx, allowing(policyClient)), kube.Client.Create(ctx, mute)))
+	run(policyApp{Name: policyServer})
+	s.kubectl(ctx, "wait", "--namespace="+policyNamespace, "--for=condition=Ready", "pod/"+policyServer, "--timeout=60s") // its node's probe gets through
+	web := &corev1.Pod{}
+	check(kube.Client.Get(ctx, client.ObjectKey{Namespace: policyNamespace, Name: policyServer}, web))
+	// A first packet may come too early where another node has to accept it, and is sent again after a second.
+	run(policyApp{policyClient, urls(*web, echo.Port), 2}, policyApp{policyOther, urls(s.pods(ctx)[0], WebPort), 1})
+	each := len(web.Status.PodIPs)
+	calls := func(name string) []string {
+		all := strings.Fields(s.kubectl(ctx, "logs", "--namespace="+policyNamespace, name))
+		if len(all) < 3*each {
+			fail("pod %s has called %d times", name, len(all))
+		}
+		return all
+	}
+	only := func(name, status string, calls []string) {
+		if slices.ContainsFunc(calls, func(got string) bool { return got != status }) {
+			fail("calls of pod %s: %v, want %s", name, calls, status)
+		}
+	}
+	const answered, refused = "200", "000"
+	var first []string
+	for name, status := range map[string]string{policyClient: answered, policyOther: refused} {
+		await(ctx, "calls of pod "+name, func() { first = calls(name) })
+		only(name, status, first)
+	}
+	began := time.Now()
+	check(kube.Client.Delete(ctx, mute))
+	st.policies.setPolicy(ctx)
+	for name, status := range map[string]string{policyClient: refused, policyOther: answered} {
+		await(ctx, "calls of pod "+name+" after the change", func() {
+			all := calls(name)
+			only(name, status, all[len(all)-each:])
+		})
+	}
+	return fmt.Sprintf("right from the first call, by %v; after changes within %s", st.lab.PodFamilies().Families(), since(began))
+}
+
+// urls are those of a pod's addresses.
+func urls(p corev1.Pod, port int) string {
+	var list []string
+	for _, ip := range p.Status.PodIPs {
+		list = append(list, hostnameAt(ip.IP, port))
+	}
+	return strings.Join(list, " ")
 }

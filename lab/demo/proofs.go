@@ -45,6 +45,7 @@ var proofs = []proof{
 	in(inPort, "a security group drops, then allows", groups),
 	in(inPort, "a VPC with the same addresses is not reached", inPorts(otherVPC)),
 	in(inPort, "a PodNIC keeps its address on another node", inPorts(fixedNIC)),
+	in(inPort, "a network policy closes a pod from the start, and changes", policyLife),
 	in(inPort, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic),
 	in(inPort, "a NIC is added to a running pod, responds, and is removed", inPorts(hotPlug)),
 	in(inPort, "a port deleted in the cloud is created again", inPorts(portDeleted)),
@@ -105,8 +106,10 @@ func proofsOf(o lab.Options) []proof {
 	switch {
 	case o.Kubelets != nil:
 		all = clusterProofs
-	case o.NetworkPolicies:
+	case ofPolicies(o):
 		all = policyProofs
+	case o.AmazonVPCCNI != "":
+		all = migrationProofs
 	case o.Egress:
 		all = egressProofs
 	case ofBranches(o):

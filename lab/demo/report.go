@@ -34,6 +34,14 @@ type result struct {
 	err  error
 }
 
+func newReporter(o Options, proofs int) *reporter {
+	t := &reporter{out: o.Out, began: time.Now(), proofs: proofs, subtest: o.Subtest}
+	if t.subtest == nil {
+		t.subtest = func(_ string, proof func() error) { _ = proof() } // play handles its error
+	}
+	return t
+}
+
 func (t *reporter) say(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

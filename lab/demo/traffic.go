@@ -15,6 +15,7 @@ import (
 
 // traffic is a set of conversations. Each sends a request, waits for the reply, and sends the next.
 type traffic struct {
+	pace     time.Duration // between messages of a conversation
 	running  sync.WaitGroup
 	talks    int
 	answered atomic.Int64
@@ -31,7 +32,7 @@ func (t *traffic) converse(ctx context.Context, path, network string, to netip.A
 	t.running.Go(func() {
 		defer conn.Close()
 		for i := 0; ctx.Err() == nil && t.question(conn, i); i++ {
-			<-time.After(2 * time.Millisecond) // pause between messages of the conversation
+			<-time.After(t.pace)
 		}
 	})
 }
@@ -63,14 +64,24 @@ func (t *traffic) flow(ctx context.Context) {
 		case <-ctx.Done():
 			fail("no further replies: %w", ctx.Err())
 		case <-time.After(5 * time.Millisecond): // about the interval between replies
+			if t.lost() != nil {
+				fail("replies were lost")
+			}
 		}
 	}
+}
+
+// lost returns the lost replies so far.
+func (t *traffic) lost() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return errors.Join(t.errs...)
 }
 
 // underTraffic calls do, which starts conversations, and fails if a reply is lost.
 func underTraffic(ctx context.Context, do func(context.Context, *traffic) string) (figures string, t *traffic) {
 	ctx, stop := context.WithCancel(ctx)
-	t = &traffic{}
+	t = &traffic{pace: 2 * time.Millisecond}
 	err := attempt(func() { figures = do(ctx, t) })
 	stop()
 	t.running.Wait()

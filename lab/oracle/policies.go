@@ -1,6 +1,7 @@
 package oracle
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,8 +18,13 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	k8sruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/introspect"
@@ -31,7 +37,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// NetworkPolicies resolves the NetworkPolicies in the API from scratch, and compares the result with each node's
+// NetworkPolicies resolves the NetworkPolicies and ClusterNetworkPolicies in the API from scratch, and compares the result with each node's
 // introspection and kernel: policies of each pod, their content, the elements of sets, and nothing else. With stored, it
 // compares the file on the node too, which changes of sets alone reach ten seconds later. It is part of Check, and like
 // Check expects a lab at rest.
@@ -66,8 +72,8 @@ func NetworkPolicies(ctx context.Context, l *lab.Lab, stored bool) []error {
 
 // resolved resolves the objects in the API.
 func resolved(ctx context.Context, c client.Client) (*resolve.Resolver, error) {
-	pods, namespaces, policies := &corev1.PodList{}, &corev1.NamespaceList{}, &networkingv1.NetworkPolicyList{}
-	for _, list := range []client.ObjectList{pods, namespaces, policies} {
+	pods, namespaces, nodes, policies := &corev1.PodList{}, &corev1.NamespaceList{}, &corev1.NodeList{}, &networkingv1.NetworkPolicyList{}
+	for _, list := range []client.ObjectList{pods, namespaces, nodes, policies} {
 		if err := c.List(ctx, list); err != nil {
 			return nil, fmt.Errorf("list %T: %w", list, err)
 		}
@@ -81,11 +87,43 @@ func resolved(ctx context.Context, c client.Client) (*resolve.Resolver, error) {
 			r.SetPod(p)
 		}
 	}
+	for _, n := range nodes.Items {
+		var addrs []netip.Addr
+		for _, a := range n.Status.Addresses {
+			if addr, err := netip.ParseAddr(a.Address); err == nil {
+				addrs = append(addrs, addr)
+			}
+		}
+		r.SetNode(n.Name, n.Labels, addrs)
+	}
 	for i := range policies.Items {
 		r.SetPolicy(compile.NetworkPolicy(&policies.Items[i]))
 	}
-	return r, nil
+	return r, resolveCluster(ctx, c, r)
 }
+
+// resolveCluster adds the ClusterNetworkPolicies, if their kind is installed.
+func resolveCluster(ctx context.Context, c client.Client, r *resolve.Resolver) error {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(ClusterNetworkPolicy.GroupVersion().WithKind(ClusterNetworkPolicy.Kind + "List"))
+	switch err := c.List(ctx, list); {
+	case meta.IsNoMatchError(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("list ClusterNetworkPolicies: %w", err)
+	}
+	for _, o := range list.Items {
+		p := &networkpolicy.ClusterNetworkPolicy{}
+		if err := k8sruntime.DefaultUnstructuredConverter.FromUnstructured(o.Object, p); err != nil {
+			return fmt.Errorf("ClusterNetworkPolicy %s: %w", o.GetName(), err)
+		}
+		r.SetPolicy(compile.ClusterNetworkPolicy(p))
+	}
+	return nil
+}
+
+// ClusterNetworkPolicy is that kind, for clients without its types.
+var ClusterNetworkPolicy = schema.GroupVersionKind{Group: networkpolicy.GroupName, Version: networkpolicy.GroupVersion.Version, Kind: "ClusterNetworkPolicy"}
 
 // updateFor returns what a node must know.
 func updateFor(r *resolve.Resolver, node string) *policy.Update {
@@ -258,6 +296,9 @@ func (f *policyFindings) checkKernel() {
 	f.differ("the kernel", got, want)
 }
 
+// applying is held while a table is made.
+var applying sync.Mutex
+
 func (f *policyFindings) tables() (got, want []string, err error) {
 	own, err := netns.GetFromPath(f.node.Netns)
 	if err != nil {
@@ -280,7 +321,10 @@ func (f *policyFindings) tables() (got, want []string, err error) {
 		return nil, nil, err
 	}
 	defer func() { _ = log.Close() }()
-	if err := table.Apply(f.pods, elements, nil); err != nil {
+	applying.Lock() // the library counts sets in a variable of its own
+	err = table.Apply(f.pods, elements, nil)
+	applying.Unlock()
+	if err != nil {
 		return nil, nil, err
 	}
 	got, errGot := tableLines(own)
@@ -322,7 +366,7 @@ func tableLines(h netns.NsHandle) (lines []string, err error) {
 			return nil, fmt.Errorf("set %s: %w", set.Name, err)
 		}
 		for _, e := range elements {
-			lines = append(lines, fmt.Sprintf("set %s: %x %s %t", set.Name, e.Key, verdictChain(e.Val), e.IntervalEnd))
+			lines = append(lines, fmt.Sprintf("set %s: %x %s %t", set.Name, e.Key, cmp.Or(verdictChain(e.Val), string(e.Val)), e.IntervalEnd))
 		}
 	}
 	chains, err := c.ListChainsOfTableFamily(table.Family)

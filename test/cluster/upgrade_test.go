@@ -18,9 +18,11 @@ import (
 const nextTag = "lab-next"
 
 // upgrade upgrades the release with helm upgrade and reverts it with helm rollback, while the Service is called and
-// pods are created and deleted.
+// pods are created and deleted. The settings that were saved before are then restored.
 func upgrade(t *testing.T, w *world) {
 	w.importAll(t, os.Getenv(nextVariable))
+	saved, values := filepath.Join(t.TempDir(), "berth.yaml"), w.helmValues(t)
+	harness.OK(t, os.WriteFile(saved, []byte(w.berth(t, 0, "settings")), 0o600))
 	w.underCalls(t, func() {
 		w.churn(t, func() {
 			harness.OK(t, w.Chart.Install(t.Context(), withImages(nextTag)))
@@ -31,7 +33,20 @@ func upgrade(t *testing.T, w *world) {
 			w.rolledOut(t, lab.DefaultTag)
 		})
 	})
+	_, err := w.Chart.Helm(t.Context(), "upgrade", lab.Release, filepath.Join(w.dir, "kube", "chart"), "--namespace="+addons.Namespace, "--values="+saved)
+	harness.OK(t, err)
+	if restored := w.helmValues(t); restored != values {
+		t.Errorf("values restored from kubectl berth settings:\n%s\nwant\n%s", restored, values)
+	}
 	w.rest(t)
+}
+
+// helmValues returns the values that Helm was given for the release.
+func (w *world) helmValues(t *testing.T) string {
+	t.Helper()
+	values, err := w.Chart.Helm(t.Context(), "get", "values", lab.Release, "--namespace="+addons.Namespace, "--output=yaml")
+	harness.OK(t, err)
+	return values
 }
 
 // withImages returns chart values for images with a tag.

@@ -231,6 +231,9 @@ func (m mode) lab(nodes, operators int) lab.Options {
 	if m.name != lab.NodeMode || o.VPCPorts || o.NetworkPolicies {
 		o.OperatorCount, o.OperatorArgs = operators, append(leases(operators), o.OperatorArgs...)
 	}
+	if o.NetworkPolicies {
+		o.CRDs = clusterPolicyKind{}
+	}
 	return harness.Quick(m.name, o)
 }
 

@@ -94,6 +94,18 @@ func (l *addressOwners) del(ctx context.Context, n *node.Node, name string) erro
 	return n.DelPod(ctx, name)
 }
 
+// restart replaces the sandbox of a pod.
+func (l *addressOwners) restart(ctx context.Context, n *node.Node, name string) error {
+	l.free(time.Now(), n.Name+"/"+name)
+	p, err := n.RestartPod(ctx, name)
+	if err != nil {
+		return err
+	}
+	addrs, err := shape{}.is(p)
+	l.take(n.Name+"/"+name, time.Now(), addrs...)
+	return err
+}
+
 // force removes a pod whose object was force-deleted before the runtime knows.
 func (l *addressOwners) force(ctx context.Context, lab *lab.Lab, n *node.Node, name string) error {
 	p, err := n.Pod(name)

@@ -37,7 +37,8 @@ var faults = []spec.Fault{
 const (
 	operationsLimit = 12 * time.Minute
 	roundLimit      = 40 * time.Minute
-	hangLimit       = time.Hour // for steps without a specific limit
+	endLimit        = 90 * time.Second // for a program that is told to end; shorter than hack/soak.sh waits after an interrupt
+	hangLimit       = time.Hour        // for steps without a specific limit
 )
 
 // round is a lab with a seed: operations with troubles, then rest, then an empty lab.
@@ -61,7 +62,7 @@ type round struct {
 // violate records a violation and prints it immediately. After an interruption of the soak, failures and unfinished
 // work are not violations.
 func (r *round) violate(k kind, text string) {
-	if r.soak.Err() != nil && k != duplicate && k != tooSoon && k != badLog {
+	if r.soak.Err() != nil && k != duplicate && k != tooSoon && k != badLog && k != stuck {
 		return
 	}
 	fmt.Printf("VIOLATION  %v: %s: %s\n", r.place, k, text)
@@ -80,6 +81,13 @@ func (r *round) violations() []string {
 func (r *round) ok(what string, err error) {
 	if err != nil {
 		r.violate(other, fmt.Sprintf("%s: %v", what, err))
+	}
+}
+
+// terminate tells a program to end.
+func (r *round) terminate(p *proc.Process) {
+	if err := p.Stop(endLimit); err != nil {
+		r.violate(stuck, err.Error())
 	}
 }
 

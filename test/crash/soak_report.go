@@ -87,7 +87,8 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 			e[egressEdit], e[gatewayKill], e[gatewayDeletion], e[rolloutRestart], e[givenUp])
 	}
 	if e[policyEdit] > 0 {
-		line("of policies", "changes of policies, pods and namespaces %d, connections refused %d, let through %d", e[policyEdit], e[policyRefusal], e[policyPass])
+		line("of policies", "changes of policies, pods and namespaces %d, sandboxes replaced %d", e[policyEdit], e[podRestart])
+		line("connections", "rightly refused %d, rightly let through %d, of both while programs were missing %d, undecided %d", e[policyRefusal], e[policyPass], e[policyTrouble], e[policyEither])
 	}
 	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
 	line("violations", "%s", counts(kinds, t.wrong))
@@ -186,6 +187,9 @@ const (
 	policyEdit      event = "policy, pod or namespace changed"
 	policyRefusal   event = "connection refused"
 	policyPass      event = "connection let through"
+	policyTrouble   event = "connection judged while programs were missing"
+	policyEither    event = "connection that could be either"
+	podRestart      event = "sandbox replaced"
 	failed          event = "failed operation"
 	failedRound     event = "failed round"
 )
@@ -200,10 +204,11 @@ const (
 	disagreement kind = "disagreement"  // kernel, records, introspection, EC2 and objects contradict each other
 	policyBreach kind = "policy"        // a connection was let through that all states forbid, or refused that all allow
 	badLog       kind = "race or panic" // in the log of a program
+	stuck        kind = "stuck"         // a program did not end when it was told to
 	other        kind = "other"         // a failed operation, a time limit, the lab itself
 )
 
-var kinds = []kind{duplicate, tooSoon, leak, disagreement, policyBreach, badLog, other}
+var kinds = []kind{duplicate, tooSoon, leak, disagreement, policyBreach, badLog, stuck, other}
 
 // place identifies a round.
 type place struct {

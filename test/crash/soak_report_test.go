@@ -49,7 +49,7 @@ Mode pool
   at failpoints daemons 2, operators 1
   other trouble daemons stopped 1, operators halted 4, operators ended by themselves 6, EC2 away 9
   EC2 faults    lostReply 1, throttle 5
-  violations    duplicate 1, cooling 0, leak 1, disagreement 0, policy 0, race or panic 0, other 0
+  violations    duplicate 1, cooling 0, leak 1, disagreement 0, policy 0, race or panic 0, stuck 0, other 0
   ADD           p50 20ms, p90 20ms, p99 12.3s, p99.9 12.3s, longest 12.3s
   DEL           p50 250ms, p90 250ms, p99 250ms, p99.9 250ms, longest 250ms
   slowest            1m0s  ADD node-2/p3 (round 2, seed 99)

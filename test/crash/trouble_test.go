@@ -100,7 +100,8 @@ var killDaemon = trouble{kills: daemonKill, make: func(_ context.Context, m *tro
 
 var stopDaemon = trouble{make: func(_ context.Context, m *troublemaker) {
 	p := m.node().Process
-	m.end(daemonStop, p, p.Stop(patience))
+	m.terminate(p)
+	m.end(daemonStop, p, nil)
 }}
 
 var killOperator = trouble{kills: operatorKill, make: func(_ context.Context, m *troublemaker) {
@@ -243,7 +244,7 @@ var ec2Away = trouble{make: func(ctx context.Context, m *troublemaker) {
 func (m *troublemaker) makeHasty() {
 	for _, p := range m.mode.programs(m.lab) {
 		if len(p.hasty) > 0 {
-			m.ok("stop", p.Stop(patience))
+			m.terminate(p.Process)
 			m.ok("start", p.Start(p.hasty...))
 		}
 	}
@@ -254,7 +255,7 @@ func (m *troublemaker) makeHasty() {
 func (m *troublemaker) restart(armed bool) {
 	for _, p := range m.mode.programs(m.lab) {
 		if !armed {
-			m.ok("stop", p.Stop(patience))
+			m.terminate(p.Process)
 		}
 		if p.Running() {
 			continue

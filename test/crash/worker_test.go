@@ -9,9 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"pgregory.net/rapid"
-
-	"github.com/berthnet/berth/internal/policy/policytest"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/node"
 )
@@ -33,8 +30,9 @@ type worker struct {
 	shapes   map[string]shape // shapes of pods
 	next     int
 
-	mu    sync.Mutex // guards given
+	mu    sync.Mutex // guards below
 	given []string   // pods given up
+	stay  []string   // pods that were restarted
 }
 
 func (w *worker) run(ctx context.Context, ops int) {
@@ -77,7 +75,8 @@ func (w *worker) some(most int, begin func() func()) int {
 	}
 	wg.Wait()
 	w.pods = slices.DeleteFunc(w.pods, func(p string) bool { return slices.Contains(w.given, p) })
-	w.given = nil
+	w.pods = append(w.pods, w.stay...)
+	w.given, w.stay = nil, nil
 	return n
 }
 
@@ -88,10 +87,10 @@ func (w *worker) add(ctx context.Context) func() {
 		return w.addClient(ctx, name)
 	}
 	if w.policies != nil {
-		namespace, labels := one(w.dice, policytest.Namespaces...), rapid.Custom(policytest.Labels).Example(int(w.dice.Uint32()))
+		o := drawPod(w.dice)
 		w.pods = append(w.pods, name)
 		return func() {
-			w.operation(added, w.node, name, func() error { return w.policies.add(ctx, w.owners, w.node, name, namespace, labels) })
+			w.operation(added, w.node, name, func() error { return w.policies.add(ctx, w.owners, w.node, name, o) })
 		}
 	}
 	s := w.nics.draw(w.dice)
@@ -130,6 +129,14 @@ func (w *worker) del(ctx context.Context) func() {
 	i := w.dice.IntN(len(w.pods))
 	name := w.pods[i]
 	w.pods = append(w.pods[:i], w.pods[i+1:]...)
+	if w.policies != nil && w.dice.IntN(restartOdds) == 0 {
+		return func() {
+			w.operation(added, w.node, name, func() error { return w.policies.restart(ctx, w.owners, w.node, name) })
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.stay = append(w.stay, name)
+		}
+	}
 	s, forced := w.shapes[name], w.nics != nil && w.dice.IntN(forceOdds) == 0
 	delete(w.shapes, name)
 	return func() {
@@ -152,6 +159,8 @@ func (w *worker) del(ctx context.Context) func() {
 const (
 	lossOdds  = 20
 	forceOdds = 5
+	// restartOdds is how many DELs of a pod with network policies there are for each sandbox that is replaced.
+	restartOdds = 3
 )
 
 // loseNode removes the node with all its pods, and adds another one with the same name.

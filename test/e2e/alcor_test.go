@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -77,7 +78,7 @@ func (c *containerd) withNICs(t *testing.T, name, nics string) *sandbox {
 	t.Helper()
 	ctx := harness.Deadline(t, 2*time.Minute)
 	annotations := map[string]string{v1alpha1.AnnotationNICs: nics}
-	uid, object, err := c.node.Objects.Bind(ctx, "default", name, nil, annotations)
+	uid, object, err := c.node.Objects.Bind(ctx, name, node.PodOptions{Namespace: "default", Annotations: annotations})
 	harness.OK(t, err)
 	config := c.sandboxConfig(object, 0)
 	config.Metadata.Uid, config.Annotations = uid, annotations

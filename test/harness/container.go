@@ -42,10 +42,11 @@ exec unshare --mount --propagation slave sh -ec '
 	mount --rbind /proc "$root/proc"
 	mount --bind /proc/sys "$root/proc/sys"
 	mount -o remount,bind,ro "$root/proc/sys"
-	while read -r from to propagation; do
+	while read -r from to propagation mode; do
 		mkdir -p "$root$to"
 		mount --rbind "$from" "$root$to"
 		mount "--make-$propagation" "$root$to"
+		[ "$mode" != ro ] || mount -o remount,bind,ro "$root$to"
 	done <"$dir/mounts"
 	mount -o remount,bind,ro "$root"
 	exec chroot "$root" setpriv --bounding-set "$(cat "$dir/capabilities")" "$program" "$@"
@@ -130,7 +131,7 @@ func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) 
 func chartPod(t *testing.T, l *lab.Lab, n *node.Node) corev1.PodSpec {
 	t.Helper()
 	settings := map[string]any{
-		"state-dir": n.StateDir(), "socket": n.Socket(), "cni-bin-dir": n.CNIBinDir(), "cni-conf-dir": n.ConfDir(), "cri-socket": nil,
+		"state-dir": n.StateDir(), "socket": n.Socket(), "cni-bin-dir": n.CNIBinDir(), "cni-conf-dir": n.ConfDir(), "aws-node-dir": n.AWSNodeDir(), "cri-socket": nil,
 	}
 	for _, arg := range n.Args {
 		if ovsdb, ok := strings.CutPrefix(arg, "--ovsdb="); ok {
@@ -149,24 +150,28 @@ func chartPod(t *testing.T, l *lab.Lab, n *node.Node) corev1.PodSpec {
 	return d.Spec.Template.Spec
 }
 
-// hostMounts returns the mounts of a pod's container, all from the host: a line each with source, target and
-// propagation.
+// hostMounts returns the mounts of a pod's container, all from the host: a line each with source, target,
+// propagation and, if it is read-only, "ro".
 func hostMounts(t *testing.T, pod corev1.PodSpec) (lines string) {
 	t.Helper()
 	for _, m := range pod.Containers[0].VolumeMounts {
 		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
-		if i < 0 || pod.Volumes[i].HostPath == nil || m.ReadOnly {
+		if i < 0 || pod.Volumes[i].HostPath == nil {
 			t.Fatalf("unsupported mount %+v of volumes %+v", m, pod.Volumes)
 		}
 		propagation := "rprivate" // the kubelet's default (corev1.MountPropagationNone)
 		if p := m.MountPropagation; p != nil && *p == corev1.MountPropagationHostToContainer {
 			propagation = "rslave"
 		}
+		mode := ""
+		if m.ReadOnly {
+			mode = " ro"
+		}
 		host := pod.Volumes[i].HostPath
 		if *host.Type == corev1.HostPathDirectoryOrCreate {
 			OK(t, os.MkdirAll(host.Path, 0o755))
 		}
-		lines += host.Path + " " + m.MountPath + " " + propagation + "\n"
+		lines += host.Path + " " + m.MountPath + " " + propagation + mode + "\n"
 	}
 	return lines
 }

@@ -45,7 +45,7 @@ func TestPods(t *testing.T) {
 		t.Run(provider.name, func(t *testing.T) {
 			t.Parallel() // the test mostly waits
 			// Without a second operator, leader election would only add a wait for the Lease of a killed one.
-			b := raise(t, lab.Options{PortCloud: provider.raise, DaemonArgs: provider.args, OperatorArgs: []string{"--leader-elect=false"}})
+			b := raise(t, lab.Options{PortCloud: provider.raise, NetworkPolicies: true, DaemonArgs: provider.args, OperatorArgs: []string{"--leader-elect=false"}})
 			for _, p := range slices.Concat(harness.Sample(t, provider.every, []testCase{
 				{"OneNIC", (*bench).oneNIC},
 				{"SeveralNICs", (*bench).severalNICs},
@@ -60,6 +60,7 @@ func TestPods(t *testing.T) {
 				{"PortOfOnePod", (*bench).portOfOnePod},
 				{"Refused", (*bench).refused},
 				{"OtherVPC", flow(demo.OtherVPC)},
+				{"NetworkPolicies", flow(demo.NetworkPolicies)},
 				{"ManyAtOnce", (*bench).manyAtOnce},
 				{"PortDeleted", flow(demo.PortDeleted)},
 			}), provider.own) {

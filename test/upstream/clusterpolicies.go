@@ -99,9 +99,9 @@ func (s clusterPolicies) run(ctx context.Context, c cluster, focus *regexp.Regex
 	run.Stdout = io.MultiWriter(log, &text, &verbose{out: out})
 	run.Stderr = log
 	ran := run.Run()
-	all := readVerbose(&text)
-	if len(all) == 0 || ran != nil && !slices.ContainsFunc(all, func(r result) bool { return r.Outcome == failed }) {
-		return nil, errors.Join(fmt.Errorf("the conformance suite of ClusterNetworkPolicy did not run (log in %s)", log.Name()), ran)
+	all, err := readVerbose(&text, ran == nil)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("the conformance suite of ClusterNetworkPolicy did not run to its end: %w (log in %s)", err, log.Name()), ran)
 	}
 	if !sctp && focus == nil {
 		for name := range strings.SplitSeq("Admin Baseline", " ") {
@@ -156,16 +156,25 @@ func hasSCTP() (bool, error) {
 	return bytes.Contains(protocols, []byte("SCTP")), nil
 }
 
-// verdict is a line of go test -v that says how a test ended.
-var verdict = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): TestConformance/(\S+) \(([0-9.]+)s\)`)
+// verdict is a line of go test -v that says how a test ended, and whole the one about all of them.
+var (
+	verdict = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): TestConformance/(\S+) \(([0-9.]+)s\)`)
+	whole   = regexp.MustCompile(`^--- (PASS|FAIL): TestConformance \(`)
+)
 
-// readVerbose reads what became of the tests that have no subtests.
-func readVerbose(in io.Reader) []result {
+// readVerbose reads what became of the tests that have no subtests. A program that ended early, as by a panic or a signal, is an error:
+// what it printed until then is not all. exited tells whether the program ended without an error.
+func readVerbose(in io.Reader, exited bool) ([]result, error) {
 	var all []result
+	outcome, last := "", ""
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		m := verdict.FindStringSubmatch(lines.Text())
+		last = lines.Text()
+		if m := whole.FindStringSubmatch(last); m != nil {
+			outcome = m[1]
+		}
+		m := verdict.FindStringSubmatch(last)
 		if m == nil {
 			continue
 		}
@@ -173,9 +182,18 @@ func readVerbose(in io.Reader) []result {
 		r.Seconds, _ = strconv.ParseFloat(m[3], 64) // digits
 		all = append(all, r)
 	}
+	bad := slices.ContainsFunc(all, func(r result) bool { return r.Outcome == failed })
+	switch {
+	case len(all) == 0:
+		return nil, errors.New("no test has a result")
+	case outcome == "" || last != outcome:
+		return nil, fmt.Errorf("there are results of %d tests, and no last line that ends the suite", len(all))
+	case exited != (outcome == "PASS") || exited == bad:
+		return nil, fmt.Errorf("the suite says %s, and its exit code or its tests say otherwise", outcome)
+	}
 	return slices.DeleteFunc(slices.Clone(all), func(r result) bool {
 		return slices.ContainsFunc(all, func(o result) bool { return strings.HasPrefix(o.Name, r.Name+"/") })
-	})
+	}), nil
 }
 
 // begun is a line of go test -v that says that a test began. How it ended is printed after all tests.

@@ -64,6 +64,13 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* Selector of the nodes of berthd. During a migration only nodes that have been moved. */}}
+{{- define "berth.nodeSelector" -}}
+{{- $selector := deepCopy .Values.daemon.nodeSelector -}}
+{{- if .Values.migration.from }}{{ $_ := set $selector "berth.dev/network" "berth" }}{{ end -}}
+{{- toYaml $selector -}}
+{{- end -}}
+
 {{/* Labels of an object, or of a program's object if NAME is given: list ROOT [NAME]. */}}
 {{- define "berth.labels" -}}
 {{- $root := index . 0 -}}
@@ -238,4 +245,25 @@ so settings with an empty text are arguments (berth.args).
   value: {{ include "berth.text" .port | quote }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/*
+Fails if the cluster runs a version of Berth that is neither of the same minor version nor of a neighbouring one, because
+a release reads only what its neighbours have stored. Major versions are neighbours if the later one is its first minor
+version. It says nothing about versions without numbers, and without a cluster to look at.
+*/}}
+{{- define "berth.checkUpgrade" -}}
+{{- $number := "^v?[0-9]+[.][0-9]+[.][0-9]+" -}}
+{{- $daemons := lookup "apps/v1" "DaemonSet" .Release.Namespace "berthd" | default dict -}}
+{{- $runs := dig "metadata" "labels" "app.kubernetes.io/version" "" $daemons -}}
+{{- if and (not .Values.upgrade.skipMinorVersions) (regexMatch $number $runs) (regexMatch $number .Chart.AppVersion) -}}
+{{- $from := semver (regexFind $number $runs) -}}
+{{- $to := semver (regexFind $number .Chart.AppVersion) -}}
+{{- $first := ternary $to $from (ge $to.Major $from.Major) -}}
+{{- $majors := sub (max $from.Major $to.Major) (min $from.Major $to.Major) -}}
+{{- $minors := sub (max $from.Minor $to.Minor) (min $from.Minor $to.Minor) -}}
+{{- if not (or (and (eq $majors 0) (le $minors 1)) (and (eq $majors 1) (eq $first.Minor 0))) -}}
+{{- fail (printf "this chart is of version %s, and Berth %s runs in the namespace %s: a change of version must not skip a minor version. Install the versions between them one after the other, or set upgrade.skipMinorVersions=true" .Chart.AppVersion $runs .Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

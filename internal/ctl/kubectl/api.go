@@ -274,7 +274,6 @@ const (
 	podnicsPath    = berthPath + "/podnics"
 	egressesPath   = berthPath + "/egresses"
 	clientsPath    = berthPath + "/egressclients"
-	eniConfigsPath = "/apis/crd.k8s.amazonaws.com/v1alpha1/eniconfigs" // the Amazon VPC CNI's
 	leasesPath     = "/apis/coordination.k8s.io/v1/namespaces"
 )
 

@@ -162,13 +162,21 @@ func askAll[T any](c nodeClient, daemons []daemon, done func(n int), ask func(da
 	return out
 }
 
-// nodeClient returns a client for daemons, with the limits that the flags set.
-func (p *program) nodeClient() (nodeClient, error) {
+// limits checks the flags that limit requests.
+func limits(p *program) error {
 	if p.parallel < 1 || p.parallel > 256 {
-		return nodeClient{}, fmt.Errorf("--parallel is %d, expected 1 to 256", p.parallel)
+		return fmt.Errorf("--parallel is %d, expected 1 to 256", p.parallel)
 	}
 	if p.timeout <= 0 {
-		return nodeClient{}, fmt.Errorf("--node-timeout is %v, expected more than 0", p.timeout)
+		return fmt.Errorf("--node-timeout is %v, expected more than 0", p.timeout)
+	}
+	return nil
+}
+
+// nodeClient returns a client for daemons, with the limits that the flags set.
+func (p *program) nodeClient() (nodeClient, error) {
+	if err := limits(p); err != nil {
+		return nodeClient{}, err
 	}
 	dial := p.Dial
 	if dial == nil {

@@ -9,6 +9,7 @@
 //	output.go    output formats
 //	complete.go  shell completion
 //	policycluster.go  network policies, resolved from the API's objects
+//	migrate.go        moving a cluster from another network; migratecluster.go, migratetool.go, migrateplan.go are its parts
 //	status.go, node.go, pod.go, pools.go, vpcs.go, egresses.go, policies.go, trace.go, top.go, events.go  a command each
 package kubectl
 
@@ -22,6 +23,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ctl/bundle"
 	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/view"
@@ -55,6 +57,7 @@ type Options struct {
 	Config *rest.Config   // replaces the kubeconfig
 	Dial   connect.Dialer // replaces port forwarding
 	Now    func() time.Time
+	Clock  clock.Clock // of waits
 }
 
 // program holds the options and flags that all commands share.
@@ -71,6 +74,9 @@ type program struct {
 func New(o Options) *cobra.Command {
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Clock == nil {
+		o.Clock = clock.Real{}
 	}
 	p := &program{Options: o}
 	cmd := &cobra.Command{
@@ -101,7 +107,7 @@ a problem (status, node, pod, pools, vpcs, egresses, policies, policy, trace).`,
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("context", completion{p}.contexts)
-	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newPolicies(p), newPolicy(p), newTrace(p), newTop(p), newEvents(p), newENIConfigs(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newPolicies(p), newPolicy(p), newTrace(p), newTop(p), newEvents(p), newMigrate(p), newSettings(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
@@ -22,22 +23,28 @@ What the commands are for, and the rights that they need, is in
 [operate](../operate.md#looking-at-the-cluster).
 
 `, root.Long)
-	for _, c := range root.Commands() {
-		if c.Hidden || c.Name() == "help" || c.Name() == "completion" {
-			continue
-		}
-		fmt.Fprintf(&b, "## %s\n\n", c.Name())
-		text := c.Long
-		if text == "" {
-			text = c.Short + "."
-		}
-		fmt.Fprintf(&b, "```text\nkubectl berth %s\n```\n\n%s\n\n", c.Use, text)
-		writeFlags(&b, c.LocalNonPersistentFlags())
-	}
+	writeCommands(&b, root, "")
 	b.WriteString("## Flags of all commands\n\n")
 	writeFlags(&b, root.PersistentFlags())
 	_, err := io.WriteString(w, strings.TrimRight(b.String(), "\n")+"\n")
 	return err
+}
+
+// writeCommands writes the commands below one, whose words are before theirs.
+func writeCommands(b *strings.Builder, of *cobra.Command, before string) {
+	for _, c := range of.Commands() {
+		if c.Hidden || c.Name() == "help" || c.Name() == "completion" {
+			continue
+		}
+		fmt.Fprintf(b, "## %s%s\n\n", before, c.Name())
+		text := c.Long
+		if text == "" {
+			text = c.Short + "."
+		}
+		fmt.Fprintf(b, "```text\nkubectl berth %s%s\n```\n\n%s\n\n", before, c.Use, text)
+		writeFlags(b, c.LocalNonPersistentFlags())
+		writeCommands(b, c, before+c.Name()+" ")
+	}
 }
 
 func writeFlags(b *strings.Builder, flags *pflag.FlagSet) {

@@ -118,6 +118,18 @@ type Identity struct {
 	VPCCIDRs     []netip.Prefix
 }
 
+// AttachedENI is an ENI of the instance according to the metadata service, which may lag behind EC2.
+type AttachedENI struct {
+	ID          string
+	MAC         net.HardwareAddr
+	DeviceIndex int
+	NetworkCard int
+	Primary     netip.Addr // the ENI's own IPv4 address; none in an IPv6-only subnet
+	Subnet      netip.Prefix
+	// Held are the other IPv4 addresses and all IPv6 addresses, as single-address prefixes, and delegated prefixes.
+	Held []netip.Prefix
+}
+
 // CreateENI is a request for a new ENI. Repeating it with the same ClientToken returns the ENI of the first
 // request. Node mode stores the request as JSON.
 type CreateENI struct {

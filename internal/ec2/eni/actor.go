@@ -200,6 +200,9 @@ func (a *actor) forget(id string) {
 
 func (a *actor) tag(ctx context.Context, k *known) error {
 	tags := map[string]string{TagInstanceID: a.cfg.InstanceID}
+	if !k.owner.tagged { // adopted
+		tags[TagCluster], tags[TagOwner] = a.cfg.Cluster, Owner
+	}
 	if err := change(plan.Retag, func() error { return a.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err
 	}

@@ -63,7 +63,8 @@ func (s Settings) placement() placement.Settings {
 type Config struct {
 	Settings
 	InstanceID string
-	Cluster    string // value of TagCluster; ENIs without it are never deleted
+	Cluster    string   // value of TagCluster; ENIs without it are never deleted, unless they are adopted
+	Adopt      []string // systems whose ENIs of the instance are Berth's (Adoptable)
 
 	Cloud cloud.API
 	Node  Node

@@ -26,8 +26,8 @@ type facts struct {
 	owner ownership
 }
 
-// factsOf converts EC2's description of an ENI.
-func factsOf(e cloud.ENI, cluster string) facts {
+// factsOf converts EC2's description of an ENI. adopt are the systems whose ENIs Berth adopts.
+func factsOf(e cloud.ENI, cluster string, adopt ...string) facts {
 	own := 0
 	if primary(e.Attachment) { // EC2 does not report which of them the operating system uses
 		own, e.IPv6 = len(e.IPv6), nil
@@ -35,7 +35,7 @@ func factsOf(e cloud.ENI, cluster string) facts {
 	return facts{
 		ID: e.ID, MAC: e.MAC, VPCID: e.VPCID, Zone: e.Zone, SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.Primary,
 		held: cloud.SortPrefixes(held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)), ownIPv6: own, Attachment: e.Attachment,
-		trunk: e.Type == cloud.InterfaceTrunk, owner: ownershipOf(e, cluster),
+		trunk: e.Type == cloud.InterfaceTrunk, owner: ownershipOf(e, cluster, adopt),
 	}
 }
 
@@ -125,10 +125,11 @@ type ownership struct {
 	createdTag  string // the value of TagCreatedAt
 	tagged      bool   // has the tags of this cluster and of Berth
 	described   bool   // has a description in Berth's format
+	adopted     bool   // another system created it for the instance, and Berth adopts its ENIs
 	excluded    bool   // left alone because of its type, TagNIC or TagUnmanaged
 }
 
-func ownershipOf(e cloud.ENI, cluster string) ownership {
+func ownershipOf(e cloud.ENI, cluster string, adopt []string) ownership {
 	unmanaged, ok := e.Tags[TagUnmanaged]
 	// A branch has no attachment, and its status is not that of a detached ENI.
 	branch := e.Type == cloud.InterfaceBranch || e.Attachment == nil && e.Status == "in-use"
@@ -137,6 +138,7 @@ func ownershipOf(e cloud.ENI, cluster string) ownership {
 		instanceTag: e.Tags[TagInstanceID], createdTag: e.Tags[TagCreatedAt],
 		tagged:    cluster != "" && e.Tags[TagCluster] == cluster && e.Tags[TagOwner] == Owner,
 		described: strings.HasPrefix(e.Description, descriptionStart),
+		adopted:   creatorsInstance(e, adopt) != "",
 		excluded:  ok && !strings.EqualFold(unmanaged, "false") || branch || e.Tags[TagNIC] != "" || other,
 	}
 }
@@ -151,16 +153,16 @@ func (o ownership) createdAt() time.Time {
 }
 
 // ours reports whether Berth may change an ENI: it must be on the first network card, and be the primary or have
-// the tags of this cluster and of Berth. A detached ENI, which could be deleted, and a trunk also need a
-// description in Berth's format. EFA interfaces, branches, foreign and unmanaged ENIs are only observed.
+// the tags of this cluster and of Berth, or be adopted. A detached ENI, which could be deleted, and a trunk also need a
+// description in Berth's format, or be adopted. EFA interfaces, branches, foreign and unmanaged ENIs are only observed.
 func (f facts) ours() bool {
 	switch {
-	case f.owner.excluded, f.trunk && !f.owner.described:
+	case f.owner.excluded, f.trunk && !f.owner.described: // a trunk of another system has branches of its pods
 		return false
 	case f.Attachment == nil:
-		return f.owner.described && f.owner.tagged
+		return f.owner.described && f.owner.tagged || f.owner.adopted
 	default:
-		return f.Attachment.NetworkCard == 0 && (primary(f.Attachment) || f.owner.tagged)
+		return f.Attachment.NetworkCard == 0 && (primary(f.Attachment) || f.owner.tagged || f.owner.adopted)
 	}
 }
 

@@ -153,12 +153,9 @@ func (o *observer) nextRepair(listed Part) time.Time {
 // created for another instance.
 func (o *observer) ofInstance(list []cloud.ENI) (out []facts) {
 	for _, e := range list {
-		of := e.Tags[TagInstanceID]
-		if e.Attachment != nil {
-			of = e.Attachment.InstanceID
-		}
+		of := forInstance(e, o.cfg.Adopt)
 		if of == o.cfg.InstanceID || of == "" && e.Attachment == nil {
-			out = append(out, factsOf(e, o.cfg.Cluster))
+			out = append(out, factsOf(e, o.cfg.Cluster, o.cfg.Adopt...))
 		}
 	}
 	return out

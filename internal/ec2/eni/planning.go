@@ -100,7 +100,7 @@ func (p *planning) state(now time.Time) plan.State {
 		e := p.eniState(k, u.ENIs[k.ID], now)
 		if mine := e.Ours && !e.Primary && !e.Trunk; mine {
 			serves := e.Phase == plan.Detached || e.Index >= p.cfg.Policy.FirstInterfaceIndex
-			e.OtherGroups = p.placement.OtherGroups(k.placed())
+			e.OtherGroups = p.placement.OtherGroups(k.placed()) && !k.owner.adopted // its groups may be those of an ENIConfig
 			e.Outdated = serves && desired.Outdated(k.placed())
 		}
 		s.ENIs = append(s.ENIs, e)

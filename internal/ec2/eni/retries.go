@@ -1,7 +1,9 @@
 package eni
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
@@ -94,7 +96,10 @@ func (t *retries) until(g activity) (at time.Time, failed bool) {
 func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Duration) {
 	g := activityOf[kind]
 	b := t.of(g)
-	b.failures++
+	level := slog.LevelWarn
+	if b.failures++; b.failures > 1 && b.kind == kind && b.permanent() && b.class == cloud.ClassOf(err) {
+		level = slog.LevelDebug // the same failure, which waits for somebody to resolve it
+	}
 	b.kind, b.class, b.err, b.at, b.until = kind, cloud.ClassOf(err), err, now, now.Add(wait)
 	if away(b.class) {
 		b.probe = now.Add(t.cfg.jitter(probeAway))
@@ -102,7 +107,7 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	} else {
 		t.cfg.Shared.outage.answered(t, g, now)
 	}
-	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "err", err, "retryIn", wait.String())
+	t.cfg.Logger.Log(context.Background(), level, "step failed", "step", string(kind), "class", b.class.String(), "err", err, "retryIn", wait.String())
 }
 
 // backOff is fail with a wait derived from the class of the error and the number of failures.

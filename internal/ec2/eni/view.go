@@ -219,8 +219,8 @@ func (k *known) regrouped(groups []string, now time.Time) {
 	k.Groups, k.groupsSet = slices.Clone(groups), now
 }
 
-// tagged records the instance tag according to a reply.
-func (k *known) tagged(instance string) { k.owner.instanceTag = instance }
+// tagged records the tags according to a reply.
+func (k *known) tagged(instance string) { k.owner.instanceTag, k.owner.tagged = instance, true }
 
 // attachLost records that the reply to attaching the ENI was lost.
 func (k *known) attachLost(now time.Time) { k.attachReplyLost = now }

@@ -15,7 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// AddPod makes a pod's link, addresses and routes on both sides.
+// AddPod makes a pod's link, addresses and routes on both sides. A link of another network, pod.FormerLink, is renamed
+// and completed, and stays up.
 //
 // It is idempotent: it completes what an earlier call left unfinished, and returns the same links. On failure it
 // removes a link that this call made, and keeps one that existed before. It adds the route on the node last, so that
@@ -40,7 +41,7 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
 	defer n.podLinks.release(pod.HostIfName)
-	links, err := n.addPod(ctx, pod, s.config.Sysctls)
+	links, err := n.addPod(ctx, pod, s.config.Sysctls, func(addr netip.Addr, link int) error { return n.foreign.held(n.kernel, addr, link) })
 	if err != nil {
 		if before == live {
 			n.podLinks.set(pod.HostIfName, unknown, wiring{})
@@ -52,8 +53,8 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 }
 
 // addPod is AddPod for a complete pod whose link the caller has acquired. Sysctls are below a folder, /proc/sys if
-// empty.
-func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks, error) {
+// empty. For a link that it makes it calls held with each address; nil: the pod's addresses are its own already.
+func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string, held func(addr netip.Addr, link int) error) (PodLinks, error) {
 	e, err := k.openPod(pod)
 	if err != nil {
 		return PodLinks{}, err
@@ -62,6 +63,13 @@ func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks,
 	e.sysctls = sysctls
 
 	created, err := e.ensureLink()
+	if created && held != nil {
+		for _, addr := range pod.Addrs() {
+			if err == nil {
+				err = held(addr, e.links.HostIndex)
+			}
+		}
+	}
 	// The host end goes up first: the pod's end, going up with a carrier, can
 	// then send immediately.
 	for _, step := range []func() error{e.raiseHostSide, e.setPodSide, e.routeToPod, func() error { return e.awaitQueue(ctx) }} {
@@ -107,6 +115,9 @@ func (e *podEnds) close() {
 // ensureLink makes the veth pair, or finds the one that an earlier AddPod of
 // this attachment made. created tells which.
 func (e *podEnds) ensureLink() (created bool, err error) {
+	if err := e.adoptLink(); err != nil {
+		return false, err
+	}
 	err = e.createLink()
 	if !errors.Is(err, unix.EEXIST) {
 		return err == nil || e.links.HostIndex != 0, err

@@ -32,7 +32,7 @@ type Node struct {
 	sysctls  *sysctls
 	blocks   *blockRoutes
 	arp      arpTable
-	closed   atomic.Bool
+	foreign  foreignRoutes
 }
 
 // established is the outcome of Setup that later calls need.
@@ -76,14 +76,6 @@ func (n *Node) Close() error {
 	return n.kernel.close()
 }
 
-// begin returns an error if the Node is closed or ctx has ended. Every exported method calls it first.
-func (n *Node) begin(ctx context.Context) error {
-	if n.closed.Load() {
-		return ErrClosed
-	}
-	return ctx.Err()
-}
-
 func (n *Node) established() (*established, error) {
 	if s := n.set.Load(); s != nil {
 		return s, nil
@@ -107,8 +99,8 @@ var (
 	// ErrInterfaceExists: the pod's namespace has an interface with the name that Berth did not make for this
 	// attachment.
 	ErrInterfaceExists = errors.New("interface exists already and is not Berth's")
-	// ErrAddressInUse: the node routes the address to another pod's link.
-	ErrAddressInUse = errors.New("address is routed to another pod link")
+	// ErrAddressInUse: the node has the address itself, or routes it to another link than the pod's.
+	ErrAddressInUse = errors.New("address is in use on the node")
 	// ErrNoLink: no link has the ENI's MAC address (yet).
 	ErrNoLink = errors.New("no link with this MAC address")
 	// ErrNotSetUp: Setup has not succeeded on this Node.
@@ -126,6 +118,8 @@ type kernel struct {
 	slow *netlink.Handle // for listings and setup, so that an ADD never queues behind them
 
 	routing routing
+
+	closed atomic.Bool // by Node.Close
 }
 
 // openKernel opens the sockets. ns is closed with them, also on failure.
@@ -156,6 +150,14 @@ func (k *kernel) close() error {
 		}
 	}
 	return k.ns.Close()
+}
+
+// begin returns an error if the Node is closed or ctx has ended. Every exported method of Node calls it first.
+func (k *kernel) begin(ctx context.Context) error {
+	if k.closed.Load() {
+		return ErrClosed
+	}
+	return ctx.Err()
 }
 
 func (k *kernel) nft() (*nftables.Conn, error) {

@@ -26,6 +26,8 @@ type Pod struct {
 	Several bool
 	// Yield4 and Yield6 report that another interface has the pod's default route of the family.
 	Yield4, Yield6 bool
+	// FormerLink is the name of the pod's link on the node if another network made it. AddPod renames it.
+	FormerLink string
 }
 
 // yields reports whether another interface has the default route of an address's family.
@@ -84,6 +86,8 @@ func (p Pod) Validate() error {
 		return fmt.Errorf("IfName %q: want 1 to 15 characters without '/', ':' and spaces", p.IfName)
 	case !IsHostLinkName(p.HostIfName):
 		return fmt.Errorf("HostIfName %q: want a name that HostLinkName makes", p.HostIfName)
+	case p.FormerLink != "" && (!rtnl.ValidName(p.FormerLink) || IsHostLinkName(p.FormerLink)):
+		return fmt.Errorf("FormerLink %q: want the name of a link of another network", p.FormerLink)
 	case p.IPv4.IsValid() && !p.IPv4.Is4():
 		return fmt.Errorf("IPv4 %s: not an IPv4 address", p.IPv4)
 	case p.IPv6.IsValid() && !rtnl.IsIPv6(p.IPv6):

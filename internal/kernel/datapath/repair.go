@@ -223,7 +223,7 @@ func (r *repair) restorePod(ctx context.Context, p Pod, link LinkInfo, routes ma
 	if err != nil {
 		return "", err
 	}
-	links, err := n.addPod(ctx, p.complete(s.mtu), s.config.Sysctls)
+	links, err := n.addPod(ctx, p.complete(s.mtu), s.config.Sysctls, nil)
 	if err != nil {
 		return "", err
 	}

@@ -32,9 +32,29 @@ func (t routing) routeKind() rtnl.Kind[netlink.Route, rtnl.Route] {
 func (t routing) ruleKind() rtnl.Kind[netlink.Rule, rtnl.Rule] {
 	return rtnl.Kind[netlink.Rule, rtnl.Rule]{
 		Key: rtnl.RuleOf, Name: func(r netlink.Rule) string { return describeRule(r) + " rule" },
-		Add:    func(r netlink.Rule) error { return t.nl.RuleAdd(&r) },
+		Add:    t.addRule,
 		Remove: func(r netlink.Rule) error { return t.nl.RuleDel(&r) },
 	}
+}
+
+// addRule adds a rule. The kernel refuses a rule that differs from another one only in its protocol, such as that of
+// the Amazon VPC CNI for its connection mark. This one replaces it, and a third rule takes its place meanwhile.
+func (t routing) addRule(r netlink.Rule) error {
+	err := t.nl.RuleAdd(&r)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	meanwhile, other := r, r
+	meanwhile.Priority--
+	other.Protocol = unix.RTPROT_UNSPEC // any
+	if err := t.nl.RuleAdd(&meanwhile); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	err = t.nl.RuleDel(&other)
+	if err == nil || rtnl.IsGone(err) {
+		err = t.nl.RuleAdd(&r)
+	}
+	return errors.Join(err, t.nl.RuleDel(&meanwhile))
 }
 
 // list lists Berth's routes of one table, or of all (RT_TABLE_UNSPEC).

@@ -35,7 +35,8 @@ const (
 	// PortStateLost: the same happened to something that a port or branch (package plug) needs on the node. Package
 	// plug restores it, and not Repair.
 	PortStateLost EventKind = "port-state-lost"
-	// AddressChanged: an address was added to or removed from a link of the node (NodeAddresses).
+	// AddressChanged: an address was added to or removed from a link of the node (NodeAddresses), or other software added
+	// or removed a route to one (ForeignRoutes).
 	AddressChanged EventKind = "address-changed"
 	// Resync: events were lost. All state must be compared again.
 	Resync EventKind = "resync"
@@ -57,6 +58,7 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 		return nil, err
 	}
 	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}, process: processName(), sysctls: make(chan struct{}, 1)}
+	n.foreign.watch(false) // what an earlier Watch heard
 	route, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
 		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
@@ -79,12 +81,14 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 	for _, l := range links {
 		w.links[l.Attrs().Index] = seen(l)
 	}
+	n.foreign.watch(true)
 	var readers sync.WaitGroup
 	readers.Go(func() { w.read(ctx, route, w.routeMessage) })
 	readers.Go(func() { w.read(ctx, filter, w.nftMessage) })
 	readers.Go(func() { w.readSysctls(ctx) })
 	go func() {
 		<-ctx.Done()
+		n.foreign.watch(false)
 		route.Close()
 		filter.Close()
 		readers.Wait()
@@ -126,8 +130,8 @@ func (w *watcher) emit(ctx context.Context, e Event) {
 
 // message is one netlink message without its framing.
 type message struct {
-	kind uint16
-	data []byte
+	kind, flags uint16
+	data        []byte
 }
 
 func (w *watcher) read(ctx context.Context, s *nl.NetlinkSocket, handle func(context.Context, message)) {
@@ -138,16 +142,18 @@ func (w *watcher) read(ctx context.Context, s *nl.NetlinkSocket, handle func(con
 			return
 		case errors.Is(err, unix.ENOBUFS):
 			drain(s)
+			w.node.foreign.watch(true) // read again
 			w.emit(ctx, Event{Kind: Resync, What: "the kernel dropped events"})
 			continue
 		case err != nil:
+			w.node.foreign.watch(false)
 			w.emit(ctx, Event{Kind: Resync, What: "reading events failed: " + err.Error()})
 			return
 		case from.Pid != nl.PidKernel:
 			continue
 		}
 		for _, m := range msgs {
-			handle(ctx, message{m.Header.Type, m.Data})
+			handle(ctx, message{m.Header.Type, m.Header.Flags, m.Data})
 		}
 	}
 }
@@ -172,8 +178,10 @@ func (w *watcher) routeMessage(ctx context.Context, m message) {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		w.linkMessage(ctx, m)
 	case unix.RTM_DELROUTE:
+		w.tell(ctx, w.foreignRoute(m))
 		w.tell(ctx, w.lostRoute(m.data))
 	case unix.RTM_NEWROUTE:
+		w.tell(ctx, w.foreignRoute(m))
 		w.tell(ctx, w.overruled(m.data))
 	case unix.RTM_DELRULE:
 		w.tell(ctx, lostRule(m.data))
@@ -212,21 +220,35 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 		w.emit(ctx, Event{Kind: Resync, What: "unreadable link message: " + err.Error()})
 		return
 	}
+	if m.kind == unix.RTM_DELLINK {
+		w.linkVanished(ctx, link)
+	} else {
+		w.linkChanged(ctx, link)
+	}
+}
+
+// linkVanished handles the removal of a link.
+func (w *watcher) linkVanished(ctx context.Context, link netlink.Link) {
+	name, index := link.Attrs().Name, link.Attrs().Index
+	w.tell(ctx, w.linkLost(index, name))
+	delete(w.links, index)
+	w.node.sysctls.forgetLink(name)
+	if _, isLive := w.node.podLinks.liveName(index); isPodLink(link) && !isLive {
+		return // removed by ReapLinks
+	}
+	w.emit(ctx, Event{Kind: LinkVanished, Link: name, MAC: link.Attrs().HardwareAddr, What: "link " + name + " vanished"})
+}
+
+// linkChanged handles a new link, or a change of a link.
+func (w *watcher) linkChanged(ctx context.Context, link netlink.Link) {
 	now, index := seen(link), link.Attrs().Index
-	before, known := w.links[index]
+	if !now.up {
+		w.tell(ctx, w.linkLost(index, now.name))
+	}
 	podName, isLive := w.node.podLinks.liveName(index)
 	ours := isPodLink(link)
 	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
-	if m.kind == unix.RTM_DELLINK {
-		delete(w.links, index)
-		w.node.sysctls.forgetLink(now.name)
-		if ours && !isLive {
-			return // removed by ReapLinks
-		}
-		event.Kind, event.What = LinkVanished, "link "+now.name+" vanished"
-		w.emit(ctx, event)
-		return
-	}
+	before, known := w.links[index]
 	w.links[index] = now
 	if known && before.name != now.name {
 		w.node.sysctls.forgetLink(before.name)

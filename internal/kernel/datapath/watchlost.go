@@ -40,6 +40,8 @@ func attributes(data []byte, header int) map[uint16][]byte {
 type routeOf struct {
 	protocol, kind int
 	table, oif     int
+	priority       int
+	gateway        bool
 	dst            netip.Prefix // zero: a default route
 }
 
@@ -66,6 +68,10 @@ func readRoute(data []byte) (r routeOf, ok bool) {
 	if v := attrs[unix.RTA_OIF]; v != nil {
 		r.oif = int(binary.NativeEndian.Uint32(v))
 	}
+	if v := attrs[unix.RTA_PRIORITY]; v != nil {
+		r.priority = int(binary.NativeEndian.Uint32(v))
+	}
+	r.gateway = attrs[unix.RTA_GATEWAY] != nil || attrs[unix.RTA_VIA] != nil
 	if addr, ok := netip.AddrFromSlice(attrs[unix.RTA_DST]); ok {
 		r.dst = netip.PrefixFrom(addr, int(header.Dst_len))
 	}

@@ -24,7 +24,7 @@ func setRules(conn *nftables.Conn, rules nft.Table) error {
 	conn.AddTable(table())
 	for _, of := range tunnel.Families {
 		for _, set := range []*nftables.Set{clientSet(of), destinationSet(of)} {
-			if err := conn.AddSet(set, nil); err != nil {
+			if err := nft.AddSet(conn, set); err != nil {
 				return fmt.Errorf("add set %s: %w", set.Name, err)
 			}
 		}

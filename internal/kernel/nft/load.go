@@ -62,6 +62,11 @@ func DestinationAndPort(family int) Exprs {
 		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/4+1)))
 }
 
+// ProtocolAndPort loads meta l4proto . th dport.
+func ProtocolAndPort() Exprs {
+	return Join(Exprs{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: words32(0)}}, payload(expr.PayloadBaseTransportHeader, 2, 2, words32(1)))
+}
+
 // Endpoints loads ip saddr . ip daddr . meta l4proto . th sport . th dport.
 func Endpoints(family int) Exprs {
 	_, length := SourceAt(family)
@@ -128,6 +133,13 @@ func InnerPort(family int) Exprs { return Inner(innerPortAt(family), 2) }
 func innerPortAt(family int) uint32 {
 	offset, length := SourceAt(family)
 	return offset + 2*length + 2
+}
+
+// InnerProtocolAndPort is ProtocolAndPort of a packet that is carried in UDP.
+func InnerProtocolAndPort(family int) Exprs {
+	return Join(
+		payload(expr.PayloadBaseTransportHeader, udpHeader+protocolAt(family), 1, words32(0)),
+		payload(expr.PayloadBaseTransportHeader, udpHeader+innerPortAt(family), 2, words32(1)))
 }
 
 // InnerDestinationAndPort is DestinationAndPort of a packet that is carried in UDP.

@@ -183,6 +183,11 @@ func NotIn(s *nftables.Set) Exprs {
 	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID, Invert: true}}
 }
 
+// MapTo loads map @map, for the loaded value.
+func MapTo(s *nftables.Set) Exprs {
+	return Exprs{&expr.Lookup{SourceRegister: Register, DestRegister: Register, SetName: s.Name, SetID: s.ID, IsDestRegSet: true}}
+}
+
 // VerdictOf is vmap @map, for the loaded value.
 func VerdictOf(s *nftables.Set) Exprs {
 	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID, IsDestRegSet: true}}

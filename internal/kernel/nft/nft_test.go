@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/nftables"
@@ -145,6 +146,37 @@ func listed(t *testing.T, conn *nftables.Conn, path string, rule Exprs) string {
 		return string(out)
 	}
 	return strings.TrimSpace(lines[3])
+}
+
+// Goroutines may change tables in parallel, each by its own connection. The race detector finds what they share.
+func TestTablesInParallel(t *testing.T) {
+	const tables, sets = 4, 100
+	ids := make(chan uint32, tables*sets)
+	var all sync.WaitGroup
+	for range tables {
+		all.Go(func() {
+			conn := &nftables.Conn{} // only queues
+			table := Table{Family: nftables.TableFamilyINet, Name: "parallel"}
+			for i := range sets {
+				table.Sets = append(table.Sets, Set{Set: &nftables.Set{Name: fmt.Sprint("s", i), KeyType: nftables.TypeIPAddr}})
+			}
+			if err := table.Replace(conn); err != nil {
+				t.Error(err)
+			}
+			for _, s := range table.Sets {
+				ids <- s.ID
+			}
+		})
+	}
+	all.Wait()
+	close(ids)
+	seen := map[uint32]bool{0: true}
+	for id := range ids {
+		if seen[id] {
+			t.Fatalf("ID %d is zero, or that of another set", id)
+		}
+		seen[id] = true
+	}
 }
 
 func TestIntervals(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -109,7 +110,7 @@ func (t Table) Replace(conn *nftables.Conn) error {
 	}
 	for _, s := range t.Sets {
 		s.Table = table
-		if err := conn.AddSet(s.Set, nil); err != nil {
+		if err := AddSet(conn, s.Set); err != nil {
 			return fmt.Errorf("encode set %s: %w", s.Name, err)
 		}
 		for part := range slices.Chunk(s.Elements, ElementChunk) {
@@ -122,6 +123,18 @@ func (t Table) Replace(conn *nftables.Conn) error {
 		t.addRules(conn, c)
 	}
 	return nil
+}
+
+// lastSetID is the ID of the last set.
+var lastSetID atomic.Uint32
+
+// AddSet queues the creation of a set without elements. It may be called in parallel on several connections, unlike
+// nftables.Conn.AddSet for a set without an ID.
+func AddSet(conn *nftables.Conn, s *nftables.Set) error {
+	if s.ID == 0 {
+		s.ID = lastSetID.Add(1)
+	}
+	return conn.AddSet(s, nil)
 }
 
 // Remove queues the removal of the table, which need not exist.

@@ -1,8 +1,10 @@
 package policytable
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -29,24 +31,34 @@ type Table struct {
 	ns netns.NsHandle
 
 	mu      sync.Mutex
-	conn    *nftables.Conn // for changes; nil: none is open
-	have    *content       // in the kernel; nil: unknown
+	conn    *nftables.Conn               // for changes; nil: none is open
+	have    *content                     // in the kernel; nil: unknown
+	missed  policy.SetChanges            // what the kernel refused since then
+	ended   map[int]map[string]time.Time // answers of ended connections by family, and until when they are recognized
 	compile compiler
 	base    base
+	atOnce  int // elements in a transaction; see mostAtOnce
 }
 
 // New returns the table of a network namespace, whose content is unknown before the first Apply.
-func New(ns netns.NsHandle) *Table { return &Table{ns: ns} }
+func New(ns netns.NsHandle) *Table {
+	return &Table{ns: ns, compile: compiler{unions: newUnions()}, atOnce: mostAtOnce}
+}
 
 // Apply enforces the policies of the node's pods in one transaction. elements has the sets that policies name as they
 // are now, and changed what of them was different at the last call. When it
-// returns an error, the kernel has what it had before, and the next Apply replaces the whole table.
+// returns an error, the kernel has what it had before, and the next Apply replaces the whole table unless it is known what that is.
 func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	changed = t.withMissed(changed)
+	if t.have != nil {
+		t.compile.outgrew(t.compile.unions.outgrown(t.have, elements, changed))
+	}
 	err := t.compile.inside.refresh()
 	var want content
 	if err == nil {
+		t.compile.unions.begin(elements)
 		want, err = t.compile.content(pods, t.base)
 	}
 	if err != nil {
@@ -56,48 +68,88 @@ func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) 
 	return t.commit(&want, elements, changed)
 }
 
-// ApplyElements enforces changes of sets while pods and their policies stay as they are.
+// ApplyElements enforces changes of sets while pods and their policies stay as they are. If it returns ErrUnknown, nothing
+// changed.
 func (t *Table) ApplyElements(elements Elements, changed policy.SetChanges) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.have == nil || t.missed != nil || t.compile.unions.outgrown(t.have, elements, changed) != nil {
+		return ErrUnknown
+	}
 	return t.commit(nil, elements, changed)
 }
 
-// ErrUnknown is returned by ApplyElements if the table in the kernel is unknown. Apply must be called.
+// ErrUnknown is returned by ApplyElements if the table in the kernel is unknown, or has to become another. Apply must be called
+// with the same changes.
 var ErrUnknown = errors.New("the policy table is unknown")
+
+// withMissed adds changes to those that the kernel refused.
+func (t *Table) withMissed(changed policy.SetChanges) policy.SetChanges {
+	if t.missed == nil {
+		return changed
+	}
+	for id, c := range changed {
+		t.missed.Of(id).Then(c)
+	}
+	return t.missed
+}
 
 // commit changes the kernel, with mu held.
 func (t *Table) commit(want *content, elements Elements, changed policy.SetChanges) (err error) {
 	have := t.have
 	if want == nil {
-		if want = have; want == nil {
-			return ErrUnknown
-		}
+		want = have
 	}
-	t.have = nil
+	t.have, t.missed = nil, nil
 	conn, err := t.connection()
 	if err != nil {
 		return err
 	}
+	tx := transaction{
+		conn: conn, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Name},
+		elements: elements, changed: changed, aliases: map[string]string{}, staged: map[string]bool{},
+	}
 	defer func() {
-		if err != nil {
-			t.disconnect()
+		if err == nil {
+			return
+		}
+		t.disconnect()
+		if isRefusal(err) && have != nil && len(tx.staged) == 0 {
+			t.have, t.missed = have, policy.SetChanges{}
+			t.missed = t.withMissed(changed)
 		}
 	}()
-	tx := transaction{conn: conn, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}, elements: elements, changed: changed}
-	if have == nil {
-		nft.Table{Family: tx.table.Family, Name: Name}.Remove(conn)
-		conn.AddTable(tx.table)
-		have = &content{}
-	}
-	if err := tx.change(*have, *want); err != nil {
+	if err := t.queue(tx, have, want); err != nil {
 		return err
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("nftables: change table %s: %w", Name, err)
 	}
+	for name, alias := range tx.aliases {
+		if _, used := want.lists.sets[name]; used {
+			want.aliases[name] = alias
+		}
+	}
 	t.have = want
 	return nil
+}
+
+// queue queues what leads from one content to another; nil: nothing is known about what the kernel has.
+func (t *Table) queue(tx transaction, have, want *content) error {
+	if have != nil {
+		maps.Copy(tx.aliases, have.aliases)
+		if err := t.stage(&tx, *have, *want); err != nil {
+			return err
+		}
+		return tx.change(*have, *want)
+	}
+	if err := errors.Join(t.recall(tx.conn), t.stage(&tx, content{}, *want)); err != nil {
+		return err
+	}
+	if err := tx.clear(); err != nil {
+		return err
+	}
+	return errors.Join(tx.change(content{}, *want), t.restoreEnded(tx.conn))
 }
 
 // buffers hold the largest transaction, with some 160,000 elements of sets, and its acknowledgements, in bytes.
@@ -135,7 +187,7 @@ func (t *Table) open(how ...nftables.ConnOption) (*nftables.Conn, error) {
 func (t *Table) Remove() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.have = nil
+	t.have, t.missed, t.ended = nil, nil, nil
 	t.disconnect()
 	conn, err := t.open()
 	if err != nil {
@@ -163,7 +215,7 @@ func (t *Table) Present() (bool, error) {
 	if there, err := all.There(conn); err != nil || !there {
 		return false, err
 	}
-	for _, c := range t.have.chains {
+	for _, c := range t.have.flat().chains {
 		all.Tag = c.text
 		if !all.Has(conn, c.Chain) {
 			return false, nil
@@ -178,11 +230,29 @@ type transaction struct {
 	table    *nftables.Table
 	elements Elements
 	changed  policy.SetChanges
+	aliases  map[string]string // names of sets in the kernel, if they are others
+	staged   map[string]bool   // sets that were filled before
 }
 
 // change queues what leads from one content to another: first what is new, then what refers to it, at last the removal
 // of what nothing refers to any more.
 func (tx transaction) change(have, want content) error {
+	if have.lists == nil || have.lists != want.lists {
+		return tx.differ(have.flat(), want.flat())
+	}
+	var changed []string
+	if len(tx.changed) > 0 {
+		changed = sorted(want.lists.sets, func(_ string, s set) bool { return tx.changes(s) })
+	}
+	for _, name := range changed {
+		if err := tx.changeSet(name, set{}, true, want.lists.sets[name]); err != nil {
+			return fmt.Errorf("encode set %s: %w", name, err)
+		}
+	}
+	return tx.differ(have, want)
+}
+
+func (tx transaction) differ(have, want content) error {
 	newChains, oldChains := lacking(have.chains, want.chains), lacking(want.chains, have.chains)
 	for _, name := range newChains {
 		c := want.chains[name].Chain.Chain
@@ -194,7 +264,7 @@ func (tx transaction) change(have, want content) error {
 	}
 	for _, name := range sorted(want.sets, func(name string, s set) bool {
 		_, there := have.sets[name]
-		return !there || s.id == "" || tx.changed[s.id] != nil
+		return !there || len(s.ids) == 0 && !s.fixed || tx.changes(s)
 	}) {
 		before, there := have.sets[name]
 		if err := tx.changeSet(name, before, there, want.sets[name]); err != nil {
@@ -211,11 +281,15 @@ func (tx transaction) change(have, want content) error {
 	for _, name := range oldChains { // their rules may jump to each other
 		tx.conn.FlushChain(&nftables.Chain{Name: name, Table: tx.table})
 	}
+	for _, name := range lacking(want.sets, have.sets) { // maps lead to chains
+		handle := tx.handle(name, have.sets[name])
+		if handle.IsMap {
+			tx.conn.FlushSet(handle)
+		}
+		tx.conn.DelSet(handle)
+	}
 	for _, name := range oldChains {
 		tx.conn.DelChain(&nftables.Chain{Name: name, Table: tx.table})
-	}
-	for _, name := range lacking(want.sets, have.sets) {
-		tx.conn.DelSet(tx.handle(name, have.sets[name]))
 	}
 	for _, name := range lacking(want.counters, have.counters) {
 		tx.conn.DeleteObject(tx.counter(name))
@@ -237,7 +311,7 @@ func (tx transaction) counter(name string) nftables.Obj {
 
 func (tx transaction) handle(name string, s set) *nftables.Set {
 	kind := s.kind
-	kind.Table, kind.Name = tx.table, name
+	kind.Table, kind.Name = tx.table, cmp.Or(tx.aliases[name], name)
 	return &kind
 }
 
@@ -248,41 +322,32 @@ func (tx transaction) fill(c *chain, there bool) {
 		tx.conn.FlushChain(handle)
 	}
 	for _, r := range c.Rules {
-		tx.conn.AddRule(&nftables.Rule{Table: tx.table, Chain: handle, Exprs: r.Exprs, UserData: r.UserData(c.text)})
+		tx.conn.AddRule(&nftables.Rule{Table: tx.table, Chain: handle, Exprs: tx.aliased(r.Exprs), UserData: r.UserData(c.text)})
 	}
 }
 
 // changeSet queues a set, if it is new, and its elements.
 func (tx transaction) changeSet(name string, before set, there bool, now set) error {
+	if tx.staged[name] {
+		return nil
+	}
 	handle := tx.handle(name, now)
 	if !there {
-		if err := tx.conn.AddSet(handle, nil); err != nil {
+		if err := nft.AddSet(tx.conn, handle); err != nil {
 			return err
 		}
 	}
 	var gone, come []nftables.SetElement
-	switch {
-	case now.id == "":
+	if len(now.ids) == 0 {
 		gone, come = now.differ(before)
-	case there && tx.changed[now.id] == nil:
-		return nil
-	case there && !tx.changed[now.id].Whole:
-		for e, came := range tx.changed[now.id].Elements {
-			if key, ok := now.key(e); ok && came {
-				come = append(come, nftables.SetElement{Key: key})
-			} else if ok {
-				gone = append(gone, nftables.SetElement{Key: key})
+	} else {
+		come, gone = tx.elementsOf(now, there)
+		if there && tx.replaces(now) {
+			var err error
+			if come, gone, err = tx.replaced(handle, come); err != nil {
+				return err
 			}
 		}
-	default:
-		if there {
-			tx.conn.FlushSet(handle)
-		}
-		tx.elements(now.id, func(e policy.Element) {
-			if key, ok := now.key(e); ok {
-				come = append(come, nftables.SetElement{Key: key})
-			}
-		})
 	}
 	for part := range slices.Chunk(gone, nft.ElementChunk) {
 		if err := tx.conn.SetDeleteElements(handle, part); err != nil {
@@ -295,4 +360,72 @@ func (tx transaction) changeSet(name string, before set, there bool, now set) er
 		}
 	}
 	return nil
+}
+
+// changes tells whether a set that policies name has changed. Few sets change at a time, and a union may be of many.
+func (tx transaction) changes(s set) bool {
+	for id := range tx.changed {
+		if s.has(id) {
+			return true
+		}
+	}
+	return false
+}
+
+// replaces tells whether a set is filled again.
+func (tx transaction) replaces(s set) bool {
+	for id, change := range tx.changed {
+		if change.Whole && s.has(id) {
+			return true
+		}
+	}
+	return false
+}
+
+// elementsOf returns which elements come to a set that policies name, and which go.
+func (tx transaction) elementsOf(s set, there bool) (come, gone []nftables.SetElement) {
+	coming, going := map[policy.Element]bool{}, map[policy.Element]bool{}
+	if there && !tx.replaces(s) {
+		for _, id := range s.ids {
+			if tx.changed[id] == nil {
+				continue
+			}
+			for e, came := range tx.changed[id].Elements {
+				if came {
+					coming[e] = true
+				} else {
+					going[e] = true
+				}
+			}
+		}
+		if len(s.ids) > 1 && len(going) > 0 { // others of the sets may have them
+			for _, id := range s.ids {
+				tx.elements(id, func(e policy.Element) { delete(going, e) })
+			}
+		}
+		return s.encode(coming), s.encode(going)
+	}
+	if len(s.ids) == 1 {
+		tx.elements(s.ids[0], func(e policy.Element) { come = s.append(come, e) })
+		return come, nil
+	}
+	for _, id := range s.ids {
+		tx.elements(id, func(e policy.Element) { coming[e] = true })
+	}
+	return s.encode(coming), nil
+}
+
+func (s set) encode(elements map[policy.Element]bool) (list []nftables.SetElement) {
+	for e := range elements {
+		list = s.append(list, e)
+	}
+	return list
+}
+
+// append adds an element if it is of the set's family.
+func (s set) append(to []nftables.SetElement, e policy.Element) []nftables.SetElement {
+	if key, ok := s.key(e); ok {
+		to = append(to, nftables.SetElement{Key: key})
+	}
+	return to
 }

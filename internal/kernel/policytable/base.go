@@ -72,8 +72,8 @@ func (b base) chains() []nft.Chain {
 			if b.inside {
 				continue
 			}
-			judge = append(judge, nft.NewRule("by the pod's policies", nft.Family(family), w.own(family), verdict(familyName(w.podMap(), family))))
-			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), w.own(family), verdict(familyName(w.passMap(), family))))
+			judge = append(judge, nft.NewRule("by the pod's policies", nft.Family(family), w.own(family), leadsTo(familyName(w.podMap(), family)), verdict(chainMap(w.podMap()))))
+			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), w.own(family), leadsTo(familyName(w.passMap(), family)), verdict(chainMap(w.passMap()))))
 		}
 		if b.inside && b.first[i] != "" {
 			judge = append(judge, nft.NewRule("by the pod's policies", nft.GoTo(b.first[i])))
@@ -107,7 +107,10 @@ func (b base) beforePolicies(w way) (rules []nft.Rule) {
 		}
 		tunnels(load, nft.GoTo("judge-"+tunnelled.name()))
 	}
-	rules = append(rules, nft.NewRule("connections go on", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()))
+	rules = append(rules,
+		nft.NewRule("connections go on", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
+		// Without answers, as of UDP. Connection tracking confirms a flow when a packet of it has passed all chains, so none that is refused.
+		nft.NewRule("flows go on", nft.CtStatus(nft.CtConfirmed), nft.Accept()))
 	switch {
 	case w != ingress:
 	case b.inside:
@@ -184,6 +187,7 @@ const (
 const behindIPVS = 200
 
 func in(name string) nft.Exprs      { return nft.In(&nftables.Set{Name: name}) }
+func leadsTo(name string) nft.Exprs { return nft.MapTo(&nftables.Set{Name: name}) }
 func verdict(name string) nft.Exprs { return nft.VerdictOf(&nftables.Set{Name: name}) }
 
 // tunnelKey is an element of the set of tunnels: the pod's end, the gateway's, and its port.

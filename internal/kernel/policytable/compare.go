@@ -1,8 +1,10 @@
 package policytable
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 
@@ -44,36 +46,58 @@ func (t *Table) Compare(pods []netip.Addr, elements []Expected) error {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
+	in := map[policy.Element]map[policy.SetID]bool{}
 	for _, e := range elements {
-		name := familyName(string(e.Set)+"-ip", rtnl.FamilyOf(e.Addr))
-		s, there := t.have.sets[name]
-		if !there {
-			if e.Has {
-				return fmt.Errorf("set %s is missing", name)
+		if in[e.Element] == nil {
+			in[e.Element] = map[policy.SetID]bool{}
+		}
+		in[e.Element][e.Set] = e.Has
+	}
+	have := t.have.flat()
+	for e, expected := range in {
+		if err := have.compareElement(conn, e, expected); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareElement compares which sets have an element. Those that are not expected to have or to lack it are not looked at, and no
+// union with one of them. Nor are sets that no rule needs, since another policy accepts every peer.
+func (c content) compareElement(conn *netlink.Conn, e policy.Element, expected map[policy.SetID]bool) error {
+	for _, name := range sorted(c.sets, func(_ string, s set) bool { return len(s.ids) > 0 }) {
+		s := c.sets[name]
+		key, ok := s.key(e)
+		known, want := 0, false
+		for _, id := range s.ids {
+			if has, expects := expected[id]; expects {
+				known, want = known+1, want || has
 			}
+		}
+		if !ok || known < len(s.ids) {
 			continue
 		}
-		key, _ := s.key(e.Element)
-		switch has, err := hasElement(conn, name, key); {
+		switch has, err := hasElement(conn, cmp.Or(c.aliases[name], name), key); {
 		case err != nil:
 			return err
-		case has && !e.Has:
+		case has && !want:
 			return fmt.Errorf("set %s has %s, and should not", name, e.Addr)
-		case !has && e.Has:
+		case !has && want:
 			return fmt.Errorf("set %s lacks %s", name, e.Addr)
 		}
 	}
 	return nil
 }
 
-// compareMaps compares to which chains the addresses of pods lead.
+// compareMaps compares to which chains ports and the addresses of pods lead.
 func (t *Table) compareMaps(pods []netip.Addr) error {
 	conn, err := t.open()
 	if err != nil {
 		return err
 	}
-	for _, name := range sorted(t.have.sets) {
-		s := t.have.sets[name]
+	sets := t.have.flat().sets
+	for _, name := range sorted(sets) {
+		s := sets[name]
 		if !s.kind.IsMap {
 			continue
 		}
@@ -84,7 +108,13 @@ func (t *Table) compareMaps(pods []netip.Addr) error {
 		}
 		chains := map[string]string{}
 		for _, e := range list {
-			chains[string(e.Key)] = verdictChain(e.Val)
+			chains[string(e.Key)] = string(e.Val)
+			if s.verdict != 0 {
+				chains[string(e.Key)] = verdictChain(e.Val)
+			}
+		}
+		if s.verdict != 0 && !maps.Equal(chains, s.elements) {
+			return fmt.Errorf("map %s leads to other chains", name)
 		}
 		for _, a := range pods {
 			has, wants := chains[string(a.AsSlice())], s.elements[string(a.AsSlice())]

@@ -75,3 +75,16 @@ func TestKernelIsCompared(t *testing.T) {
 		apply()
 	}
 }
+
+// A set counts for nothing if another policy of the pod accepts every peer, and then the kernel need not have it.
+func TestSetsWithoutEffectAreNotCompared(t *testing.T) {
+	pod, peer := pair("10.0.1.2", "fd00:1::2"), netip.MustParseAddr("10.0.2.2")
+	table := New(newWorld(t, nil).node)
+	some, all := isolated(), isolated()
+	some.Name, some.Rules[policy.Ingress] = "some", []policy.Rule{{Peers: []policy.SetID{"pods-1"}, AnyPort: true}}
+	all.Name, all.Rules[policy.Ingress] = "all", []policy.Rule{{AnyPeer: true, AnyPort: true}}
+	elements := func(_ policy.SetID, yield func(policy.Element)) { yield(policy.Element{Addr: peer}) }
+	must(t, table.Apply([]Pod{{Addrs: pod[:], Policies: []*policy.Policy{all, some}}}, elements, nil))
+	must(t, table.Compare(pod[:], []Expected{{"pods-1", policy.Element{Addr: peer}, true}}))
+	must(t, table.Remove())
+}

@@ -3,6 +3,8 @@ package policytable
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/berthnet/berth/internal/policy"
 )
@@ -14,6 +16,8 @@ type compiler struct {
 	base     base
 	inside   *inside
 	own      *content // chains of base
+	unions   *unions
+	lists    *content // of pods
 	policies map[source]*compiled
 	pods     map[string]*judged // by the policies' IDs
 }
@@ -32,23 +36,25 @@ func (s source) ways() []way {
 	return ways[:2]
 }
 
-// compiled has the chains of a policy.
+// compiled has the chains of a policy, if some pod needs them.
 type compiled struct {
-	content
+	*content
 	id uint64
 }
 
-// judged has the chains of pods with the same policies: by way the first one, and the one behind the Admin tier.
+// judged has the chains of pods with the same policies: by way the first one, and the one behind the Admin tier. jumps are the
+// policies that have chains of their own.
 type judged struct {
 	content
 	first, rest [len(ways)]string
+	jumps       map[*policy.Policy]bool
 }
 
 // content builds the content of a table. It returns an error if a rule cannot be encoded.
 func (k *compiler) content(pods []Pod, b base) (content, error) {
-	c := newContent()
+	c := newContent(nil)
 	c.addSets()
-	next := &compiler{ids: k.ids, base: b, inside: k.inside, own: k.own, policies: map[source]*compiled{}, pods: map[string]*judged{}}
+	next := &compiler{ids: k.ids, base: b, inside: k.inside, own: k.own, unions: k.unions, policies: map[source]*compiled{}, pods: map[string]*judged{}}
 	for _, p := range pods {
 		next.base.tunnels = next.base.tunnels || len(p.Tunnels) > 0
 	}
@@ -56,7 +62,7 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 		if len(pods) != 1 {
 			return content{}, fmt.Errorf("%d pods, expected the one whose network namespace it is", len(pods))
 		}
-		by, _, err := next.judged(pods[0].Policies, next.base.tunnels, k)
+		by, err := next.judged(pods[0].Policies, next.base.tunnels, k)
 		if err != nil {
 			return content{}, err
 		}
@@ -66,7 +72,7 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 		}
 	}
 	if next.own == nil || next.base != k.base {
-		own := newContent()
+		own := newContent(nil)
 		if err := own.addBase(next.base); err != nil {
 			return content{}, err
 		}
@@ -74,21 +80,38 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 	}
 	c.add(*next.own)
 	for _, p := range pods {
-		by, isNew, err := next.judged(p.Policies, len(p.Tunnels) > 0, k)
+		by, err := next.judged(p.Policies, len(p.Tunnels) > 0, k)
 		if err != nil {
 			return content{}, err
 		}
-		if isNew || k.inside != nil {
-			c.add(by.content)
-		}
 		c.addPod(p, by)
 	}
+	if next.lists = k.lists; next.lists == nil || !maps.Equal(next.pods, k.pods) {
+		lists := newContent(nil)
+		for _, by := range next.pods {
+			lists.add(by.content)
+		}
+		next.lists = &lists
+		k.unions.prune(lists)
+	}
+	c.lists = next.lists
 	*k = *next
 	return c, nil
 }
 
-// judged returns the chains of a pod with some policies, and whether no pod had the same before.
-func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compiler) (by *judged, isNew bool, err error) {
+// outgrew forgets what has unions with sets that have become too large.
+func (k *compiler) outgrew(sets map[policy.SetID]bool) {
+	ids := slices.Collect(maps.Keys(sets))
+	maps.DeleteFunc(k.pods, func(_ string, j *judged) bool { return j.inUnion(ids...) })
+	for _, one := range k.policies {
+		if one.content != nil && one.inUnion(ids...) {
+			one.content = nil
+		}
+	}
+}
+
+// judged returns the chains of a pod with some policies.
+func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compiler) (by *judged, err error) {
 	var key []byte
 	for _, p := range policies {
 		from := source{p, tunnels}
@@ -96,33 +119,47 @@ func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compile
 		if one == nil {
 			if one = last.policies[from]; one == nil {
 				k.ids++
-				one = &compiled{newContent(), k.ids}
-				for _, w := range from.ways() {
-					if err := one.addPolicy(w, p); err != nil {
-						return nil, false, err
-					}
-				}
+				one = &compiled{id: k.ids}
 			}
 			k.policies[from] = one
 		}
 		key = binary.NativeEndian.AppendUint64(key, one.id)
 	}
 	if by = k.pods[string(key)]; by != nil {
-		return by, false, nil
+		return by, nil
 	}
 	if by = last.pods[string(key)]; by == nil {
-		by = &judged{content: newContent()}
+		by = &judged{content: newContent(k.unions), jumps: map[*policy.Policy]bool{}}
 		for i, w := range (source{tunnels: tunnels}).ways() {
 			if by.first[i], by.rest[i], err = by.addTiers(w, policies); err != nil {
-				return nil, false, err
+				return nil, err
 			}
 		}
-		for _, p := range policies {
-			by.add(k.policies[source{p, tunnels}].content)
+		for p := range by.jumps {
+			one := k.policies[source{p, tunnels}]
+			if err := one.compile(source{p, tunnels}, k.unions); err != nil {
+				return nil, err
+			}
+			by.add(*one.content)
 		}
 	}
 	k.pods[string(key)] = by
-	return by, true, nil
+	return by, nil
+}
+
+// compile makes the chains of a policy, unless it has them.
+func (c *compiled) compile(from source, u *unions) error {
+	if c.content != nil {
+		return nil
+	}
+	made := newContent(u)
+	for _, w := range from.ways() {
+		if err := made.addPolicy(w, from.Policy); err != nil {
+			return err
+		}
+	}
+	c.content = &made
+	return nil
 }
 
 // addBase adds the chains and counters of a base.

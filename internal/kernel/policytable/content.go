@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/nft"
@@ -36,10 +37,15 @@ type content struct {
 	chains   map[string]*chain
 	sets     map[string]set
 	counters map[string]Refused // without Packets
+	unions   *unions            // while it is compiled; nil: sets are not merged
+	aliases  map[string]string  // names of sets in the kernel, if they are others
+	// lists is what follows from the lists of policies that pods have, and not from the pods. While it is the same pointer, nothing in
+	// it has changed but elements of policies' sets.
+	lists *content
 }
 
-func newContent() content {
-	return content{map[string]*chain{}, map[string]set{}, map[string]Refused{}}
+func newContent(u *unions) content {
+	return content{chains: map[string]*chain{}, sets: map[string]set{}, counters: map[string]Refused{}, unions: u, aliases: map[string]string{}}
 }
 
 // add adds what another content has.
@@ -49,18 +55,38 @@ func (c *content) add(other content) {
 	maps.Copy(c.counters, other.counters)
 }
 
+// flat is a content with what its lists have.
+func (c content) flat() content {
+	if c.lists == nil {
+		return c
+	}
+	all := newContent(nil)
+	all.add(c)
+	all.add(*c.lists)
+	all.aliases = c.aliases
+	return all
+}
+
 // chain is a chain that is identified by its text.
 type chain struct {
 	nft.Chain
 	text string // its rules as the kernel takes them
 }
 
-// set is a set or a verdict map. Of a policy's set the caller has the elements.
+// set is a set or a verdict map. Of those that policies name the caller has the elements.
 type set struct {
-	kind     nftables.Set // without Table and Name
-	id       policy.SetID // of a policy's set
+	kind     nftables.Set   // without Table and Name
+	ids      []policy.SetID // whose elements it has, in order; several: in any of them
 	family   int
-	elements map[string]string // of others: key, and the chain that a map leads to
+	elements map[string]string // of others: key, and what a map leads to
+	verdict  expr.VerdictKind  // of a map that leads to chains
+	fixed    bool              // its name is a hash of its elements
+}
+
+// has tells whether a set has the elements of a set that policies name.
+func (s set) has(id policy.SetID) bool {
+	_, has := slices.BinarySearch(s.ids, id)
+	return has
 }
 
 // ownNames are the chains and sets that do not depend on policies.
@@ -72,8 +98,19 @@ const (
 	linkSet   = "links" // the interfaces that a pod's table is for
 )
 
-// families are both.
-var families = [...]int{unix.AF_INET, unix.AF_INET6}
+// families are both. eitherFamily has AF_UNSPEC for what may be of both.
+var (
+	families     = [...]int{unix.AF_INET, unix.AF_INET6}
+	eitherFamily = [...]int{unix.AF_UNSPEC, unix.AF_INET, unix.AF_INET6}
+)
+
+// ofFamily matches a family; AF_UNSPEC: both.
+func ofFamily(family int) nft.Exprs {
+	if family == unix.AF_UNSPEC {
+		return nil
+	}
+	return nft.Family(family)
+}
 
 func familyName(name string, family int) string {
 	if family == unix.AF_INET6 {
@@ -103,9 +140,20 @@ func (w way) name() string {
 	return strings.ToLower(w.String())
 }
 
-// podMap leads from a pod's address to the chain of its policies, and passMap to those behind the Admin tier.
+// podMap leads from a pod's address to the ID of the chain of its policies, and passMap to that of those behind the Admin tier. When the kernel gets an element that leads to a chain, it looks at all that may follow, for all pods;
+// with IDs it need not for a pod that comes or goes.
 func (w way) podMap() string  { return w.name() }
 func (w way) passMap() string { return "pass-" + w.name() }
+
+// chainMap is the map that leads from the IDs of podMap or passMap to chains. Each has its own: the kernel refuses chains that might lead to
+// themselves.
+func chainMap(of string) string { return "chains-" + of }
+
+// chainID is the ID of a chain whose name ends with a hash, as text of the length of idType.
+func chainID(chain string) string { return chain[len(chain)-int(idType.Bytes):] }
+
+// idType is that of chains' IDs: text, as people see it in nft(8).
+var idType = nftables.TypeIFName
 
 // refuse is the chain that refuses a packet, and the counter of those.
 func (w way) refuse() string { return "refuse-" + w.name() }
@@ -149,6 +197,22 @@ func (w way) portOf(family int, protocol byte) nft.Exprs {
 	return nft.PortOf(protocol)
 }
 
+// families are those for which ports are matched: each alone if that depends on the family.
+func (w way) families() []int {
+	if w.tunnelled {
+		return families[:]
+	}
+	return []int{unix.AF_UNSPEC}
+}
+
+// protocolAndPort loads the protocol and the destination port.
+func (w way) protocolAndPort(family int) nft.Exprs {
+	if w.tunnelled {
+		return nft.InnerProtocolAndPort(family)
+	}
+	return nft.ProtocolAndPort()
+}
+
 func (w way) destinationAndPort(family int) nft.Exprs {
 	if w.tunnelled {
 		return nft.InnerDestinationAndPort(family)
@@ -166,10 +230,12 @@ func (c *content) addPod(p Pod, by *judged) {
 			if first == "" {
 				continue
 			}
-			elements(w.podMap())[key] = first
+			elements(w.podMap())[key] = chainID(first)
+			c.sets[chainMap(w.podMap())].elements[chainID(first)] = first
 			elements(selfSet)[key+key] = ""
 			if first != rest && rest != "" {
-				elements(w.passMap())[key] = rest
+				elements(w.passMap())[key] = chainID(rest)
+				c.sets[chainMap(w.passMap())].elements[chainID(rest)] = rest
 			}
 		}
 		for _, t := range p.Tunnels {
@@ -182,20 +248,28 @@ func (c *content) addPod(p Pod, by *judged) {
 
 // addSets adds the sets and maps that do not depend on policies.
 func (c *content) addSets() {
+	for _, w := range ways {
+		for _, of := range []string{w.podMap(), w.passMap()} {
+			c.sets[chainMap(of)] = set{
+				kind:     nftables.Set{KeyType: idType, DataType: nftables.TypeVerdict, IsMap: true},
+				elements: map[string]string{}, verdict: expr.VerdictGoto,
+			}
+		}
+	}
 	for _, family := range families {
 		address := nft.AddressType(family)
 		add := func(name string, kind nftables.Set) {
-			c.sets[familyName(name, family)] = set{kind, "", family, map[string]string{}}
+			c.sets[familyName(name, family)] = set{kind: kind, family: family, elements: map[string]string{}}
 		}
 		for _, w := range ways {
-			add(w.podMap(), nftables.Set{KeyType: address, DataType: nftables.TypeVerdict, IsMap: true})
-			add(w.passMap(), nftables.Set{KeyType: address, DataType: nftables.TypeVerdict, IsMap: true})
+			add(w.podMap(), nftables.Set{KeyType: address, DataType: idType, IsMap: true})
+			add(w.passMap(), nftables.Set{KeyType: address, DataType: idType, IsMap: true})
 		}
 		add(selfSet, nftables.Set{KeyType: nftables.MustConcatSetType(address, address), Concatenation: true})
 		add(tunnelSet, nftables.Set{KeyType: nftables.MustConcatSetType(address, address, nftables.TypeInetService), Concatenation: true})
-		c.sets[familyName(endedSet, family)] = set{nftables.Set{
+		c.sets[familyName(endedSet, family)] = set{kind: nftables.Set{
 			KeyType: endedType(family), Concatenation: true, HasTimeout: true, Timeout: endedFor,
-		}, "", family, nil}
+		}, family: family}
 	}
 }
 
@@ -217,9 +291,9 @@ func (c *content) addChain(ch nft.Chain) error {
 }
 
 // addTiers adds the chain of some policies for a way, and returns its name, and that of the chain for
-// connections that the Admin tier passes. A name is empty if nothing is judged there. The chains of policies are added
-// by addPolicy.
-func (c *content) addTiers(w way, policies []*policy.Policy) (first, rest string, err error) {
+// connections that the Admin tier passes. A name is empty if nothing is judged there. The chains of policies in jumps are
+// added by addPolicy.
+func (c *judged) addTiers(w way, policies []*policy.Policy) (first, rest string, err error) {
 	var admin, namespaced, baseline []*policy.Policy
 	var isolating []policy.Ref
 	for _, p := range policies {
@@ -249,7 +323,14 @@ func (c *content) addTiers(w way, policies []*policy.Policy) (first, rest string
 			c.counters[rest] = Refused{Direction: w.Direction, Policies: isolating}
 			last = nft.NewRule("no policy accepts it", nft.CountAs(rest), nft.GoTo(w.refuse()))
 		}
-		if err := c.addJumps(rest, w, then, last); err != nil {
+		rules, others, err := c.addAccepts(w, namespaced)
+		if err != nil {
+			return "", "", err
+		}
+		if len(isolating) == 0 {
+			others = append(others, baseline...)
+		}
+		if err := c.addJumps(rest, w, rules, others, last); err != nil {
 			return "", "", err
 		}
 	}
@@ -261,13 +342,13 @@ func (c *content) addTiers(w way, policies []*policy.Policy) (first, rest string
 		last = nft.NewRule("no rule of the Admin tier decides", nft.GoTo(rest))
 	}
 	first = "admin-" + w.name() + "-" + hash(policies)
-	return first, rest, c.addJumps(first, w, admin, last)
+	return first, rest, c.addJumps(first, w, nil, admin, last)
 }
 
-func (c *content) addJumps(name string, w way, policies []*policy.Policy, last nft.Rule) error {
-	var rules []nft.Rule
+func (c *judged) addJumps(name string, w way, rules []nft.Rule, policies []*policy.Policy, last nft.Rule) error {
 	for _, p := range policies {
 		if len(p.Rules[w.Direction]) > 0 {
+			c.jumps[p] = true
 			rules = append(rules, nft.NewRule(comment(p.String()), nft.Jump(policyChain(w, p))))
 		}
 	}

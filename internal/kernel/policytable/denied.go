@@ -41,7 +41,11 @@ func (t *Table) Refused() ([]Refused, error) {
 	var list []Refused
 	for _, o := range objects {
 		if c, ok := o.(*nftables.CounterObj); ok {
-			if r, known := t.have.counters[c.Name]; known {
+			r, known := t.have.counters[c.Name]
+			if !known {
+				r, known = t.have.lists.counters[c.Name]
+			}
+			if known {
 				r.Packets = c.Packets
 				list = append(list, r)
 			}

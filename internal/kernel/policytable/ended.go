@@ -110,18 +110,18 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 			t.disconnect()
 		}
 	}()
-	name := familyName(endedSet, family)
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}
-	handle := &nftables.Set{Table: table, Name: name, KeyType: endedType(family), Concatenation: true, HasTimeout: true}
+	handle := endedHandle(family)
 	known, err := conn.GetSetElements(handle)
 	if err != nil {
-		return fmt.Errorf("nftables: list set %s: %w", name, err)
+		return fmt.Errorf("nftables: list set %s: %w", handle.Name, err)
 	}
+	delete(t.ended, family)
 	var gone, come []nftables.SetElement
 	had := map[string]bool{}
 	for _, e := range known {
 		if answer, ok := decode(family, e.Key); ok && !allowed(answer.reverse().Flow) {
 			had[string(e.Key)] = true
+			t.note(family, e.Key, e.Expires)
 			continue
 		}
 		gone = append(gone, nftables.SetElement{Key: e.Key})
@@ -132,18 +132,21 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 		}
 		if key := c.reverse().encode(); !had[string(key)] {
 			e := nftables.SetElement{Key: key}
+			lasts := endedFor
 			if c.Protocol == unix.IPPROTO_UDP {
-				e.Timeout = endedUDPFor
+				lasts = endedUDPFor
+				e.Timeout = lasts
 			}
+			t.note(family, key, lasts)
 			come = append(come, e)
 		}
 	}
 	if err := errors.Join(inChunks(gone, func(part []nftables.SetElement) error { return conn.SetDeleteElements(handle, part) }),
 		inChunks(come, func(part []nftables.SetElement) error { return conn.SetAddElements(handle, part) })); err != nil {
-		return fmt.Errorf("encode set %s: %w", name, err)
+		return fmt.Errorf("encode set %s: %w", handle.Name, err)
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: change set %s: %w", name, err)
+		return fmt.Errorf("nftables: change set %s: %w", handle.Name, err)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package policytable
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -114,6 +115,67 @@ func TestForbiddenConnectionsEnd(t *testing.T) {
 			}
 			enforce(open)
 			ask(t, query, datagrams)
+			must(t, table.Remove())
+		})
+	}
+}
+
+// A flow that nobody answers is judged by its first packet, as a connection is: packets after it pass until End finds it forbidden.
+// Each packet of a refused flow is refused.
+func TestFlowsWithoutAnswers(t *testing.T) {
+	pods := [][2]netip.Addr{pair("10.0.1.2", "fd00:1::2"), pair("10.0.2.2", "fd00:2::2"), pair("10.0.3.2", "fd00:3::2")}
+	w := newWorld(t, pods)
+	ofNode, ofPod := New(w.node), NewInside(openNetns(t, w.hosts[pods[0][0]].path), w.node, []string{"eth0"})
+	for i, table := range []*Table{ofNode, ofNode, ofPod, ofPod} {
+		server, client, friend := pods[0][i%2], pods[1][i%2], pods[2][i%2]
+		t.Run(fmt.Sprint(server, []string{" on the node", " in the pod"}[i/2]), func(t *testing.T) {
+			apply := func(from ...netip.Prefix) {
+				t.Helper()
+				must(t, table.Apply([]Pod{{Addrs: []netip.Addr{server}, Policies: []*policy.Policy{isolated(from...)}}}, noElements, nil))
+			}
+			datagrams, err := ns.ListenPacket(w.hosts[server].path, netip.AddrPortFrom(server, 53))
+			must(t, err)
+			t.Cleanup(func() { _ = datagrams.Close() })
+			must(t, datagrams.SetReadDeadline(time.Now().Add(patience)))
+			send := func(from netip.Addr) func() {
+				near, err := ns.Dial(context.Background(), w.hosts[from].path, "udp", netip.AddrPortFrom(server, 53), from)
+				must(t, err)
+				t.Cleanup(func() { _ = near.Close() })
+				return func() {
+					_, err := near.Write([]byte(from.String()))
+					must(t, err)
+				}
+			}
+			arrives := func() {
+				t.Helper()
+				b := make([]byte, 64)
+				n, _, err := datagrams.ReadFromUDPAddrPort(b)
+				must(t, err)
+				if string(b[:n]) != friend.String() {
+					t.Errorf("a datagram of %s arrives", b[:n])
+				}
+			}
+			apply(netip.PrefixFrom(friend, friend.BitLen()))
+			before, forbidden, allowed := refused(t, table), send(client), send(friend)
+			for range 3 {
+				forbidden()
+			}
+			allowed()
+			arrives()
+			if n := refused(t, table) - before; n != 3 {
+				t.Errorf("%d datagrams were refused, want 3", n)
+			}
+			apply()
+			allowed()
+			arrives()
+			n, err := table.End(func(f policy.Flow) bool { return f.Destination != server })
+			must(t, err)
+			if n != 1 {
+				t.Fatalf("%d flows ended, want 1", n)
+			}
+			before = refused(t, table)
+			for allowed(); refused(t, table) == before; { // it is refused, and counted
+			}
 			must(t, table.Remove())
 		})
 	}

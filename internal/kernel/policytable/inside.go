@@ -26,7 +26,7 @@ type inside struct {
 // its links are ports of a switch, or VLANs that were moved into the pod. Apply takes this pod only. A program in the pod with
 // CAP_NET_ADMIN can change the table, and one with CAP_NET_RAW can send frames that no chain sees.
 func NewInside(pod, node netns.NsHandle, links []string) *Table {
-	return &Table{ns: pod, compile: compiler{inside: &inside{links: links, node: node}}}
+	return &Table{ns: pod, compile: compiler{inside: &inside{links: links, node: node}, unions: newUnions()}, atOnce: mostAtOnce}
 }
 
 // Inside is the table of a pod with what is open for it.
@@ -80,7 +80,7 @@ func (i *inside) refresh() error {
 
 // addTo adds the sets of a pod's table.
 func (i *inside) addTo(c *content) error {
-	links := set{nftables.Set{KeyType: nftables.TypeIFName}, "", 0, map[string]string{}}
+	links := set{kind: nftables.Set{KeyType: nftables.TypeIFName}, elements: map[string]string{}}
 	for _, name := range i.links {
 		if !rtnl.ValidName(name) {
 			return fmt.Errorf("%q is no name of an interface", name)
@@ -89,7 +89,7 @@ func (i *inside) addTo(c *content) error {
 	}
 	c.sets[linkSet] = links
 	for _, family := range families {
-		node := set{nftables.Set{KeyType: nft.AddressType(family)}, "", family, map[string]string{}}
+		node := set{kind: nftables.Set{KeyType: nft.AddressType(family)}, family: family, elements: map[string]string{}}
 		for a := range i.addrs {
 			if rtnl.FamilyOf(a) == family && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
 				node.elements[string(a.AsSlice())] = ""

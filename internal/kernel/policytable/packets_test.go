@@ -270,7 +270,7 @@ func TestPeersAndPortsDoNotMultiply(t *testing.T) {
 			both := []*policy.Policy{p, rest}
 			must(t, table.Apply([]Pod{{Addrs: pod[:], Policies: both}}, elements, nil))
 			rules := 0
-			for _, c := range table.have.chains {
+			for _, c := range table.have.flat().chains {
 				rules += len(c.Rules)
 			}
 			if most := 8*n + 100; rules > most { // peers and named ports, of both directions and families

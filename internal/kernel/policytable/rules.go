@@ -56,7 +56,7 @@ func (c *content) rulesOf(w way, p *policy.Policy, r *policy.Rule, index int, do
 	}
 	text = comment(text)
 	var rules []nft.Rule
-	for _, family := range [...]int{unix.AF_UNSPEC, unix.AF_INET, unix.AF_INET6} {
+	for _, family := range eitherFamily {
 		peers := c.peersOf(w, r, family)
 		if len(peers) == 0 {
 			continue
@@ -107,7 +107,11 @@ func (c *content) peersOf(w way, r *policy.Rule, family int) (list []nft.Exprs) 
 	if blocks := slices.DeleteFunc(slices.Clone(r.Blocks), func(b netip.Prefix) bool { return rtnl.FamilyOf(b.Addr()) != family }); len(blocks) > 0 {
 		add(c.addBlocks(family, blocks))
 	}
-	for _, id := range r.Peers {
+	union, merged, alone := c.unions.split(r.Peers)
+	if union != "" {
+		add(c.addUnion(family, union, merged))
+	}
+	for _, id := range alone {
 		add(c.addSet(family, id))
 	}
 	return list
@@ -168,7 +172,14 @@ func (c *content) addTargets(family int, id policy.SetID) string {
 
 func (c *content) addPolicySet(family int, id policy.SetID, kind nftables.Set) string {
 	name := familyName(string(id)+"-ip", family)
-	c.sets[name] = set{kind, id, family, nil}
+	c.sets[name] = set{kind: kind, ids: []policy.SetID{id}, family: family}
+	return name
+}
+
+// addUnion adds the union of sets of addresses of a family and returns its name.
+func (c *content) addUnion(family int, union string, ids []policy.SetID) string {
+	name := familyName(union, family)
+	c.sets[name] = set{kind: nftables.Set{KeyType: nft.AddressType(family)}, ids: ids, family: family}
 	return name
 }
 
@@ -192,7 +203,7 @@ func (c *content) addBlocks(family int, blocks []netip.Prefix) string {
 	}
 	name := familyName("blocks-"+hex.EncodeToString(h.Sum(nil)[:8])+"-ip", family)
 	if _, there := c.sets[name]; !there {
-		s := set{nftables.Set{KeyType: nft.AddressType(family), Interval: true}, "", family, map[string]string{}}
+		s := set{kind: nftables.Set{KeyType: nft.AddressType(family), Interval: true}, family: family, elements: map[string]string{}, fixed: true}
 		for _, b := range blocks {
 			s.elements[string(b.Masked().Addr().AsSlice())+string([]byte{byte(b.Bits())})] = ""
 		}
@@ -203,7 +214,7 @@ func (c *content) addBlocks(family int, blocks []netip.Prefix) string {
 
 // addPorts adds the set of some ports of one protocol and returns its name.
 func (c *content) addPorts(ports []policy.Ports) string {
-	s := set{nftables.Set{KeyType: nftables.TypeInetService, Interval: true}, "", unix.AF_UNSPEC, map[string]string{}}
+	s := set{kind: nftables.Set{KeyType: nftables.TypeInetService, Interval: true}, elements: map[string]string{}, fixed: true}
 	h := sha256.New()
 	for _, p := range ports {
 		fmt.Fprintln(h, p.First, p.Last)
@@ -216,15 +227,17 @@ func (c *content) addPorts(ports []policy.Ports) string {
 
 // differ are the elements that have to go and to come.
 func (s set) differ(from set) (gone, come []nftables.SetElement) {
-	for _, key := range sorted(from.elements) {
-		if now, still := s.elements[key]; !still || now != from.elements[key] {
-			gone = append(gone, from.element(key)...)
-		}
+	for _, key := range sorted(from.elements, func(key, before string) bool {
+		now, still := s.elements[key]
+		return !still || now != before
+	}) {
+		gone = append(gone, from.element(key)...)
 	}
-	for _, key := range sorted(s.elements) {
-		if before, had := from.elements[key]; !had || before != s.elements[key] {
-			come = append(come, s.element(key)...)
-		}
+	for _, key := range sorted(s.elements, func(key, now string) bool {
+		before, had := from.elements[key]
+		return !had || before != now
+	}) {
+		come = append(come, s.element(key)...)
 	}
 	return gone, come
 }
@@ -241,8 +254,10 @@ func (s set) element(key string) []nftables.SetElement {
 	case s.kind.Interval:
 		a, _ := netip.AddrFromSlice([]byte(key[:len(key)-1]))
 		return nft.Intervals([]netip.Prefix{netip.PrefixFrom(a, int(key[len(key)-1]))})
+	case s.kind.IsMap && s.verdict == 0:
+		return []nftables.SetElement{{Key: []byte(key), Val: []byte(s.elements[key])}}
 	case s.kind.IsMap:
-		return []nftables.SetElement{{Key: []byte(key), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: s.elements[key]}}}
+		return []nftables.SetElement{{Key: []byte(key), VerdictData: &expr.Verdict{Kind: s.verdict, Chain: s.elements[key]}}}
 	}
 	return []nftables.SetElement{{Key: []byte(key)}}
 }

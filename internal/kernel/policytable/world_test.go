@@ -36,7 +36,7 @@ type host struct {
 var networks = map[uint8]string{unix.IPPROTO_TCP: "6", unix.IPPROTO_UDP: "17", unix.IPPROTO_SCTP: "132"}
 
 // newWorld makes a world of hosts with an address of each family.
-func newWorld(t *testing.T, hosts [][2]netip.Addr) *world {
+func newWorld(t testing.TB, hosts [][2]netip.Addr) *world {
 	t.Helper()
 	w := &world{hosts: map[netip.Addr]*host{}, came: map[uint16]bool{}}
 	name := func(n int) string { return fmt.Sprintf("btpt-%d-%d", os.Getpid(), n) }
@@ -86,7 +86,7 @@ func must(t fataler, err error) {
 }
 
 // open opens sockets that send and receive whole packets of each protocol.
-func (h *host) open(t *testing.T, w *world, own [2]netip.Addr) error {
+func (h *host) open(t testing.TB, w *world, own [2]netip.Addr) error {
 	for i, family := range []string{"ip4:", "ip6:"} {
 		for _, protocol := range networks {
 			conn, err := net.ListenPacket(family+protocol, own[i].String())

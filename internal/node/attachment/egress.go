@@ -21,6 +21,9 @@ type Egress struct {
 	Forward bool `json:"forward,omitempty"`
 	// State is the progress of a change. Only that of a ready record may differ from EgressSetUp.
 	State EgressState `json:"state,omitempty"`
+	// Former are the TunnelEnds of former states to which the kernel may still send while State is EgressChanging, without
+	// those of this one.
+	Former []netip.Addr `json:"former,omitempty"`
 }
 
 // EgressState is the progress of an egress change.
@@ -40,18 +43,45 @@ func (e *Egress) Settled() *Egress {
 		return nil
 	}
 	settled := *e
-	settled.State = EgressSetUp
+	settled.State, settled.Former = EgressSetUp, nil
 	return &settled
 }
 
-// Changing returns the recorded form of e, which may be nil, while it replaces an earlier state.
-func (e *Egress) Changing() *Egress {
+// Changing returns the recorded form of e while it replaces former. Both may be nil.
+func (e *Egress) Changing(former *Egress) *Egress {
 	changing := Egress{}
 	if e != nil {
 		changing = *e
 	}
-	changing.State = EgressChanging
+	changing.State, changing.Former = EgressChanging, nil
+	for _, a := range former.TunnelEnds() {
+		if !slices.Contains(changing.TunnelEnds(), a) {
+			changing.Former = append(changing.Former, a)
+		}
+	}
 	return &changing
+}
+
+// TunnelEnds returns the addresses that the pod's tunnels may lead to: of gateways, of Services, and Former. e may be nil.
+func (e *Egress) TunnelEnds() (addrs []netip.Addr) {
+	if e == nil {
+		return nil
+	}
+	add := func(list []netip.Addr) {
+		for _, a := range list {
+			if !slices.Contains(addrs, a) {
+				addrs = append(addrs, a)
+			}
+		}
+	}
+	for _, u := range e.Egresses {
+		add(u.Service)
+		for _, g := range u.Gateways {
+			add(g.Addresses)
+		}
+	}
+	add(e.Former)
+	return addrs
 }
 
 // UsedEgress holds the settings of an Egress that a client needs.
@@ -151,6 +181,9 @@ func (e Egress) validate() error {
 	}
 	if e.LastID < 0 || e.LastID > MaxEgressGateways {
 		return fmt.Errorf("lastID is %d, expected 0 to %d", e.LastID, MaxEgressGateways)
+	}
+	if slices.ContainsFunc(e.Former, badAddr) {
+		return fmt.Errorf("former is %v, expected IP addresses without zones", e.Former)
 	}
 	ids := map[int]bool{}
 	for i, u := range e.Egresses {

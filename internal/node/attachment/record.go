@@ -47,6 +47,7 @@ type Record struct {
 	NICs       []NIC     `json:"nics,omitempty"`
 	Chained    *Chained  `json:"chained,omitempty"` // the interface is another network's; then there is no lease
 	Egress     *Egress   `json:"egress,omitempty"`  // nil: the pod has none
+	Adopted    *Adopted  `json:"adopted,omitempty"` // nil: Berth created the attachment
 	Netns      Netns     `json:"netns"`
 	HostLink   string    `json:"hostLink"` // names the record's file too
 	HostMAC    mac.Addr  `json:"hostMAC,omitempty"`
@@ -168,6 +169,9 @@ func (r Record) validate() error {
 		return err
 	}
 	if err := r.checkNICs(); err != nil {
+		return err
+	}
+	if err := r.checkAdopted(); err != nil {
 		return err
 	}
 	return r.checkEgress()

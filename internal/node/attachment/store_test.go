@@ -208,6 +208,26 @@ func TestLeftoversOfACrashedWriteAreRemoved(t *testing.T) {
 	}
 }
 
+// Beside a daemon, whose file is half written, Peek changes nothing. A quarantined record is damaged although it can be read.
+func TestPeekChangesNothing(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := openStore(t, dir, testNode)
+	r := testRecord("c1", "10.0.0.5")
+	mustPut(t, s, r)
+	data, err := os.ReadFile(filepath.Join(dir, recordFile(r.HostLink)))
+	must(t, err)
+	half := filepath.Join(dir, tmpPrefix+"1")
+	must(t, os.WriteFile(half, []byte("{"), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, recordFile("other")+badSuffix), data, 0o600))
+	records, damaged, err := Peek(dir, testNode.InstanceID)
+	if err != nil || len(records) != 1 || damaged != 1 || records[0].Key != r.Key {
+		t.Errorf("Peek() = %+v, %d damaged, %v; want %s and one damaged", records, damaged, err, r.Key)
+	}
+	if _, err := os.Stat(half); err != nil {
+		t.Errorf("the daemon's file: %v", err)
+	}
+}
+
 func TestConcurrentPuts(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := openStore(t, dir, testNode)

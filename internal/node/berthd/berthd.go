@@ -33,10 +33,13 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/daemon/policypart"
+	"github.com/berthnet/berth/internal/node/foreign"
+	"github.com/berthnet/berth/internal/node/install"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/node/uplinks"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
@@ -192,9 +195,7 @@ func unlessEnded(ctx context.Context, err error) error {
 }
 
 // datapathConfig is the configuration that the data paths of all modes share.
-func (n *node) datapathConfig() datapath.Config {
-	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir, Log: n.log}
-}
+func (n *node) datapathConfig() datapath.Config { return uplinks.Settings(n.cfg, n.log) }
 
 // runDaemon assembles and runs the daemon.
 func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net daemon.Kernel) error {
@@ -228,6 +229,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		Repair:  daemon.Repair{Tell: n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove},
 		Metrics: n.metrics, Clock: n.clock, Log: n.log,
 	}
+	o.Repair.Foreign = n.foreign()
 	if n.policies != nil {
 		o.Policies = n.policies
 	}
@@ -248,6 +250,26 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 	go m.follow(ctx)
 	return daemon.New(o).Run(ctx, n.front)
 }
+
+// foreign returns the observer of other software on the node, or nil where Berth hands out no addresses of the node.
+func (n *node) foreign() daemon.Foreign {
+	if n.deps.Foreign == nil || n.cfg.IPAM == config.IPAMPort || n.cfg.IPAM == config.IPAMNone {
+		return nil
+	}
+	return n.deps.Foreign(foreign.Options{
+		Checkpoints: n.cfg.AWSCheckpoints, Netns: netnsDir, Clock: n.clock, Log: n.log,
+		Configs: func() (list []foreign.Config, err error) {
+			found, err := install.Configurations(n.cfg.CNIConfDir)
+			for _, c := range found {
+				list = append(list, foreign.Config(c))
+			}
+			return list, err
+		},
+	})
+}
+
+// netnsDir is where container runtimes keep the network namespaces of pods.
+const netnsDir = "/run/netns"
 
 // parts returns the parts of the daemon, in the order in which they are set up: egress packets leave
 // through NICs, and policies judge the addresses of all. A part that is not configured still rejects attachments that use it.

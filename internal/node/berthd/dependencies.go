@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/foreign"
 	"github.com/berthnet/berth/internal/node/networkpolicy"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/uplinks"
@@ -37,6 +38,8 @@ type Dependencies struct {
 	Egress func(sysctls string) podegress.Kernel
 	// PolicyTable opens the table of network policies in the kernel; nil: the node has none.
 	PolicyTable func() (PolicyTable, error)
+	// Foreign observes other software on the node; nil: it is not looked at.
+	Foreign func(o foreign.Options) daemon.Foreign
 	// AskGateway asks a gateway whether it serves a pod.
 	AskGateway podegress.Ask
 }
@@ -61,6 +64,7 @@ func machine() Dependencies {
 		Cloud:        func(ctx context.Context, o aws.Options) (pace.Calls, error) { return aws.New(ctx, o) },
 		Egress:       func(sysctls string) podegress.Kernel { return podegress.OfPods{Sysctls: sysctls} },
 		PolicyTable:  openPolicyTable,
+		Foreign:      func(o foreign.Options) daemon.Foreign { return foreign.NewObserver(o) },
 		AskGateway:   podegress.AskByHTTP,
 	}
 }

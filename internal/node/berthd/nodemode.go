@@ -43,6 +43,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		return nil, err
 	}
 	metrics := enisource.NewMetrics(m.metrics.Registry)
+	permissions := enisource.NewPermissions(metrics, m.clock, m.log)
 	files := enisource.Files{Dir: m.cfg.StateDir}
 	base := reconciler.Settings{
 		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
@@ -56,9 +57,10 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	}
 	src, err := enisource.New(enisource.Options{
 		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log, Notify: m.tell,
+		Permissions: permissions,
 	}, reconciler.Config{
 		Settings: begin.Settings,
-		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
+		Cluster:  m.cfg.ClusterName, Adopt: m.cfg.AdoptENIs, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: permissions, Logger: m.log}),
 		Intents: files.Intents(), Observer: metrics.Reconciler(),
 		Timing: reconciler.Timing{
 			ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,

@@ -57,12 +57,8 @@ func (m *vpc) setUp(ctx context.Context, kernel uplinks.Node) (daemon.Kernel, er
 		return nil, err
 	}
 	own, local := ipv6OfPods(inv)
-	return data, data.Setup(ctx, m.datapathConfig(), datapath.VPC{
-		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
-		LocalCIDRs: m.networks.start(m.id.VPCCIDRs, own || m.noIPv4() || m.cfg.IPFamilies.Has(ipfamily.IPv6)),
-		NodeLocal:  nodeLocal(!m.noIPv4(), local || m.cfg.IPv6Egress), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
-		MarkShift: uint(m.cfg.MarkShift),
-	})
+	cidrs := m.networks.start(m.id.VPCCIDRs, own || m.noIPv4() || m.cfg.IPFamilies.Has(ipfamily.IPv6))
+	return data, data.Setup(ctx, m.datapathConfig(), uplinks.VPCSettings(m.cfg, m.id, cidrs, nodeLocal(!m.noIPv4(), local || m.cfg.IPv6Egress)))
 }
 
 // ipv6OfPods reports whether running pods have IPv6 addresses, of their own or node-local ones. A

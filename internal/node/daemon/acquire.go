@@ -33,10 +33,12 @@ type acquirer struct {
 	draining context.Context
 	waits    *waits
 	adds     waitingADDs
+	// fresh is called before an address is acquired.
+	fresh func(context.Context)
 }
 
 func newAcquirer(draining context.Context, o Options) *acquirer {
-	return &acquirer{source: o.Source, parts: o.Parts, warmWait: o.WarmWait, draining: draining, waits: newWaits(o.Clock)}
+	return &acquirer{source: o.Source, parts: o.Parts, warmWait: o.WarmWait, draining: draining, waits: newWaits(o.Clock), fresh: func(context.Context) {}}
 }
 
 // annotations returns the keys of the annotations that the source and the parts read.
@@ -90,6 +92,7 @@ func (a *acquirer) acquire(ctx context.Context, want attachment.Record, options 
 		return want, until, nil
 	}
 	err = a.wait(ctx, req, until, noAddress, func(ctx context.Context) (err error) {
+		a.fresh(ctx)
 		want.Lease, err = a.source.Acquire(ctx, req)
 		return err
 	})

@@ -16,6 +16,7 @@ const (
 	ConditionForwarding = "ForwardingAllowed"
 	ConditionARP        = "ARPFiltered"
 	ConditionExclusive  = "AddressesExclusive"
+	ConditionSole       = "SoleCNIPlugin"
 	ConditionSupply     = "AddressesAvailable"
 	ConditionRecords    = "RecordsIntact"
 	ConditionWritable   = "RecordsWritable"
@@ -28,7 +29,8 @@ var conditionDocs = [][2]string{
 	{ConditionDataPath, "the node's own kernel state is set up"},
 	{ConditionForwarding, "no other packet filter on the node drops forwarded packets by default"},
 	{ConditionARP, "ARP requests of pods, which could fill the node's neighbour table, are dropped"},
-	{ConditionExclusive, "no link of the node has an address that belongs to pods"},
+	{ConditionExclusive, "neither a link of the node nor other software on it has an address that belongs to pods"},
+	{ConditionSole, "no other pod network on the node hands out addresses or holds some; with `--ipam=port` and `none` the condition does not exist"},
 	{ConditionSupply, "an address was usable at least once, and no ADD waits for one"},
 	{ConditionRecords, "all attachment records could be read"},
 	{ConditionWritable, "attachment records can be written"},

@@ -93,6 +93,7 @@ type Repair struct {
 	Upkeep                 Upkeep
 	Tell                   func(podevents.News) // events of running pods; does not block; optional
 	RemoveForeignAddresses bool                 // remove running pods' addresses from the node's links
+	Foreign                Foreign              // other software on the node; nil: not looked at
 }
 
 // Installation describes an installed plugin and configuration.
@@ -145,6 +146,7 @@ func New(o Options) *Daemon {
 	d.keepers = newKeepers(d.draining, o, d.attachments, d.conditions)
 	if o.Repair.Upkeep != nil {
 		d.repairer = newRepairer(o, d)
+		d.attachments.acquirer.fresh = d.repairer.fresh
 	}
 	d.inspector = &inspector{attachments: d.attachments, conditions: d.conditions, kernel: o.Kernel, node: o.Node, policies: o.Policies, views: make(chan struct{}, podViews)}
 	d.Metrics.Registry.MustRegister(&stateCollector{d})

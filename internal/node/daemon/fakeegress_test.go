@@ -90,7 +90,7 @@ func nsOf(rec attachment.Record) attachment.Netns {
 
 func setUpOf(rec attachment.Record) setUp {
 	e := *rec.Egress
-	e.State = attachment.EgressSetUp
+	e.State, e.Former = attachment.EgressSetUp, nil
 	return setUp{e, rec.OwnAddrs(), rec.OtherAddrs()}
 }
 

@@ -48,7 +48,7 @@ type keepers []*keeper
 
 // newKeepers creates a keeper for each part, and sets the followers of interfaces in attachments.
 func newKeepers(draining context.Context, o Options, a *attachments, c *conditions) (all keepers) {
-	for _, p := range o.Parts {
+	for i, p := range o.Parts {
 		about := p.About()
 		if about.ChecksAtOnce == 0 {
 			continue
@@ -57,7 +57,7 @@ func newKeepers(draining context.Context, o Options, a *attachments, c *conditio
 			part: p, about: about, attachments: a, conditions: c, interval: o.RepairInterval, clock: o.Clock, log: o.Log,
 			touched: retry.NewSignal(), keys: map[attachment.Key]bool{},
 		}
-		host := &host{attachments: a, wait: max(o.WarmWait, about.Wait)}
+		host := &host{attachments: a, wait: max(o.WarmWait, about.Wait), later: o.Parts[i+1:]}
 		k.changes = newChanges(draining, o.Store, o.Clock, changing{
 			desired: p.Desired,
 			change:  func(ctx context.Context, key attachment.Key) error { return p.Change(ctx, host, key) },
@@ -310,6 +310,7 @@ func (k *keeper) sweep(ctx context.Context) {
 type host struct {
 	attachments *attachments
 	wait        time.Duration // how long an ADD waits for the part
+	later       parts         // those after the part
 }
 
 // Hold implements part.Host.
@@ -341,6 +342,12 @@ func (h *host) Put(rec attachment.Record) error { return h.attachments.put(rec) 
 // SetUpLease implements part.Host.
 func (h *host) SetUpLease(ctx context.Context, rec attachment.Record) error {
 	_, err := h.attachments.wiring.wireLease(ctx, rec)
+	return err
+}
+
+// SetUpLater implements part.Host.
+func (h *host) SetUpLater(ctx context.Context, rec attachment.Record) error {
+	_, err := h.later.setUp(ctx, rec)
 	return err
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/foreign"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/version"
@@ -104,7 +105,12 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	if r := c.daemon.repairer; r != nil {
-		pods, withheld := r.addresses.counts()
+		pods, withheld, byOthers := r.addresses.counts()
+		if r.foreign != nil {
+			for _, system := range foreign.Systems() {
+				gauge(famByOthers, float64(byOthers[system]), system.Label())
+			}
+		}
 		gauge(famOnNode, float64(pods), "pod")
 		gauge(famOnNode, float64(withheld), "nobody")
 	}
@@ -126,6 +132,7 @@ var (
 
 	famAddresses = metric.New("berth_addresses", "gauge", "Addresses of this node, by state: used, warm, cooling, not-ready or withdrawn.", "state")
 	famOnNode    = metric.New("berth_addresses_on_node", "gauge", "Pod addresses that other software added to a link of the node, by holder: pod (a running pod, which is unreachable) or nobody (withheld from pods).", "held_by")
+	famByOthers  = metric.New("berth_addresses_held_by_others", "gauge", "Addresses of this node's ENIs or blocks that other software on the node has, so that no pod of Berth gets them, by what it is: amazon-vpc-cni, coil, cilium, calico or other-software.", "by")
 	famWaiting   = metric.New("berth_waiting_adds", "gauge", "ADDs that are waiting for an address.")
 	famReap      = metric.New("berth_reap_pending", "gauge", "Links of released pods that are not removed yet.")
 	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, 0 otherwise.", "type")
@@ -143,7 +150,7 @@ var (
 	famBuild = metric.New("berth_build_info", "gauge", "Always 1; the label is the version.", "version")
 
 	families = []metric.Family{
-		famRequests, famAdd, famDel, famAddresses, famOnNode, famWaiting, famReap, famCondition, famRepairs, famNICRepairs, EgressClients, famEgressChanges, famPodEvents,
+		famRequests, famAdd, famDel, famAddresses, famOnNode, famByOthers, famWaiting, famReap, famCondition, famRepairs, famNICRepairs, EgressClients, famEgressChanges, famPodEvents,
 		famIPAM, famBuild,
 	}
 )

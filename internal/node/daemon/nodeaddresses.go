@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -11,30 +12,48 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/foreign"
 	"github.com/berthnet/berth/internal/node/podevents"
 )
 
 // Some network managers add the addresses of an ENI to its link. The kernel then treats such an address
 // as local, regardless of routes, and the pod that has it becomes unreachable.
 
-// nodeAddresses finds addresses of pods on links of the node, and reports the pods that they make unreachable.
+// nodeAddresses counts addresses of pods that the node or other software on it has as well, and reports the pods that share
+// them.
 type nodeAddresses struct {
 	remove bool                 // remove running pods' addresses from the node's links (--foreign-addresses=remove)
 	tell   func(podevents.News) // may be nil
 
 	mu       sync.Mutex // guards the fields below
 	cut      map[netip.Addr]attachment.Key
-	withheld int
+	onNode   int                    // pods' addresses that the node has as well
+	withheld int                    // addresses that the node has, and no pod
+	byOthers map[foreign.System]int // addresses of the source that other software has
 }
 
-// cutOff is a running pod whose address the node has as well.
-type cutOff struct {
+// claim is an address that the node itself has, or a pod of other software on it.
+type claim struct {
 	datapath.NodeAddress
+	by *foreign.Holder // nil: a link of the node has it
+}
+
+// String is such as "10.0.0.7 on eth1" or "10.0.0.7 (Coil, link veth0, table 116)".
+func (c claim) String() string {
+	if c.by != nil {
+		return c.by.String()
+	}
+	return c.NodeAddress.String()
+}
+
+// cutOff is a running pod with an address that the node or other software has as well.
+type cutOff struct {
+	claim
 	pod attachment.Record
 }
 
-// findCutOff returns the running pods with addresses that the node has as well.
-func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut []cutOff) {
+// findCutOff returns the running pods with addresses that are claimed as well.
+func findCutOff(claims []claim, records []attachment.Record) (cut []cutOff) {
 	pods := map[netip.Addr]attachment.Record{}
 	for _, rec := range records {
 		if rec.State != attachment.Ready {
@@ -52,7 +71,7 @@ func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut [
 			pods[a] = rec
 		}
 	}
-	for _, a := range have {
+	for _, a := range claims {
 		if rec, ok := pods[a.Addr]; ok {
 			cut = append(cut, cutOff{a, rec})
 		}
@@ -61,53 +80,81 @@ func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut [
 }
 
 // addressCondition returns the condition AddressesExclusive.
-func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []netip.Addr) (healthy bool, reason, message string) {
-	var messages, own []string
-	foreign := false
-	classify := func(a datapath.NodeAddress) {
-		foreign = foreign || !a.Own
-		if a.Own {
-			own = append(own, a.String())
-		}
-	}
+func addressCondition(claims []claim, cut []cutOff, withheld []netip.Addr) (healthy bool, reason, message string) {
+	var messages, free, others []string
+	var disputed []claim // those of pods and those withheld
 	for _, c := range cut {
-		reason = "PodAddressOnNode"
-		classify(c.NodeAddress)
-		messages = append(messages, fmt.Sprintf("%s is the address of pod %s/%s, which is unreachable", c, c.pod.Pod.Namespace, c.pod.Pod.Name))
+		disputed = append(disputed, c.claim)
+		if c.by == nil {
+			reason = "PodAddressOnNode"
+			messages = append(messages, fmt.Sprintf("%s is the address of pod %s/%s, which is unreachable", c, c.pod.Pod.Namespace, c.pod.Pod.Name))
+			continue
+		}
+		reason = cmp.Or(reason, "PodAddressShared")
+		messages = append(messages, fmt.Sprintf("%s is also the address of pod %s/%s", c, c.pod.Pod.Namespace, c.pod.Pod.Name))
 	}
-	if len(withheld) > 0 {
-		var free []string
-		for _, a := range withheld {
-			i := slices.IndexFunc(have, func(h datapath.NodeAddress) bool { return h.Addr == a })
-			if i < 0 { // the pair's other address, if dual-stack
-				free = append(free, a.String())
-				continue
-			}
-			classify(have[i])
-			free = append(free, have[i].String())
+	onNode := 0
+	for _, a := range withheld {
+		i := slices.IndexFunc(claims, func(h claim) bool { return h.Addr == a })
+		switch {
+		case i < 0: // the pair's other address, if dual-stack
+			free = append(free, a.String())
+			continue
+		case claims[i].by != nil:
+			others = append(others, claims[i].String())
+		default:
+			free, onNode = append(free, claims[i].String()), onNode+1
 		}
-		if reason == "" {
-			reason = "AddressesWithheld"
-		}
+		disputed = append(disputed, claims[i])
+	}
+	if len(free) > 0 {
 		messages = append(messages, "withheld from pods: "+shortList(free))
+	}
+	if len(others) > 0 {
+		messages = append(messages, "held by others, and withheld from pods: "+shortList(others))
+	}
+	switch {
+	case onNode > 0:
+		reason = cmp.Or(reason, "AddressesWithheld")
+	case len(free)+len(others) > 0:
+		reason = cmp.Or(reason, "HeldByOthers")
 	}
 	if reason == "" {
 		return true, "Exclusive", ""
 	}
+	messages = append(messages, remedies(disputed, slices.ContainsFunc(cut, func(c cutOff) bool { return c.Own }))...)
+	return false, reason, strings.Join(messages, "; ")
+}
+
+// remedies returns what to do about addresses that the node or other software has, and that are for pods. podHasOwn is whether
+// a pod has an address that the node needs.
+func remedies(disputed []claim, podHasOwn bool) (messages []string) {
+	var own []string
+	onLinks, sharing := false, false
+	for _, a := range disputed {
+		sharing = sharing || a.by != nil
+		onLinks = onLinks || a.by == nil && !a.Own
+		if a.Own {
+			own = append(own, a.String())
+		}
+	}
 	switch remove := " from the node's links, and keep its network manager from adding them"; {
-	case len(own) == 0:
+	case onLinks && len(own) == 0:
 		messages = append(messages, "remove these addresses"+remove)
-	case foreign:
+	case onLinks:
 		messages = append(messages, "remove the addresses other than "+shortList(own)+remove)
 	}
 	if len(own) > 0 {
 		advice := "the node needs " + shortList(own) + ": move the pool to other subnets"
-		if slices.ContainsFunc(cut, func(c cutOff) bool { return c.Own }) {
+		if podHasOwn {
 			advice += ", or delete the pod"
 		}
 		messages = append(messages, advice)
 	}
-	return false, reason, strings.Join(messages, "; ")
+	if sharing {
+		messages = append(messages, "addresses held by others become available when their pods are gone: move the node to one pod network")
+	}
+	return messages
 }
 
 // shortList joins the first elements of a list.
@@ -119,15 +166,35 @@ func shortList(list []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
 }
 
-// lookAtAddresses updates the condition AddressesExclusive, and withholds addresses that the node has
-// from pods.
-func (r *repairer) lookAtAddresses(ctx context.Context) {
+// fresh looks at the addresses if another pod network has handed out or taken back some since the last look. ADDs call it
+// before they get an address.
+func (r *repairer) fresh(ctx context.Context) {
+	if r.foreign == nil || !r.foreign.Changed() {
+		return
+	}
+	r.looking.Lock()
+	defer r.looking.Unlock()
+	if r.foreign.Changed() { // not seen by another ADD meanwhile
+		_ = r.look(ctx)
+	}
+}
+
+// lookAtAddresses updates the conditions AddressesExclusive and SoleCNIPlugin, and withholds addresses that the node or
+// other software on it has from pods.
+func (r *repairer) lookAtAddresses(ctx context.Context) error {
+	r.looking.Lock()
+	defer r.looking.Unlock()
+	return r.look(ctx)
+}
+
+// look is lookAtAddresses with r.looking held.
+func (r *repairer) look(ctx context.Context) error {
 	have, cut, err := r.findAddresses(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
 			r.log.Warn("comparing the node's addresses with those for pods failed, will try again", "err", err)
 		}
-		return
+		return err
 	}
 	var all []netip.Addr
 	for _, a := range have {
@@ -136,26 +203,33 @@ func (r *repairer) lookAtAddresses(ctx context.Context) {
 	withheld := r.source.Withhold(all)
 	healthy, reason, message := addressCondition(have, cut, withheld)
 	r.conditions.set(ConditionExclusive, healthy, reason, message)
-	r.addresses.note(cut, len(withheld))
+	r.addresses.note(have, cut, withheld)
+	return nil
 }
 
-// findAddresses lists the node's addresses and the pods that they make unreachable. If configured, it removes
-// those addresses, except the node's own.
-func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddress, cut []cutOff, err error) {
-	if have, err = r.upkeep.NodeAddresses(ctx); err != nil {
+// findAddresses lists the addresses of the node and of other software on it, and the pods that share them. If configured,
+// it removes those of the node, except the node's own.
+func (r *repairer) findAddresses(ctx context.Context) (have []claim, cut []cutOff, err error) {
+	list, err := r.upkeep.NodeAddresses(ctx)
+	if err != nil {
 		return nil, nil, err
 	}
 	nodes := r.source.NodeAddresses()
-	for i, a := range have {
-		have[i].Own = a.Own || slices.Contains(nodes, a.Addr)
+	for _, a := range list {
+		a.Own = a.Own || slices.Contains(nodes, a.Addr)
+		have = append(have, claim{NodeAddress: a})
 	}
-	cut = findCutOff(have, r.store.Records())
+	records := r.store.Records()
+	if have, err = r.addOthers(ctx, have, records); err != nil {
+		return nil, nil, err
+	}
+	cut = findCutOff(have, records)
 	if !r.addresses.remove {
 		return have, cut, nil
 	}
 	var left []cutOff
 	for _, c := range cut {
-		if c.Own {
+		if c.Own || c.by != nil {
 			left = append(left, c)
 			continue
 		}
@@ -166,18 +240,49 @@ func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddre
 		}
 		r.repairs.WithLabelValues().Inc()
 		r.log.Warn("removed a pod's address from the node", c.pod.ForLog("address", c.String())...)
-		have = slices.DeleteFunc(have, func(a datapath.NodeAddress) bool { return a == c.NodeAddress })
+		have = slices.DeleteFunc(have, func(a claim) bool { return a == c.claim })
 	}
 	return have, left, nil
 }
 
+// addOthers adds the addresses of other software on the node, and updates the condition SoleCNIPlugin.
+func (r *repairer) addOthers(ctx context.Context, have []claim, records []attachment.Record) ([]claim, error) {
+	if r.foreign == nil {
+		return have, nil
+	}
+	routes, err := r.upkeep.ForeignRoutes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	seen := r.foreign.Observe(ctx, routes, records)
+	for i, h := range seen.Holders {
+		if !slices.ContainsFunc(have, func(c claim) bool { return c.Addr == h.Addr }) {
+			have = append(have, claim{NodeAddress: datapath.NodeAddress{Addr: h.Addr}, by: &seen.Holders[i]})
+		}
+	}
+	healthy, reason, message := foreign.Sole(seen.Configs, seen.Networks)
+	r.conditions.set(ConditionSole, healthy, reason, message)
+	return have, nil
+}
+
 // note updates the counts for metrics, and reports each unreachable pod once.
-func (n *nodeAddresses) note(cut []cutOff, withheld int) {
+func (n *nodeAddresses) note(have []claim, cut []cutOff, withheld []netip.Addr) {
 	n.mu.Lock()
 	before := n.cut
-	n.cut, n.withheld = map[netip.Addr]attachment.Key{}, withheld
+	n.cut, n.onNode, n.withheld, n.byOthers = map[netip.Addr]attachment.Key{}, 0, len(withheld), map[foreign.System]int{}
+	for _, a := range have {
+		if a.by != nil && slices.Contains(withheld, a.Addr) {
+			n.byOthers[a.by.System]++
+			n.withheld--
+		}
+	}
 	for _, c := range cut {
 		n.cut[c.Addr] = c.pod.Key
+		if c.by != nil {
+			n.byOthers[c.by.System]++
+		} else {
+			n.onNode++
+		}
 	}
 	n.mu.Unlock()
 	for _, c := range cut {
@@ -188,7 +293,11 @@ func (n *nodeAddresses) note(cut []cutOff, withheld int) {
 			Pod: c.pod.Pod, IfName: c.pod.Key.IfName, Kind: podevents.AddressShared, Cause: podevents.OnNode,
 			Message: fmt.Sprintf("the node has the pod's address %s as well, so the pod is unreachable", c),
 		}
-		if c.Own {
+		switch {
+		case c.by != nil:
+			news.Cause = podevents.UsedElsewhere
+			news.Message = fmt.Sprintf("another pod network on the node has the pod's address as well: %s: delete one of the pods so that it gets another address", c)
+		case c.Own:
 			news.Cause = podevents.UsedElsewhere
 			news.Message += ", and needs it: delete the pod so that it gets another address"
 		}
@@ -197,8 +306,8 @@ func (n *nodeAddresses) note(cut []cutOff, withheld int) {
 }
 
 // counts returns the counts for metrics.
-func (n *nodeAddresses) counts() (pods, withheld int) {
+func (n *nodeAddresses) counts() (pods, withheld int, byOthers map[foreign.System]int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.cut), n.withheld
+	return n.onNode, n.withheld, n.byOthers
 }

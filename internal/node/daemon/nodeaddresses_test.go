@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/foreign"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
@@ -28,6 +29,18 @@ type addressedKernel struct {
 
 func (k *addressedKernel) NodeAddresses(context.Context) ([]datapath.NodeAddress, error) {
 	return slices.Clone(k.has), nil
+}
+
+func (k *addressedKernel) ForeignRoutes(context.Context) ([]datapath.ForeignRoute, error) {
+	return nil, nil
+}
+
+// fakeForeign is other software on a node.
+type fakeForeign struct{ foreign.Observation }
+
+func (*fakeForeign) Changed() bool { return false }
+func (f *fakeForeign) Observe(context.Context, []datapath.ForeignRoute, []attachment.Record) foreign.Observation {
+	return f.Observation
 }
 
 func (k *addressedKernel) RemoveNodeAddress(_ context.Context, addr netip.Addr) error {
@@ -66,11 +79,15 @@ func TestPodAddressesOnTheNode(t *testing.T) {
 		{"address of a pod and an InternalIP", []string{"10.0.0.5 InternalIP"}, true, false, "PodAddressOnNode", "the node needs 10.0.0.5 on ens6: move the pool to other subnets, or delete the pod", 1, 1, "10.0.0.6", 1, 0},
 		{"free address and the node's own", []string{"10.0.0.6 own"}, true, false, "AddressesWithheld", "the node needs 10.0.0.6 on eth0: move the pool to other subnets", 0, 1, "10.0.0.7", 0, 1},
 		{"the node's own and another", []string{"10.0.0.5", "10.0.0.6 own"}, false, false, "PodAddressOnNode", "remove the addresses other than 10.0.0.6 on eth0 from the node's links", 1, 2, "10.0.0.7", 1, 1},
+		{"address of a pod that others have", []string{"10.0.0.5 Coil"}, true, false, "PodAddressShared", "10.0.0.5 (Coil, link veth1, table 116) is also the address of pod ns/pod; addresses held by others become available when their pods are gone", 1, 0, "10.0.0.6", 0, 0},
+		{"free address that others have", []string{"10.0.0.6 Coil"}, true, false, "HeldByOthers", "held by others, and withheld from pods: 10.0.0.6 (Coil, link veth1, table 116)", 0, 0, "10.0.0.7", 0, 0},
+		{"addresses of both", []string{"10.0.0.7 Coil", "10.0.0.6"}, false, false, "AddressesWithheld", "withheld from pods: 10.0.0.6 on ens6; held by others, and withheld from pods: 10.0.0.7 (Coil, link veth1, table 116); remove these addresses", 0, 1, "", 0, 1},
 		{"address of a pod, removal fails", []string{"10.0.0.5"}, true, true, "PodAddressOnNode", "10.0.0.5 on ens6", 1, 1, "10.0.0.6", 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := &addressedKernel{fails: c.fails}
 			var ofNode []netip.Addr
+			others := &fakeForeign{}
 			for _, text := range c.has {
 				addr, whose, _ := strings.Cut(text, " ")
 				a := datapath.NodeAddress{Addr: netip.MustParseAddr(addr), Link: "ens6"}
@@ -79,6 +96,9 @@ func TestPodAddressesOnTheNode(t *testing.T) {
 					a.Link, a.Own = "eth0", true
 				case "InternalIP":
 					ofNode = append(ofNode, a.Addr)
+				case "Coil":
+					others.Holders = append(others.Holders, foreign.Holder{Addr: a.Addr, System: foreign.Coil, Link: "veth1", Table: 116})
+					continue
 				}
 				k.has = append(k.has, a)
 			}
@@ -99,12 +119,12 @@ func TestPodAddressesOnTheNode(t *testing.T) {
 			src.OfNode = ofNode
 			var reported []podevents.News
 			r := &repairer{
-				upkeep: k, store: store, source: src, conditions: newConditions(clock.Real{}, log), log: log,
+				upkeep: k, foreign: others, store: store, source: src, conditions: newConditions(clock.Real{}, log), log: log,
 				repairs:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "repairs"}, nil),
 				addresses: nodeAddresses{remove: c.remove, tell: func(n podevents.News) { reported = append(reported, n) }},
 			}
 			for range 2 {
-				r.lookAtAddresses(t.Context())
+				must(t, r.lookAtAddresses(t.Context()))
 			}
 			r.conditions.want(t, ConditionExclusive, c.reason == "", c.says)
 			said, _ := r.conditions.get(ConditionExclusive)
@@ -120,7 +140,7 @@ func TestPodAddressesOnTheNode(t *testing.T) {
 			if len(k.has) != c.left {
 				t.Errorf("addresses on the node = %v, want %d", k.has, c.left)
 			}
-			if pods, withheld := r.addresses.counts(); pods != c.pods || withheld != c.withheld {
+			if pods, withheld, _ := r.addresses.counts(); pods != c.pods || withheld != c.withheld {
 				t.Errorf("metrics = %d pods and %d withheld, want %d and %d", pods, withheld, c.pods, c.withheld)
 			}
 			ctx, end := context.WithCancel(t.Context())
@@ -132,8 +152,8 @@ func TestPodAddressesOnTheNode(t *testing.T) {
 			if got := lease.IPv4; (err != nil) != (c.next == "") || err == nil && got.String() != c.next {
 				t.Errorf("address of the next pod = %v, %v, want %q", got, err, c.next)
 			}
-			k.has = nil
-			r.lookAtAddresses(t.Context())
+			k.has, others.Holders = nil, nil
+			must(t, r.lookAtAddresses(t.Context()))
 			r.conditions.want(t, ConditionExclusive, true, "")
 		})
 	}

@@ -24,6 +24,14 @@ func (ps parts) remove(ctx context.Context, rec attachment.Record) (first error)
 	return first
 }
 
+// setUp sets up all parts in order, and returns the record with the kernel's values.
+func (ps parts) setUp(ctx context.Context, rec attachment.Record) (_ attachment.Record, err error) {
+	for i := 0; i < len(ps) && err == nil; i++ {
+		rec, err = ps[i].SetUp(ctx, rec)
+	}
+	return rec, err
+}
+
 // outlive reports whether a record has state of a part that a reboot may leave on the node.
 func (ps parts) outlive(rec attachment.Record) bool {
 	return slices.ContainsFunc(ps, func(p part.Part) bool {

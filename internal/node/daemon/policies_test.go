@@ -305,7 +305,30 @@ func TestAddressesOfPolicies(t *testing.T) {
 		if got := tunnels(); !slices.Equal(got, want) {
 			t.Errorf("tunnels to %v, want %v", got, want)
 		}
+		// Old and new tunnels count while they change, also after a restart at that moment, and never for long.
 		defer n.tick()()
+		var during []string
+		n.tunnels.set("Apply", errors.New("ENOBUFS"))
+		n.tunnels.onEnter("Apply", func() {
+			if during == nil {
+				during = tunnels()
+			}
+		})
+		moved := testEgress("nat")
+		moved.Egresses[0].Gateways[1] = attachment.EgressGateway{ID: 3, UID: "new", Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.3")}, Chosen: true}
+		r.egress.says("pod-a", moved)
+		waitFor(t, func() bool { return n.tunnels.count("Apply") > 1 })
+		all := []string{"10.9.0.1:5555", "10.9.0.3:5555", "10.9.0.2:5555"}
+		if !slices.Equal(during, all) {
+			t.Errorf("tunnels to %v while they change, want %v", during, all)
+		}
+		r = n.restart(r)
+		if got := tunnels(); !slices.Equal(got, all) {
+			t.Errorf("tunnels to %v after a restart, want %v", got, all)
+		}
+		n.tunnels.set("Apply", nil)
+		r.egress.says("pod-a", moved)
+		waitFor(t, func() bool { return slices.Equal(tunnels(), all[:2]) })
 		r.egress.says("pod-a", nil)
 		waitFor(t, func() bool { return len(tunnels()) == 0 })
 	})

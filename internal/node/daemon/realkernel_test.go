@@ -68,6 +68,8 @@ type machine struct {
 	vpc   datapath.VPC
 	addrs []netip.Addr
 	parts func(*attachment.Store, *Metrics) []part.Part // may be nil
+	// foreign observes other software; may be nil.
+	foreign Foreign
 }
 
 func newMachine(t testing.TB, pods int) *machine {
@@ -129,7 +131,7 @@ func (m *machine) start(period time.Duration) *started {
 		parts = m.parts(store, metrics)
 	}
 	d := New(Options{
-		Source: src, Kernel: network, Parts: parts, Repair: Repair{Upkeep: network}, Store: store, Quarantined: bad, Metrics: metrics,
+		Source: src, Kernel: network, Parts: parts, Repair: Repair{Upkeep: network, Foreign: m.foreign}, Store: store, Quarantined: bad, Metrics: metrics,
 		Clock: clock.Real{}, Log: log, Node: Node{StateDir: m.dir},
 		Times: Times{WarmWait: time.Minute, DrainTimeout: time.Minute, NetnsGrace: time.Minute, RepairInterval: time.Minute},
 	})

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/foreign"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -35,6 +37,17 @@ type Upkeep interface {
 	// RemoveNodeAddress removes one.
 	NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error)
 	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
+	// ForeignRoutes lists the routes of other software to single addresses (datapath.Node.ForeignRoutes).
+	ForeignRoutes(ctx context.Context) ([]datapath.ForeignRoute, error)
+}
+
+// Foreign observes other software on the node. *foreign.Observer implements it.
+type Foreign interface {
+	// Changed reports whether another pod network has handed out or taken back addresses since the last Observe. It takes
+	// microseconds.
+	Changed() bool
+	// Observe returns who holds addresses. routes are those of the data path, records those of the daemon.
+	Observe(ctx context.Context, routes []datapath.ForeignRoute, records []attachment.Record) foreign.Observation
 }
 
 // repairDebounce batches the events of one disturbance.
@@ -54,6 +67,8 @@ type repairer struct {
 	again     func(ctx context.Context, seen attachment.Record) error
 	parts     parts // parts that receive link events
 	addresses nodeAddresses
+	foreign   Foreign    // nil: other software is not looked at
+	looking   sync.Mutex // serializes lookAtAddresses
 	clock     clock.Clock
 	log       *slog.Logger
 }
@@ -63,7 +78,7 @@ func newRepairer(o Options, d *Daemon) *repairer {
 		upkeep: o.Repair.Upkeep, kernel: o.Kernel, store: o.Store, source: o.Source, conditions: d.conditions, quarantine: d.quarantine,
 		repairs: o.Metrics.repairs, interval: o.RepairInterval, again: d.attachments.addAgainLater, parts: o.Parts,
 		addresses: nodeAddresses{remove: o.Repair.RemoveForeignAddresses, tell: o.Repair.Tell},
-		clock:     o.Clock, log: o.Log,
+		foreign:   o.Repair.Foreign, clock: o.Clock, log: o.Log,
 	}
 }
 
@@ -106,7 +121,7 @@ func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due 
 		if look := e.Kind == datapath.AddressChanged; again || look {
 			again = r.drainEvents(ctx, events, r.clock.After(repairDebounce)) || again
 			if !again {
-				r.lookAtAddresses(ctx)
+				_ = r.lookAtAddresses(ctx) // it is repeated at the interval
 			}
 		}
 	case <-due:
@@ -172,7 +187,7 @@ func (r *repairer) repair(ctx context.Context) (done bool) {
 	var pods []datapath.Pod
 	for _, rec := range r.store.Records() {
 		if rec.State == attachment.Ready && !rec.Lease.Empty() {
-			pods = append(pods, podOf(rec))
+			pods = append(pods, PodOf(rec))
 		}
 	}
 	did, err := r.upkeep.Repair(ctx, pods, r.quarantine.links(), r.mayNeedUplink)
@@ -188,8 +203,7 @@ func (r *repairer) repair(ctx context.Context) (done bool) {
 	}
 	r.lookAtForwarding(ctx)
 	r.lookAtARP()
-	r.lookAtAddresses(ctx)
-	return err == nil
+	return r.lookAtAddresses(ctx) == nil && err == nil
 }
 
 // mayNeedUplink reports whether a pod or the source may be using an uplink. The source may not have

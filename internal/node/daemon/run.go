@@ -29,6 +29,12 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		return fmt.Errorf("recovering the node's state: %w", err)
 	}
 	d.conditions.set(ConditionDataPath, true, "SetUp", "")
+	if d.repairer != nil {
+		// Before the source may assign or release an address that somebody has.
+		if err := d.repairer.lookAtAddresses(ctx); err != nil {
+			return fmt.Errorf("comparing the node's addresses with those for pods: %w", err)
+		}
+	}
 	wg.Go(func() {
 		if err := d.Source.Run(loops); err != nil && loops.Err() == nil {
 			cancel(fmt.Errorf("the address source stopped: %w", err))
@@ -49,7 +55,6 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	wg.Go(func() { d.supply.run(loops) })
 	if d.repairer != nil {
 		d.repairer.lookAtARP()
-		d.repairer.lookAtAddresses(ctx)
 		wg.Go(func() { d.repairer.run(loops) })
 	}
 	front.admit(d)

@@ -25,10 +25,10 @@ type wiring struct {
 // values. The error is a Failure.
 func (w *wiring) wire(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	rec, err := w.wireLease(ctx, rec)
-	for i := 0; i < len(w.parts) && err == nil; i++ {
-		rec, err = w.parts[i].SetUp(ctx, rec)
+	if err != nil {
+		return rec, err
 	}
-	return rec, err
+	return w.parts.setUp(ctx, rec)
 }
 
 // wireLease is wire for the lease only.
@@ -36,7 +36,7 @@ func (w *wiring) wireLease(ctx context.Context, rec attachment.Record) (attachme
 	if rec.Lease.Empty() {
 		return rec, nil
 	}
-	links, err := w.kernel.AddPod(ctx, podOf(rec))
+	links, err := w.kernel.AddPod(ctx, PodOf(rec))
 	if err != nil {
 		return rec, kernelFailure(err)
 	}
@@ -60,7 +60,7 @@ func (w *wiring) unwire(ctx context.Context, rec attachment.Record) error {
 // check returns an error that describes how the kernel differs from a record, or nil, and changes nothing.
 func (w *wiring) check(ctx context.Context, rec attachment.Record) error {
 	if !rec.Lease.Empty() {
-		if err := w.kernel.CheckPod(ctx, podOf(rec)); err != nil {
+		if err := w.kernel.CheckPod(ctx, PodOf(rec)); err != nil {
 			return err
 		}
 	}
@@ -72,14 +72,14 @@ func (w *wiring) check(ctx context.Context, rec attachment.Record) error {
 	return nil
 }
 
-// podOf converts a record with a lease for the data path.
-func podOf(r attachment.Record) datapath.Pod {
+// PodOf converts a record with a lease for the data path.
+func PodOf(r attachment.Record) datapath.Pod {
 	p := datapath.Pod{
 		Netns: r.Netns.Path, NetnsID: datapath.NetnsID{Dev: r.Netns.Dev, Inode: r.Netns.Inode},
 		IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
 		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
 		HostMAC: net.HardwareAddr(r.HostMAC), PodMAC: net.HardwareAddr(r.PodMAC),
-		Several: len(r.NICs) > 0,
+		Several: len(r.NICs) > 0, FormerLink: r.FormerLink(),
 	}
 	switch local := r.Lease.NodeLocal; {
 	case local.Is4():

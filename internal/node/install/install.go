@@ -241,6 +241,28 @@ func preferred(dir, name string) ([]string, error) {
 	return before, err
 }
 
+// Configuration is a network configuration for the container runtime.
+type Configuration struct {
+	File    string   // its path
+	Plugins []string // types, in order; none if it cannot be read
+}
+
+// Configurations returns the network configurations of a directory, ordered by name as by the runtime, which uses the
+// first.
+func Configurations(dir string) (list []Configuration, err error) {
+	files, err := configurations(dir)
+	for _, file := range files {
+		c := Configuration{File: file}
+		if text, err := os.ReadFile(file); err == nil {
+			for _, p := range pluginsOf(text) {
+				c.Plugins = append(c.Plugins, p.Type)
+			}
+		}
+		list = append(list, c)
+	}
+	return list, err
+}
+
 // configurations returns the network configurations ordered by name. A missing directory has none.
 func configurations(dir string) (out []string, err error) {
 	entries, err := os.ReadDir(dir) // sorted by name

@@ -27,6 +27,14 @@ type Denials interface {
 type denialLog struct {
 	of    *Enforcer
 	limit *denialLimit
+	// attachment has the log in its pod's network namespace; empty: it is the node's. A program in the pod with CAP_NET_ADMIN can write
+	// anything to it, so what is not about the pod is not logged, and it is read at a bounded rate.
+	attachment string
+}
+
+// inside returns the log of a pod's own table.
+func (l denialLog) inside(attachment string) denialLog {
+	return denialLog{l.of, newDenialLimit(l.of.Clock, insideRate, insideMemory), attachment}
 }
 
 // run logs denied connections until from is closed.
@@ -41,20 +49,45 @@ func (l denialLog) run(from Denials) {
 			return
 		}
 		for _, d := range list {
+			if l.attachment != "" && l.judged(d) == nil {
+				continue
+			}
 			if dropped, logs := l.limit.allow(d); logs {
 				l.write(d, dropped)
 			}
 		}
+		if l.attachment != "" {
+			<-l.of.Clock.After(insidePause)
+		}
 	}
+}
+
+// judged returns the pod whose policies denied a packet, or nil.
+func (l denialLog) judged(d policytable.Denied) *Pod {
+	own := d.Destination
+	if d.Direction == policy.Egress {
+		own = d.Source
+	}
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
+	if l.attachment == "" {
+		return podAt(l.of.pods, own)
+	}
+	if p, there := l.of.pods[l.attachment]; there && slices.Contains(p.allAddrs(), own) {
+		return &p
+	}
+	return nil
 }
 
 // write writes the line about a denied connection. dropped is how many connections got none since the last line.
 func (l denialLog) write(d policytable.Denied, dropped int) {
+	own := l.judged(d)
 	l.of.mu.Lock()
 	ends := map[policy.Direction]*Pod{policy.Ingress: podAt(l.of.pods, d.Destination), policy.Egress: podAt(l.of.pods, d.Source)}
+	ends[d.Direction] = own
 	var policies []string
-	if p := ends[d.Direction]; p != nil {
-		policies = because(l.of.state, *p, d)
+	if own != nil {
+		policies = because(l.of.state, &l.of.holding, *own, d)
 	}
 	l.of.mu.Unlock()
 	args := []any{
@@ -81,22 +114,25 @@ func (l denialLog) write(d policytable.Denied, dropped int) {
 	l.of.Log.Info("network policies denied a connection", args...)
 }
 
-// podAt returns the pod that has an address, or nil.
-func podAt(pods map[string]Pod, a netip.Addr) *Pod {
+// podAt returns the pod that has an address, or nil. Pods in networks of their own may have the same one.
+func podAt(pods map[string]Pod, a netip.Addr) (found *Pod) {
 	for _, p := range pods {
-		if slices.Contains(p.allAddrs(), a) {
-			return &p
+		if slices.Contains(p.allAddrs(), a) && (found == nil || p.Inside == nil) {
+			found = &p
 		}
 	}
-	return nil
+	return found
 }
 
 // because names the policies that deny a connection of a pod: the one whose rule does, with the rule, or those none of which
 // accepts it. It names none if the policies have changed since.
-func because(state *policy.State, p Pod, d policytable.Denied) (names []string) {
+func because(state *policy.State, h *holding, p Pod, d policytable.Denied) (names []string) {
 	list, known := state.Of(p.PodName, p.UID)
-	if !known {
-		list = []*policy.Policy{closed(p.PodName)}
+	switch {
+	case !known:
+		list = []*policy.Policy{closed(p.PodName, unknownPod)}
+	case p.byNode() && h.of(list) != nil:
+		list = []*policy.Policy{closed(p.PodName, refusedByKernel)}
 	}
 	switch decision := policy.Decide(list, d.Direction, d.Flow, state); {
 	case decision.Allowed:
@@ -133,9 +169,10 @@ func protocolName(p uint8) string {
 }
 
 // denialLimit decides which denied connections are logged: each once a minute, as its packets are sent again, and at most
-// denialRate connections a second.
+// a number of them a second.
 type denialLimit struct {
 	clock   clock.Clock
+	memory  int // connections
 	mu      sync.Mutex
 	rate    *rate.Limiter
 	logged  map[policytable.Denied]bool
@@ -144,13 +181,16 @@ type denialLimit struct {
 }
 
 const (
-	denialRate   = 10
+	denialRate   = 10   // a second, of the node; a burst may have as many
 	denialMemory = 4096 // connections
 	denialRepeat = time.Minute
+	insideRate   = 1 // of each pod with a table of its own
+	insideMemory = 256
+	insidePause  = 100 * time.Millisecond // between packets, or several that the kernel sends at once
 )
 
-func newDenialLimit(c clock.Clock) *denialLimit {
-	return &denialLimit{clock: c, rate: rate.NewLimiter(denialRate, denialRate), logged: map[policytable.Denied]bool{}, since: c.Now()}
+func newDenialLimit(c clock.Clock, each rate.Limit, memory int) *denialLimit {
+	return &denialLimit{clock: c, memory: memory, rate: rate.NewLimiter(each, denialRate), logged: map[policytable.Denied]bool{}, since: c.Now()}
 }
 
 // allow tells whether a connection is logged, and how many were not because of the rate since the last one that was.
@@ -158,7 +198,7 @@ func (l *denialLimit) allow(d policytable.Denied) (dropped int, logs bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clock.Now()
-	if now.Sub(l.since) >= denialRepeat || len(l.logged) >= denialMemory {
+	if now.Sub(l.since) >= denialRepeat || len(l.logged) >= l.memory {
 		clear(l.logged)
 		l.since = now
 	}

@@ -2,11 +2,14 @@ package networkpolicy
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/wire"
 )
 
 // denials are refused packets that a test sends.
@@ -35,6 +39,16 @@ func denied(d policy.Direction, from, to string, protocol uint8, port uint16) po
 	return policytable.Denied{Direction: d, Flow: policy.Flow{Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr(to), Protocol: protocol, Port: port}, SourcePort: 40000}
 }
 
+// withoutTime logs to out.
+func withoutTime(out io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
 // A denied connection is one line with pods and policies. One that tries again is not logged again, and a flood is limited.
 func TestDeniedConnectionsAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -42,12 +56,7 @@ func TestDeniedConnectionsAreLogged(t *testing.T) {
 		from := make(denials)
 		e := New(Options{
 			Kernel: &kernel{}, Denials: from, Dir: t.TempDir(), Clock: clock.Real{},
-			Log: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-				if a.Key == slog.TimeKey {
-					return slog.Attr{}
-				}
-				return a
-			}})),
+			Log: withoutTime(&out),
 		})
 		no := &policy.Policy{Ref: policy.Ref{Name: "no-dns"}, Tier: policy.Admin}
 		no.Rules[policy.Egress] = []policy.Rule{{Action: policy.Deny, Name: "dns", AnyPeer: true, Ports: []policy.Ports{{Protocol: 17, First: 53, Last: 53}}}}
@@ -101,5 +110,98 @@ func TestDeniedConnectionsAreLogged(t *testing.T) {
 		}
 		must(t, from.Close())
 		<-done
+	})
+}
+
+// late is a context whose functions (context.AfterFunc) begin late: those who wait for Done continue first, as may happen on a busy machine.
+type late struct{ context.Context }
+
+func (l late) AfterFunc(f func()) (stop func() bool) {
+	stopped := make(chan struct{})
+	go func() {
+		<-l.Done()
+		select {
+		case <-stopped:
+		case <-time.After(time.Second):
+			f()
+		}
+	}()
+	return sync.OnceValue(func() bool {
+		close(stopped)
+		return true
+	})
+}
+
+// Value hides the context in it, so that package context calls AfterFunc.
+func (late) Value(any) any { return nil }
+
+// Run ends the log's goroutine also if that of context.AfterFunc has not begun when Run returns.
+func TestRunEndsTheLogOfDeniedConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := New(Options{
+			Kernel: &kernel{}, Denials: make(denials), Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
+			Dial: func(ctx context.Context) (wire.PoliciesClient, func(), error) {
+				<-ctx.Done()
+				return nil, nil, ctx.Err()
+			},
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- e.Run(late{ctx}) }()
+		synctest.Wait()
+		cancel()
+		must(t, <-ended)
+	})
+}
+
+// What a pod's own network namespace reports may be forged there: lines are about that pod only, whoever else has its address, are few, and
+// take nothing from those of the node. It is read at a bounded rate.
+func TestLogsOfPodsAreNotTrusted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		e := New(Options{Kernel: &kernel{}, Dir: t.TempDir(), Clock: clock.Real{}, Log: withoutTime(&out)})
+		pods := map[string]Pod{"a": running("a", "10.0.0.1"), "twin": running("twin", "10.0.0.1"), "b": running("b", "10.0.0.2")}
+		for _, name := range []string{"a", "twin"} {
+			p := pods[name]
+			p.Inside = &Inside{Netns: name, Links: []string{"eth0"}, Only: true}
+			pods[name] = p
+		}
+		e.Restore(pods)
+		ofPod, ofNode := make(denials), make(denials)
+		var readers sync.WaitGroup
+		readers.Go(func() { e.insides.denied.inside("a").run(ofPod) })
+		readers.Go(func() { e.insides.denied.run(ofNode) })
+		lines := func(from denials, list ...policytable.Denied) int {
+			out.Reset()
+			from <- list
+			synctest.Wait()
+			return strings.Count(out.String(), "\n")
+		}
+		if n := lines(ofPod, denied(policy.Egress, "10.0.0.1", "10.0.0.2", 6, 80)); n != 1 || !strings.Contains(out.String(), "sourcePod=default/a destinationPod=default/b") {
+			t.Errorf("a denied connection of the pod: %s", &out)
+		}
+		if n := lines(ofPod, denied(policy.Egress, "10.0.0.2", "10.0.0.1", 6, 80), denied(policy.Ingress, "10.0.0.1", "10.0.0.2", 6, 80)); n != 0 {
+			t.Errorf("the pod reports about another: %s", &out)
+		}
+		var flood []policytable.Denied
+		for port := range uint16(2 * insideMemory) {
+			flood = append(flood, denied(policy.Ingress, "10.0.0.2", "10.0.0.1", 6, port+1))
+		}
+		if n := lines(ofPod, flood...); n != denialRate-1 {
+			t.Errorf("%d lines about a flood, want %d", n, denialRate-1)
+		}
+		began := time.Now()
+		for range 10 {
+			ofPod <- flood[:1]
+		}
+		if took := time.Since(began); took < 10*insidePause {
+			t.Errorf("reports were read every %s", took/10)
+		}
+		if n := lines(ofNode, denied(policy.Ingress, "10.0.0.1", "10.0.0.2", 6, 80)); n != 1 {
+			t.Errorf("%d lines of the node after the flood, want 1", n)
+		}
+		must(t, ofPod.Close())
+		must(t, ofNode.Close())
+		readers.Wait()
 	})
 }

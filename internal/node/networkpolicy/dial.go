@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,7 +30,10 @@ const (
 	// largestPart is that of a message, in bytes: a part of an update has all policies of the node's pods.
 	largestPart = 16 << 20
 	// A connection that is idle for pingAfter is probed, and ends if there is no answer within pingTimeout.
-	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
+	pingAfter, pingTimeout = 10 * time.Second, 5 * time.Second
+	// connectTimeout bounds how long a connection may take until it is encrypted. An operator that is stuck accepts connections, and
+	// another one may lead by then.
+	connectTimeout = 5 * time.Second
 )
 
 // Dial implements Dialer. It reads the ConfigMap each time, as another operator may lead by now.
@@ -41,6 +45,7 @@ func (a Access) Dial(ctx context.Context) (wire.PoliciesClient, func(), error) {
 	conn, err := grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: wire.ServerName, MinVersion: tls.VersionTLS13})),
 		grpc.WithPerRPCCredentials(tokenFile(a.TokenFile)), grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largestPart)))
 	if err != nil {

@@ -3,17 +3,29 @@ package networkpolicy
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/node/networkpolicy/operatorfake"
 	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
+	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/wire"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // follow calls the operator and returns the first error, or nil once it spoke.
@@ -73,18 +85,36 @@ func TestDial(t *testing.T) {
 	wants("ConfigMap kube-system/berth-network-policies: no route to host")
 }
 
-// An ADD waits for the answer about its pod, also when the node calls another operator meanwhile, which it tells everything again.
+// A node does not wait long for an operator that accepts connections and does nothing else, as one that is halted.
+func TestDialGivesUpOnAStuckOperator(t *testing.T) {
+	o := operatorfake.New(t)
+	o.Start(feed.New())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	o.Set(wire.KeyAddress, l.Addr().String())
+	token := filepath.Join(t.TempDir(), "token")
+	must(t, os.WriteFile(token, []byte("one"), 0o600))
+	began := time.Now()
+	err = follow(t, Access{Namespace: "kube-system", ConfigMap: o.ConfigMap, TokenFile: token})
+	if took := time.Since(began); err == nil || took > 2*connectTimeout {
+		t.Errorf("error %v after %v, want one after about %v", err, took, connectTimeout)
+	}
+}
+
+// An ADD waits for the answer about its pod, also when the node calls another operator meanwhile, which is sent everything again.
 func TestAnAssignedAddressWaitsForItsAnswer(t *testing.T) {
-	c, p := newCalls(), running("server", "10.0.0.1")
+	c, p, now := newCalls(), running("server", "10.0.0.1"), time.Now()
 	done := c.assign(p)
-	c.next()
+	c.next(now)
 	c.restart()
 	again := c.assign(p)
-	for _, m := range c.next() {
+	list, _ := c.next(now)
+	for _, m := range list {
 		if closedNow(done) || closedNow(again) {
 			t.Error("the ADD does not wait for the answer")
 		}
-		c.answer(m.GetAssign().GetId())
+		c.answer(&wire.Assigned{Id: m.GetAssign().GetId()}, now)
 	}
 	if !closedNow(done) || !closedNow(again) {
 		t.Error("the answer reaches nobody")
@@ -95,6 +125,144 @@ func TestAnAssignedAddressWaitsForItsAnswer(t *testing.T) {
 	if c.assign(p); !closedNow(done) {
 		t.Error("an address that counts no more is waited for")
 	}
+}
+
+// Addresses that the operator refuses are sent again, later each time, while the node has them. The ADD does not wait for that.
+func TestRefusedAddressesAreSentAgain(t *testing.T) {
+	c, p, now := newCalls(), running("server", "10.0.0.1"), time.Now()
+	done := c.assign(p)
+	news := 0
+	var last time.Duration
+	for range 20 {
+		list, again := c.next(now)
+		if len(list) != 1 || !again.IsZero() {
+			t.Fatalf("%d messages, and more at %v, want the addresses", len(list), again)
+		}
+		if c.answer(&wire.Assigned{Id: list[0].GetAssign().GetId(), Refused: "the pod is not known"}, now) != nil {
+			news++
+		}
+		if list, again = c.next(now); len(list) > 0 || !again.After(now) {
+			t.Fatalf("%d messages at once after a refusal, and more at %v", len(list), again)
+		}
+		now, last = again, again.Sub(now)
+	}
+	if !closedNow(done) || news != 1 || last < refusedMost/2 {
+		t.Errorf("ADD may go on: %t, the reason was news %d times, the last wait was %v; want true, 1 and about %v", closedNow(done), news, last, refusedMost)
+	}
+	list, _ := c.next(now)
+	c.answer(&wire.Assigned{Id: list[0].GetAssign().GetId()}, now)
+	if list, again := c.next(now.Add(time.Hour)); len(list) > 0 || !again.IsZero() {
+		t.Errorf("%d messages after the addresses were accepted, and more at %v", len(list), again)
+	}
+}
+
+// Pods that came and went while the operator was away cost no memory, and the operator does not hear of them.
+func TestAddressesOfPodsThatAreGoneAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		away := func(o *Options) {
+			o.StartUnknown, o.Dial = true, func(context.Context) (wire.PoliciesClient, func(), error) { return nil, nil, errors.New("away") }
+		}
+		e, _, stop := newCluster(t).nodeWith("one", t.TempDir(), away)
+		defer stop()
+		for i := range 100 {
+			p := running("pod-"+strconv.Itoa(i), "10.0.0.1")
+			must(t, e.Set(t.Context(), "a", p))
+			e.Announce(p)
+			e.Remove("a")
+		}
+		stays := running("stays", "10.0.0.2")
+		must(t, e.Set(t.Context(), "b", stays))
+		e.Announce(stays)
+		if n := len(e.calls.assigns); n != 1 {
+			t.Errorf("addresses of %d pods are kept for the operator, want those of the one that runs", n)
+		}
+	})
+}
+
+// A node whose operator ended right after it had served calls it again soon, and not later each time. While another daemon calls
+// as the same node, it does so later each time.
+func TestServedNodesCallAgainSoon(t *testing.T) {
+	for what, tt := range map[string]struct {
+		serves bool
+		ends   codes.Code
+		wait   time.Duration
+	}{
+		"the operator served":      {true, codes.Unavailable, retry.First},
+		"the operator did not":     {false, codes.Unavailable, retry.Most},
+		"another daemon calls too": {true, codes.Aborted, retry.Most},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var calls []time.Time
+			ctx, cancel := context.WithCancel(t.Context())
+			dial := func(context.Context) (wire.PoliciesClient, func(), error) {
+				if calls = append(calls, time.Now()); len(calls) == 12 {
+					cancel()
+				}
+				return briefOperator{tt.serves, tt.ends}, func() {}, nil
+			}
+			follower{
+				Options: Options{Dial: dial, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)}, calls: newCalls(),
+				take: func(uint64, *policy.Update) {}, following: func(error) bool { return false }, known: func() []Pod { return nil },
+			}.run(ctx)
+			if wait := calls[11].Sub(calls[10]); wait < tt.wait/2 || wait > tt.wait*3/2 {
+				t.Errorf("%s: the node waits %v after ten sessions, want about %v", what, wait, tt.wait)
+			}
+		})
+	}
+}
+
+// While an ADD waits for the operator, the node calls it more often than it does otherwise: once another one leads, the ADD waits for
+// a few seconds at most.
+func TestADDsWaitShortlyForANewOperator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		one, _, _ := c.node("one", t.TempDir())
+		for i := range 10 {
+			c.server.Stop()
+			time.Sleep(2*time.Minute + time.Duration(i)*time.Second) //nolint:forbidigo // in a bubble
+			var began, came time.Time
+			p := running(fmt.Sprint("late-", i), fmt.Sprintf("10.0.0.%d", i+1))
+			done := make(chan error, 1)
+			go func() {
+				err := one.Known(t.Context(), p.PodName, p.UID)
+				came = time.Now()
+				done <- err
+			}()
+			time.Sleep(4 * time.Second) //nolint:forbidigo // in a bubble
+			c.start()
+			c.feed.SetPod(resolved(p.Name, "one"))
+			began = time.Now()
+			must(t, <-done)
+			if took := came.Sub(began); took > 2*soon {
+				t.Errorf("the ADD waited %s after the operator had come", took)
+			}
+		}
+	})
+}
+
+// briefOperator ends each call, perhaps after an update.
+type briefOperator struct {
+	serves bool
+	ends   codes.Code
+}
+
+func (o briefOperator) Follow(context.Context, ...grpc.CallOption) (wire.Policies_FollowClient, error) {
+	return &briefStream{briefOperator: o}, nil
+}
+
+type briefStream struct {
+	grpc.ClientStream
+	briefOperator
+}
+
+func (*briefStream) Send(*wire.FromNode) error { return nil }
+
+func (s *briefStream) Recv() (*wire.FromOperator, error) {
+	if s.serves {
+		s.serves = false
+		return &wire.FromOperator{What: &wire.FromOperator_Update{Update: &wire.Update{Version: 1, Whole: true}}}, nil
+	}
+	return nil, status.Error(s.ends, "the operator ended")
 }
 
 func closedNow(c <-chan struct{}) bool {

@@ -3,7 +3,8 @@
 // policies are in force after a restart or a reboot while the operator is away.
 //
 //	enforcer.go  what is known, which pods run, and the one goroutine that changes the kernel
-//	inside.go    pods whose packets do not pass the node's IP stack
+//	view.go      which policies the pods should have
+//	held.go      policies that the kernel refuses
 //	follow.go    the operator's word
 //	stored.go    the file
 //	denied.go    the log of denied connections

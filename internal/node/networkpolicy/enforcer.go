@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/policytable"
@@ -58,6 +56,9 @@ type Pod struct {
 	restored bool // it ran when the process began
 }
 
+// byNode tells whether the node's table judges the pod.
+func (p Pod) byNode() bool { return p.Inside == nil || !p.Inside.Only }
+
 func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 
 // Options are what an Enforcer is made of.
@@ -85,16 +86,22 @@ type Enforcer struct {
 	own     own
 	insides insides
 
-	mu      sync.Mutex       // guards below; nothing waits while it is held
-	updates []*policy.Update // that state does not have yet
-	foreign string           // what other software may have changed in the kernel; empty: nothing
-	session uint64           // of the last of them; 0: the file
-	state   *policy.State    // others than Run read it
-	pods    map[string]Pod   // by attachment
-	rules   bool             // pods or policies changed since the kernel had them
-	round   *round           // the next one that changes the kernel
-	moved   chan struct{}    // closed and replaced whenever state changes
+	mu sync.Mutex // guards below; nothing waits while it is held
+	told
+	foreign string         // what other software may have changed in the kernel; empty: nothing
+	state   *policy.State  // others than Run read it
+	pods    map[string]Pod // by attachment
+	rules   bool           // pods or policies changed since the kernel had them
+	round   *round         // the next one that changes the kernel
+	moved   chan struct{}  // closed and replaced whenever state changes
 	record  record
+	holding holding
+}
+
+// told is what the operator has told.
+type told struct {
+	updates []*policy.Update // that state does not have yet
+	session uint64           // of the last of them; 0: the file
 }
 
 // own is the state of the goroutine of Run.
@@ -107,13 +114,15 @@ type own struct {
 	ended  time.Time        // when connections were looked at last
 	took   time.Duration    // to do so
 	endDue <-chan time.Time // when they have to be looked at again; nil: they need not
+	endNow bool             // they have to be looked at without delay
 }
 
 // round is one change of the kernel.
 type round struct {
 	done   chan struct{}
 	err    error
-	failed map[string]error // of attachments with a table of their own
+	failed map[string]error // of attachments
+	next   *round           // the one after this one
 }
 
 func newRound() *round { return &round{done: make(chan struct{})} }
@@ -125,7 +134,7 @@ func New(o Options) *Enforcer {
 		Options: o, calls: newCalls(), dirty: retry.NewSignal(), record: record{began: o.Clock.Now()},
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
-	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{e, newDenialLimit(o.Clock)}, tables: map[string]insidePod{}}
+	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{of: e, limit: newDenialLimit(o.Clock, denialRate, denialMemory)}, tables: map[string]insidePod{}}
 	e.own.file = stored{dir: o.Dir, clock: o.Clock, log: o.Log, state: e.state}
 	if u := e.own.file.load(); u != nil {
 		e.updates = append(e.updates, u)
@@ -136,6 +145,7 @@ func New(o Options) *Enforcer {
 
 // Known returns once it is known which policies select a pod, or when ctx ends.
 func (e *Enforcer) Known(ctx context.Context, name policy.PodName, uid string) error {
+	defer e.calls.waits()()
 	for {
 		e.mu.Lock()
 		_, known := e.state.Of(name, uid)
@@ -163,27 +173,40 @@ func (e *Enforcer) Unknown(name policy.PodName) string {
 	return text
 }
 
-// Set has the policies of a pod in force when it returns without an error. A pod that is not known is open or closed by
+// Set has the policies of a pod in force when it returns without an error. What the kernel refuses is tried again until ctx
+// ends; the error is the kernel's. A pod that is not known is open or closed by
 // Options.StartUnknown.
 func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	e.mu.Lock()
 	e.record.sets++
 	p.set = e.record.sets
+	if before := e.pods[attachment]; before.PodName == p.PodName && before.UID == p.UID { // its addresses or tunnels changed
+		p.known, p.restored = before.known, before.restored
+	}
 	e.pods[attachment] = p
 	r := e.wantRound()
 	nothing := e.state.Version() == 0 && len(e.updates) == 0
 	e.mu.Unlock()
-	if nothing && e.StartUnknown {
+	if nothing && (e.StartUnknown || p.restored) {
 		return nil // nothing is applied before the operator speaks
 	}
-	select {
-	case <-r.done:
-		if r.err != nil {
-			return r.err
+	var last error
+	for {
+		select {
+		case <-r.done:
+			if last = r.err; last == nil {
+				last = r.failed[attachment]
+			}
+			if last == nil {
+				return nil
+			}
+			r = r.next
+		case <-ctx.Done():
+			if last == nil {
+				last = context.Cause(ctx)
+			}
+			return last
 		}
-		return r.failed[attachment]
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
@@ -200,8 +223,9 @@ func (e *Enforcer) Holds(attachment string, p Pod) bool {
 func (e *Enforcer) Remove(attachment string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if _, there := e.pods[attachment]; there {
+	if p, there := e.pods[attachment]; there {
 		delete(e.pods, attachment)
+		e.calls.gone(p)
 		e.wantRound()
 	}
 }
@@ -241,13 +265,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	running.Go(func() { watch(ctx, e.Options, e.suspect) })
 	defer e.own.file.flush()
 	if e.Denials != nil {
-		stop := context.AfterFunc(ctx, func() { _ = e.Denials.Close() })
-		defer stop()
+		// Not by context.AfterFunc, whose function may begin later than this one returns.
+		defer func() { _ = e.Denials.Close() }()
 		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
 	defer e.insides.closeAll()
 	var failures, partly retry.Backoff
-	var again <-chan time.Time
+	var again <-chan time.Time // at a time
+	var at time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -256,11 +281,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			e.own.file.write()
 			continue
 		case <-e.own.endDue:
-			e.own.endDue = nil
+			e.own.endDue, e.own.endNow = nil, true
 		case <-again:
+			again = nil
+			e.mu.Lock()
+			e.holding.due = true
+			e.mu.Unlock()
 		case <-e.dirty:
 		}
-		again = nil
 		err := e.apply()
 		e.mu.Lock()
 		news := e.record.failed(err, e.Clock.Now())
@@ -269,13 +297,20 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
 		}
 		if err == nil {
-			failures, partly = retry.Backoff{}, retry.Backoff{}
+			failures, partly, again = retry.Backoff{}, retry.Backoff{}, nil
 			continue
 		}
 		if _, some := errors.AsType[partialError](err); some {
 			failures = retry.Backoff{}
-			partly.Fail(e.Clock.Now(), retry.First, retry.Most)
-			again = e.Clock.After(partly.Until.Sub(e.Clock.Now()))
+			if e.holding.unsure() {
+				partly = retry.Backoff{}
+			}
+			next, now := partly, e.Clock.Now()
+			next.Fail(now, retry.First, retry.Most)
+			if again == nil || next.Until.Before(at) { // other changes, however many, do not put it off
+				partly, at = next, next.Until
+				again = e.Clock.After(at.Sub(now))
+			}
 			continue
 		}
 		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
@@ -295,23 +330,30 @@ type partialError struct{ error }
 // Unwrap returns what failed.
 func (p partialError) Unwrap() error { return p.error }
 
-// apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
-// hear how it went. An error may be a partialError.
-func (e *Enforcer) apply() error {
-	e.repair()
-	e.mu.Lock()
-	changed := policy.SetChanges{}
-	urgent := false
-	e.own.unstored = e.own.unstored || len(e.updates) > 0
-	for _, u := range e.updates {
+// take applies updates to the state, in their order. It returns the changes of sets, and whether policies or pods changed.
+func take(updates []*policy.Update, state *policy.State, held *holding) (changed policy.SetChanges, rules bool) {
+	changed = policy.SetChanges{}
+	for _, u := range updates {
 		if u.Whole {
 			changed = policy.SetChanges{}
 		}
 		for id, change := range u.Sets {
 			changed.Of(id).Then(change)
 		}
-		urgent = e.state.Take(u) || urgent
+		rules = state.Take(u) || rules
+		held.came(u.Policies)
 	}
+	return changed, rules
+}
+
+// apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
+// hear how it went. An error may be a partialError.
+func (e *Enforcer) apply() error {
+	e.repair()
+	e.mu.Lock()
+	e.own.unstored = e.own.unstored || len(e.updates) > 0
+	e.own.endNow = e.own.endNow || len(e.updates) > 0
+	changed, urgent := take(e.updates, e.state, &e.holding)
 	e.rules, e.own.urgent = e.rules || urgent, e.own.urgent || urgent
 	e.updates = nil
 	close(e.moved)
@@ -320,22 +362,25 @@ func (e *Enforcer) apply() error {
 		e.mu.Unlock()
 		return nil
 	}
-	e.noteKnown()
+	r, rules, session := e.round, e.rules, e.session
+	r.next = newRound()
+	e.round, e.rules = r.next, false
 	lists := e.lists()
-	r, rules, view, session := e.round, e.rules, e.view(lists), e.session
-	e.round, e.rules = newRound(), false
 	e.mu.Unlock()
 	began := e.Clock.Now()
-	if rules {
-		r.err = e.Kernel.Apply(view.pods, e.state.Elements, changed)
-	} else {
-		r.err = e.Kernel.ApplyElements(e.state.Elements, changed)
-		lists = nil
-	}
+	var view view
+	view, r.err = e.change(lists, rules, changed)
 	if r.err == nil {
 		r.err = failpoint.Hit("networkpolicy.applied")
 	}
 	r.failed = e.insides.apply(view, rules, e.state.Elements, changed)
+	failed := errors.Join(slices.Collect(maps.Values(r.failed))...)
+	e.mu.Lock()
+	failed = errors.Join(failed, e.holding.failed(lists, e.pods, r.failed))
+	e.mu.Unlock()
+	if !rules {
+		lists = nil
+	}
 	if r.err == nil {
 		for attachment := range r.failed {
 			delete(lists, attachment)
@@ -347,12 +392,11 @@ func (e *Enforcer) apply() error {
 	e.Metrics.applied(e.Clock.Now().Sub(began), r.err)
 	e.own.applied = r.err == nil
 	close(r.done)
-	if r.err != nil || len(r.failed) > 0 {
+	if r.err != nil || failed != nil {
 		e.mu.Lock()
 		e.rules = true // what the kernel has is unknown, so all of it is applied
 		e.mu.Unlock()
 	}
-	failed := errors.Join(slices.Collect(maps.Values(r.failed))...)
 	if r.err != nil {
 		return errors.Join(r.err, failed)
 	}
@@ -364,19 +408,59 @@ func (e *Enforcer) apply() error {
 		e.own.file.changed(e.own.urgent)
 		e.own.unstored, e.own.urgent = false, false
 	}
-	if err := errors.Join(failed, e.end(view)); err != nil {
-		return partialError{err}
+	if !e.holding.unsure() { // otherwise pods may be closed for a moment only
+		failed = errors.Join(failed, e.end(view))
+	}
+	if failed != nil {
+		return partialError{failed}
 	}
 	return nil
+}
+
+// change has the kernel enforce what the pods should have, and returns that. rules: not only sets changed.
+func (e *Enforcer) change(lists map[string]inForce, rules bool, changed policy.SetChanges) (v view, err error) {
+	e.mu.Lock()
+	used := e.state.Policies()
+	e.holding.begin(used)
+	v = e.view(lists)
+	e.mu.Unlock()
+	for {
+		err = policytable.ErrUnknown
+		if !rules {
+			err = e.Kernel.ApplyElements(e.state.Elements, changed)
+		}
+		if errors.Is(err, policytable.ErrUnknown) {
+			err = e.Kernel.Apply(v.pods, e.state.Elements, changed)
+		}
+		changed = nil // the kernel has or remembers it
+		e.mu.Lock()
+		again := e.holding.ended(err, used)
+		if again {
+			v = e.view(lists)
+		}
+		e.mu.Unlock()
+		if !again {
+			return v, err
+		}
+		rules = true
+	}
 }
 
 // endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
 const endShare = 10
 
+// endAfterPods is how long a look at connections waits after a change of pods alone. A pod that starts has none, and the look takes
+// milliseconds, in which the next pod's policies would wait.
+const endAfterPods = 50 * time.Millisecond
+
 // end ends connections that policies forbid by now, or does so a little later.
 func (e *Enforcer) end(v view) error {
 	now := e.Clock.Now()
-	if wait := e.own.ended.Add(endShare * e.own.took).Sub(now); wait > 0 {
+	wait := e.own.ended.Add(endShare * e.own.took).Sub(now)
+	if !e.own.endNow {
+		wait = max(wait, endAfterPods)
+	}
+	if wait > 0 {
 		if e.own.endDue == nil {
 			e.own.endDue = e.Clock.After(wait)
 		}
@@ -385,7 +469,7 @@ func (e *Enforcer) end(v view) error {
 	e.own.endDue = nil
 	n, err := e.Kernel.End(v.allows)
 	err = errors.Join(err, e.insides.end(v))
-	e.own.ended = e.Clock.Now()
+	e.own.ended, e.own.endNow = e.Clock.Now(), err != nil
 	e.own.took = e.own.ended.Sub(now)
 	if n > 0 {
 		e.Log.Info("policies forbid connections that were open", "ended", n)
@@ -394,99 +478,4 @@ func (e *Enforcer) end(v view) error {
 		return fmt.Errorf("end connections: %w", err)
 	}
 	return failpoint.Hit("networkpolicy.ended")
-}
-
-// view is which policies the pods have.
-type view struct {
-	pods   []policytable.Pod              // as the node's table has them
-	node   map[netip.Addr]policytable.Pod // these by address
-	inside map[string]wanted              // by attachment
-	byAddr map[netip.Addr][]*policy.Policy
-	sets   policy.Sets
-}
-
-// view returns the view of the node's attachments with their policies.
-func (e *Enforcer) view(lists map[string]inForce) view {
-	v := view{node: map[netip.Addr]policytable.Pod{}, inside: map[string]wanted{}, byAddr: map[netip.Addr][]*policy.Policy{}, sets: e.state}
-	for attachment, f := range lists {
-		p := e.pods[attachment]
-		addrs := p.allAddrs()
-		if p.Inside == nil || !p.Inside.Only {
-			pod := policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}
-			v.pods = append(v.pods, pod)
-			for _, a := range addrs {
-				v.node[a] = pod
-			}
-		}
-		if p.Inside != nil {
-			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
-		}
-		for _, a := range addrs {
-			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // in networks of their own, pods may have the same addresses
-				v.byAddr[a] = f.list
-			}
-		}
-	}
-	v.expect(e.state, lists)
-	return v
-}
-
-// expect adds the policies of pods that are known and have no attachment, so that an ADD adds little more than addresses.
-func (v *view) expect(state *policy.State, lists map[string]inForce) {
-	here := map[policy.PodName]bool{}
-	for _, f := range lists {
-		here[f.pod] = true
-	}
-	for name, uid := range state.Pods() {
-		if list, _ := state.Of(name, uid); !here[name] && len(list) > 0 {
-			v.pods = append(v.pods, policytable.Pod{Policies: list})
-		}
-	}
-}
-
-// lists are the policies that attachments should have. A pod of which the operator says nothing any more is about to end, and
-// nobody reaches it.
-func (e *Enforcer) lists() map[string]inForce {
-	all := map[string]inForce{}
-	for attachment, p := range e.pods {
-		list, known := e.state.Of(p.PodName, p.UID)
-		if !known && !e.open(p) {
-			list = []*policy.Policy{closed(p.PodName)}
-		}
-		all[attachment] = inForce{pod: p.PodName, uid: p.UID, list: list}
-	}
-	return all
-}
-
-// open tells whether a pod has no policies while the operator says nothing about it.
-func (e *Enforcer) open(p Pod) bool {
-	return !p.known && (e.StartUnknown || p.restored && e.session == 0)
-}
-
-// noteKnown remembers which pods the operator has told about.
-func (e *Enforcer) noteKnown() {
-	for attachment, p := range e.pods {
-		if _, known := e.state.Of(p.PodName, p.UID); known && !p.known {
-			p.known = true
-			e.pods[attachment] = p
-		}
-	}
-}
-
-// closed is a policy that accepts nothing.
-func closed(name policy.PodName) *policy.Policy {
-	return &policy.Policy{Ref: policy.Ref{Namespace: name.Namespace, Name: "(unknown pod)"}, Tier: policy.Namespaced, Isolates: [2]bool{true, true}}
-}
-
-// allows tells whether the node's table allows a connection. As there, tunnels of Egresses are judged by what is inside, and a pod
-// that is judged in its own network namespace does not count: elsewhere, another pod or host may have the same address.
-func (v view) allows(f policy.Flow) bool {
-	from, to := v.node[f.Source], v.node[f.Destination]
-	return (tunnelTo(from, f.Destination, f) || policy.Decide(from.Policies, policy.Egress, f, v.sets).Allowed) &&
-		(tunnelTo(to, f.Source, f) || policy.Decide(to.Policies, policy.Ingress, f, v.sets).Allowed)
-}
-
-// tunnelTo tells whether a connection is a tunnel between a pod and a gateway of its Egresses. Both ends send to the same port.
-func tunnelTo(pod policytable.Pod, gateway netip.Addr, f policy.Flow) bool {
-	return f.Protocol == unix.IPPROTO_UDP && slices.Contains(pod.Tunnels, netip.AddrPortFrom(gateway, f.Port))
 }

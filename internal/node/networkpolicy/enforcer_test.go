@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
@@ -34,10 +34,12 @@ import (
 
 // kernel is a table in memory. It knows elements by changes alone, as the kernel does.
 type kernel struct {
-	mu   sync.Mutex
-	fail error
-	pods []policytable.Pod // nil: unknown
-	sets map[policy.SetID]map[policy.Element]bool
+	mu     sync.Mutex
+	fail   error
+	refuse policy.Ref        // no pod may have it
+	tries  int               // Apply was called
+	pods   []policytable.Pod // nil: unknown
+	sets   map[policy.SetID]map[policy.Element]bool
 
 	foreign  chan string // what other software changes
 	ends     []time.Time // when connections were looked at
@@ -51,8 +53,16 @@ func (k *kernel) Apply(pods []policytable.Pod, elements policytable.Elements, ch
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	before := k.sets
-	if k.sets, k.pods = nil, nil; k.fail != nil {
+	k.tries++
+	if k.fail != nil {
+		k.sets, k.pods = nil, nil
 		return k.fail
+	}
+	for _, p := range pods {
+		if slices.ContainsFunc(p.Policies, func(p *policy.Policy) bool { return p.Ref == k.refuse }) {
+			k.sets = nil // pods stay, as the kernel has what it had
+			return unix.EMSGSIZE
+		}
 	}
 	k.sets, k.pods = map[policy.SetID]map[policy.Element]bool{}, slices.Clone(pods)
 	for _, p := range pods {
@@ -167,7 +177,7 @@ func (c *cluster) start() {
 	listener, server := bufconn.Listen(1<<20), grpc.NewServer()
 	c.server = server
 	c.listener.Store(listener)
-	wire.RegisterPoliciesServer(c.server, &operator.Server{
+	wire.RegisterPoliciesServer(c.server, operator.NewServer(operator.Server{
 		Feed: c.feed,
 		Node: func(_ context.Context, token string) (string, error) {
 			if token == "" {
@@ -175,15 +185,15 @@ func (c *cluster) start() {
 			}
 			return token, nil
 		},
-		MayAssign: func(_ context.Context, _ string, _ types.NamespacedName, addrs []netip.Addr) error {
+		MayAssign: func(_ context.Context, _ string, _ types.NamespacedName, addrs []netip.Addr) (bool, error) {
 			if slices.Contains(addrs, foreign) {
-				return errors.New("the address is not the node's")
+				return false, errors.New("the address is not the node's")
 			}
-			return nil
+			return false, nil
 		},
 		Serves: func() error { return nil },
 		Clock:  clock.Real{}, Log: slog.New(slog.DiscardHandler),
-	})
+	}))
 	go func() { _ = server.Serve(listener) }()
 }
 
@@ -381,66 +391,6 @@ func TestPoliciesOutliveTheirOperator(t *testing.T) {
 		must(t, add(t, one, server))
 		if !reached() {
 			t.Error("what was stored is not in force after a reboot")
-		}
-	})
-}
-
-// A kernel that refuses a change has it again later, with all that came meanwhile.
-func TestRefusedChangesAreRepeated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t)
-		c.fill()
-		one, k, _ := c.node("one", t.TempDir())
-		server := running("server", "10.0.0.1")
-		must(t, add(t, one, server))
-		k.mu.Lock()
-		k.fail = errors.New("ENOMEM")
-		k.mu.Unlock()
-		if err := one.Set(t.Context(), "server", server); err == nil {
-			t.Error("a pod's policies are said to be in force although the kernel refused them")
-		}
-		client := resolved("client", "two")
-		client.Addrs = []netip.Addr{netip.MustParseAddr("10.0.0.2")}
-		c.feed.SetPod(client)
-		time.Sleep(time.Second) //nolint:forbidigo // in a bubble
-		k.mu.Lock()
-		k.fail = nil
-		k.mu.Unlock()
-		time.Sleep(2 * time.Minute) //nolint:forbidigo // in a bubble
-		if !k.lets(client.Addrs[0], server.Addrs[0]) || k.lets(foreign, server.Addrs[0]) {
-			t.Errorf("the kernel has not what it should: %v", slices.Collect(maps.Keys(k.sets)))
-		}
-	})
-}
-
-// What the operator told while the kernel refused it is stored once the kernel has it.
-func TestRefusedChangesAreStored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t)
-		c.feed.SetPod(resolved("server", "one"))
-		dir := t.TempDir()
-		one, k, stop := c.node("one", dir)
-		server := running("server", "10.0.0.1")
-		must(t, add(t, one, server))
-		sleep(time.Minute)
-		k.mu.Lock()
-		k.fail = errors.New("ENOMEM")
-		k.mu.Unlock()
-		c.feed.SetPolicy(clientsOnly())
-		sleep(time.Second)
-		k.mu.Lock()
-		k.fail = nil
-		k.mu.Unlock()
-		sleep(time.Minute)
-		if k.lets(foreign, server.Addrs[0]) {
-			t.Fatal("the policy is not in force")
-		}
-		c.server.Stop()
-		stop()
-		one, k, _ = c.node("one", dir) // with an empty kernel
-		must(t, add(t, one, server))
-		if k.lets(foreign, server.Addrs[0]) {
-			t.Error("after a reboot a policy is not in force that was before")
 		}
 	})
 }

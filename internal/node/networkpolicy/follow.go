@@ -8,6 +8,10 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/policy"
@@ -18,22 +22,33 @@ import (
 // Dialer connects to an operator that leads. close ends the connection.
 type Dialer func(ctx context.Context) (c wire.PoliciesClient, end func(), err error)
 
-// calls are what the node has to tell the operator.
+// calls are what the node has to send to the operator.
 type calls struct {
 	ready chan struct{} // has an element when there is something to say
 
-	mu       sync.Mutex // guards below
-	session  uint64     // how often the operator was called
-	version  uint64     // of this session that is in force
-	said     uint64
-	last     uint64                   // ID of an Assign
-	assigns  map[uint64]*wire.Assign  // without an answer
-	unsaid   map[uint64]bool          // of these
-	answered map[uint64]chan struct{} // for who waits
+	mu      sync.Mutex // guards below
+	session uint64     // how often the operator was called
+	version uint64     // of this session that is in force
+	said    uint64
+	last    uint64             // ID of an Assign
+	assigns map[uint64]*assign // that the operator has not accepted, of pods of the node
+	waiting int                // ADDs that wait for what the operator knows
 }
 
+// assign is an Assign that is sent until the operator accepts it.
+type assign struct {
+	*wire.Assign
+	unsaid  bool
+	done    chan struct{} // closed once the operator answered, or nobody needs the answer
+	refused string        // the latest answer; empty: none
+	retry   retry.Backoff // after it was refused
+}
+
+// refusedMost is the longest wait until an Assign that was refused is sent again.
+const refusedMost = time.Minute
+
 func newCalls() *calls {
-	return &calls{ready: make(chan struct{}, 1), assigns: map[uint64]*wire.Assign{}, unsaid: map[uint64]bool{}, answered: map[uint64]chan struct{}{}}
+	return &calls{ready: make(chan struct{}, 1), assigns: map[uint64]*assign{}}
 }
 
 func (c *calls) wake() {
@@ -53,19 +68,28 @@ func (c *calls) enforced(session, version uint64) {
 	}
 }
 
-// assign has the operator told of a pod's addresses. The channel is closed once it answered.
-func (c *calls) assign(p Pod) <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func assignOf(p Pod) *wire.Assign {
 	a := &wire.Assign{Namespace: p.Namespace, Name: p.Name, Uid: p.UID}
 	for _, addr := range p.Addrs {
 		a.Addresses = append(a.Addresses, addr.AsSlice())
 	}
+	return a
+}
+
+func (a *assign) same(o *wire.Assign) bool {
+	return a.Namespace == o.Namespace && a.Name == o.Name && a.Uid == o.Uid && slices.EqualFunc(a.Addresses, o.Addresses, bytes.Equal)
+}
+
+// assign has a pod's addresses sent to the operator. The channel is closed once it answered.
+func (c *calls) assign(p Pod) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := assignOf(p)
 	for id, before := range c.assigns {
 		switch {
 		case before.Namespace != p.Namespace || before.Name != p.Name:
-		case before.Uid == a.Uid && slices.EqualFunc(before.Addresses, a.Addresses, bytes.Equal):
-			return c.answered[id] // an ADD may wait for this answer
+		case before.same(a) && before.refused == "":
+			return before.done // an ADD may wait for this answer
 		default: // this one counts
 			c.forget(id)
 		}
@@ -73,28 +97,55 @@ func (c *calls) assign(p Pod) <-chan struct{} {
 	c.last++
 	a.Id = c.last
 	done := make(chan struct{})
-	c.assigns[a.Id], c.unsaid[a.Id], c.answered[a.Id] = a, true, done
+	c.assigns[a.Id] = &assign{Assign: a, unsaid: true, done: done}
 	c.wake()
 	return done
 }
 
-// answer notes the operator's answer.
-func (c *calls) answer(id uint64) (about *wire.Assign) {
+// gone forgets the addresses of a pod that is gone.
+func (c *calls) gone(p Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	about = c.assigns[id]
-	c.forget(id)
-	return about
+	of := assignOf(p)
+	for id, a := range c.assigns {
+		if a.same(of) {
+			c.forget(id)
+		}
+	}
+}
+
+// answer notes the operator's answer. It returns the Assign if it was refused for another reason than before. One that was refused is
+// sent again later: the operator may not know the pod yet, or learn later that the node has the address.
+func (c *calls) answer(m *wire.Assigned, now time.Time) (refused *wire.Assign) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := c.assigns[m.Id]
+	switch {
+	case a == nil:
+		return nil
+	case m.Refused == "":
+		c.forget(m.Id)
+		return nil
+	}
+	if a.refused == "" {
+		close(a.done)
+	}
+	news := a.refused != m.Refused
+	a.refused = m.Refused
+	a.retry.Fail(now, retry.First, refusedMost)
+	c.wake()
+	if !news {
+		return nil
+	}
+	return a.Assign
 }
 
 // forget ends the wait for an answer. c.mu is held.
 func (c *calls) forget(id uint64) {
-	if done := c.answered[id]; done != nil {
-		close(done)
+	if a := c.assigns[id]; a.refused == "" {
+		close(a.done)
 	}
 	delete(c.assigns, id)
-	delete(c.unsaid, id)
-	delete(c.answered, id)
 }
 
 // restart begins a session: everything is said again, to an operator that knows nothing.
@@ -103,26 +154,49 @@ func (c *calls) restart() (session uint64) {
 	defer c.mu.Unlock()
 	c.session++
 	c.version, c.said = 0, 0
-	for id := range c.assigns {
-		c.unsaid[id] = true
+	for _, a := range c.assigns {
+		a.unsaid, a.retry = true, retry.Backoff{}
 	}
 	c.wake()
 	return c.session
 }
 
-// next returns what has to be said now.
-func (c *calls) next() (list []*wire.FromNode) {
+// next returns what has to be said now, and when there is more; zero: not before ready says so.
+func (c *calls) next(now time.Time) (list []*wire.FromNode, again time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, id := range slices.Sorted(maps.Keys(c.unsaid)) { // an address belongs to the pod that got it last
-		list = append(list, &wire.FromNode{What: &wire.FromNode_Assign{Assign: c.assigns[id]}})
+	for _, id := range slices.Sorted(maps.Keys(c.assigns)) { // an address belongs to the pod that got it last
+		a := c.assigns[id]
+		if a.unsaid || !a.retry.Until.IsZero() && !a.retry.Until.After(now) {
+			list = append(list, &wire.FromNode{What: &wire.FromNode_Assign{Assign: a.Assign}})
+			a.unsaid, a.retry.Until = false, time.Time{}
+		}
+		if until := a.retry.Until; again.IsZero() || !until.IsZero() && until.Before(again) {
+			again = until
+		}
 	}
-	clear(c.unsaid)
 	if c.version != c.said {
 		c.said = c.version
 		list = append(list, &wire.FromNode{What: &wire.FromNode_Enforced{Enforced: c.version}})
 	}
-	return list
+	return list, again
+}
+
+// waits counts an ADD that waits for what the operator knows, until end is called.
+func (c *calls) waits() (end func()) {
+	add := func(n int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.waiting += n
+	}
+	add(1)
+	return func() { add(-1) }
+}
+
+func (c *calls) someWait() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting > 0
 }
 
 // Announce has those nodes enforce a pod's addresses whose pods allow it. The channel is closed once they do, or the operator
@@ -141,7 +215,7 @@ func (e *Enforcer) Announce(p Pod) <-chan struct{} {
 	return done
 }
 
-// known are the pods with addresses that the operator has told about: the status of some may not have the addresses yet. Of
+// known are the pods with addresses that the operator knows: the status of some may not have the addresses yet. Of
 // several sandboxes of a pod the latest one counts; if that is not known, none does.
 func (e *Enforcer) known() (list []Pod) {
 	e.mu.Lock()
@@ -182,41 +256,57 @@ type follower struct {
 	known     func() []Pod
 }
 
+// soon is how often the operator is called while an ADD waits for it, at least.
+const soon = 2 * time.Second
+
 // run follows the operator until ctx ends.
 func (f follower) run(ctx context.Context) {
 	var failures retry.Backoff
 	for ctx.Err() == nil {
-		began := f.Clock.Now()
-		err := f.followOne(ctx)
+		served, err := f.followOne(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if f.Clock.Now().Sub(began) > retry.Most {
+		if served && status.Code(err) != codes.Aborted { // unless another daemon calls as this node
 			failures = retry.Backoff{}
 		}
 		if f.following(err) {
 			f.Log.Warn("not connected to berth-operator for network policies, will try again; those in force stay", "err", err)
 		}
 		failures.Fail(f.Clock.Now(), retry.First, retry.Most)
+		f.sleep(ctx, failures.Until)
+	}
+}
+
+// sleep returns at a time, or sooner if an ADD waits for the operator, or when ctx ends.
+func (f follower) sleep(ctx context.Context, until time.Time) {
+	for ctx.Err() == nil {
+		left := until.Sub(f.Clock.Now())
+		if left <= 0 {
+			return
+		}
 		select {
-		case <-f.Clock.After(failures.Until.Sub(f.Clock.Now())):
+		case <-f.Clock.After(min(left, retry.Jitter(soon))):
 		case <-ctx.Done():
+		}
+		if f.calls.someWait() {
+			return
 		}
 	}
 }
 
-// followOne follows one operator until it ends.
-func (f follower) followOne(ctx context.Context) error {
+// followOne follows one operator until it ends. served reports whether it sent anything.
+func (f follower) followOne(ctx context.Context) (served bool, err error) {
 	client, end, err := f.Dial(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer end()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stream, err := client.Follow(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	session := f.calls.restart()
 	for _, p := range f.known() {
@@ -236,23 +326,24 @@ func (f follower) followOne(ctx context.Context) error {
 			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 				err = cause
 			}
-			return err
+			return served, err
 		}
+		served = true
 		switch what := m.What.(type) {
 		case *wire.FromOperator_Update:
 			u, err := d.Add(what.Update)
 			if err != nil {
-				return fmt.Errorf("what the operator tells makes no sense: %w", err)
+				return false, fmt.Errorf("what the operator sent makes no sense: %w", err)
 			}
 			if u != nil {
 				f.take(session, u)
 				if err := failpoint.Hit("networkpolicy.taken"); err != nil {
-					return err
+					return served, err
 				}
 			}
 		case *wire.FromOperator_Assigned:
-			if about := f.calls.answer(what.Assigned.Id); about != nil && what.Assigned.Refused != "" {
-				f.Log.Warn("the operator does not tell other nodes a pod's addresses", "namespace", about.Namespace, "pod", about.Name, "err", what.Assigned.Refused)
+			if a := f.calls.answer(what.Assigned, f.Clock.Now()); a != nil {
+				f.Log.Warn("berth-operator does not accept a pod's addresses, so other nodes do not know them, will try again", "namespace", a.Namespace, "pod", a.Name, "err", what.Assigned.Refused)
 			}
 		}
 	}
@@ -260,16 +351,23 @@ func (f follower) followOne(ctx context.Context) error {
 
 // say says what there is to say until ctx ends.
 func (f follower) say(ctx context.Context, stream wire.Policies_FollowClient) error {
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-f.calls.ready:
+		case <-again:
 		}
-		for _, m := range f.calls.next() {
+		now := f.Clock.Now()
+		list, more := f.calls.next(now)
+		for _, m := range list {
 			if err := stream.Send(m); err != nil {
 				return err
 			}
+		}
+		if again = nil; !more.IsZero() {
+			again = f.Clock.After(more.Sub(now))
 		}
 	}
 }

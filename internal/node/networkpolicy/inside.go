@@ -30,6 +30,14 @@ func (i *Inside) equal(o *Inside) bool {
 	return i.Netns == o.Netns && i.ID == o.ID && i.Only == o.Only && slices.Equal(i.Links, o.Links)
 }
 
+// sameNetns tells whether both are for the same network namespace.
+func (i Inside) sameNetns(o Inside) bool {
+	if i.ID != (rtnl.NetnsID{}) && o.ID != (rtnl.NetnsID{}) {
+		return i.ID == o.ID
+	}
+	return i.Netns == o.Netns
+}
+
 // PodKernel enforces the policies of one pod in its network namespace. *policytable.Inside implements it.
 type PodKernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
@@ -57,6 +65,7 @@ type insides struct {
 type insidePod struct {
 	Inside
 	kernel PodKernel
+	read   <-chan struct{} // closed once nobody reads the log of denied connections; nil: nobody did
 }
 
 // wanted is an Inside with what should be in force there.
@@ -69,8 +78,12 @@ type wanted struct {
 func (i *insides) apply(v view, rules bool, elements policytable.Elements, changed policy.SetChanges) map[string]error {
 	failed := map[string]error{}
 	for attachment, t := range i.all() {
-		if w, there := v.inside[attachment]; !there || !w.Inside.equal(&t.Inside) {
-			i.drop(attachment, t)
+		switch w, there := v.inside[attachment]; {
+		case there && w.Inside.equal(&t.Inside):
+		case there && w.sameNetns(t.Inside):
+			i.drop(attachment, t, false) // what is opened instead replaces it in one step
+		default:
+			i.drop(attachment, t, true)
 		}
 	}
 	for attachment, w := range v.inside {
@@ -95,15 +108,23 @@ func (i *insides) opened(attachment string, w wanted) (insidePod, error) {
 		return t, nil
 	}
 	if t.kernel == nil {
+		if t.read != nil {
+			<-t.read // the kernel has one log for each network namespace
+		}
 		kernel, log, err := i.open(w.Inside)
 		if err != nil {
 			return t, err
 		}
-		t = insidePod{w.Inside, kernel}
-		i.set(attachment, t)
+		t = insidePod{Inside: w.Inside, kernel: kernel}
 		if log != nil {
-			i.running.Go(func() { i.denied.run(log) })
+			read := make(chan struct{})
+			t.read = read
+			i.running.Go(func() {
+				defer close(read)
+				i.denied.inside(attachment).run(log)
+			})
 		}
+		i.set(attachment, t)
 	}
 	if len(w.Policies) == 0 {
 		if err := t.kernel.Remove(); err != nil {
@@ -155,12 +176,19 @@ func (i *insides) end(v view) error {
 	return errors.Join(errs...)
 }
 
-// drop removes the table of a pod that is gone or has no Inside any more.
-func (i *insides) drop(attachment string, t insidePod) {
+// drop closes the table of a pod that is gone or has another Inside, and removes it from the kernel too if nothing replaces it.
+func (i *insides) drop(attachment string, t insidePod, remove bool) {
 	if t.kernel != nil {
-		if err := errors.Join(t.kernel.Remove(), t.kernel.Close()); err != nil {
+		var err error
+		if remove {
+			err = t.kernel.Remove()
+		}
+		if err = errors.Join(err, t.kernel.Close()); err != nil {
 			i.log.Warn("cannot remove network policies from a pod's network namespace", "attachment", attachment, "err", err)
 		}
+	}
+	if t.read != nil && !remove {
+		<-t.read
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -1,6 +1,7 @@
 package networkpolicy
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -75,7 +76,9 @@ func TestPoliciesInsidePods(t *testing.T) {
 		set := func(p Pod) error {
 			t.Helper()
 			done := make(chan error)
-			go func() { done <- e.Set(t.Context(), p.Name, p) }()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			go func() { done <- e.Set(ctx, p.Name, p) }()
 			synctest.Wait()
 			_ = step()
 			return <-done
@@ -123,11 +126,20 @@ func TestPoliciesInsidePods(t *testing.T) {
 		}
 
 		opened["b"].ends, opened["b"].endTakes = nil, 10*time.Millisecond
-		for range 10 { // connections of pods are not looked at for each change either
-			must(t, set(c))
+		for i := range 10 { // connections of pods are not looked at for each change either
+			choose(uint64(3+i), "a", "b", "c")
+			must(t, step())
 		}
 		if n := len(opened["b"].ends); n != 1 {
 			t.Errorf("connections of a pod were looked at %d times within a moment", n)
+		}
+		a.Inside = &Inside{Netns: "a", Links: []string{"eth9"}, Only: true}
+		must(t, set(a))
+		if inPod.removed != 0 || inPod.closed != 1 {
+			t.Errorf("with another interface, the table is not replaced in one step: %+v", inPod)
+		}
+		if inPod = opened["a"]; len(inPod.pods) != 1 {
+			t.Errorf("the table for another interface has %+v", inPod.pods)
 		}
 		e.Remove("a")
 		must(t, step())

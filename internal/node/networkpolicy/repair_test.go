@@ -2,6 +2,7 @@ package networkpolicy
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -78,7 +79,7 @@ func value(t *testing.T, r *prometheus.Registry, name string) float64 {
 	return 0
 }
 
-// Pods that run when policies are switched on keep what they have until the operator speaks.
+// Pods that run when policies are switched on keep what they have until the operator speaks, also when their tunnels change.
 func TestRunningPodsWaitForTheOperator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
@@ -91,6 +92,10 @@ func TestRunningPodsWaitForTheOperator(t *testing.T) {
 		if k.pods != nil {
 			t.Error("the kernel was changed before anything is known")
 		}
+		server.Tunnels = []netip.AddrPort{netip.MustParseAddrPort("10.9.0.1:5555")}
+		soon, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		must(t, one.Set(soon, "server", server))
 		c.start()
 		c.fill()
 		sleep(time.Minute)
@@ -104,6 +109,8 @@ func TestRunningPodsWaitForTheOperator(t *testing.T) {
 		one, k, _ = c.node("one", dir)
 		another := running("another", "10.0.0.4")
 		one.Restore(map[string]Pod{"server": server, "another": another})
+		another.Tunnels = server.Tunnels
+		must(t, one.Set(t.Context(), "another", another))
 		sleep(time.Minute)
 		if k.lets(foreign, server.Addrs[0]) || !k.lets(foreign, another.Addrs[0]) {
 			t.Error("policies of the file are not in force, or a pod is closed about which nothing is known")
@@ -356,6 +363,12 @@ func TestConnectionsAreLookedAtInTurn(t *testing.T) {
 		sleep(time.Minute)
 		k.mu.Lock()
 		k.ends = nil
+		k.mu.Unlock()
+		must(t, one.Set(t.Context(), "server", server))
+		sleep(time.Millisecond)
+		if k.mu.Lock(); len(k.ends) > 0 {
+			t.Error("connections are looked at while pods may start")
+		}
 		k.mu.Unlock()
 		began := time.Now()
 		for range 100 {

@@ -25,6 +25,7 @@ type record struct {
 	failing time.Time
 	applied time.Time
 	force   map[string]inForce // by attachment: what the kernel has
+	digests map[*policy.Policy]string
 
 	repaired time.Time // the last repair in the log
 }
@@ -46,8 +47,21 @@ type inForce struct {
 }
 
 // same tells whether two pods have the same policies. Each update of the operator may bring new copies.
-func (f inForce) same(o inForce) bool {
-	return f.pod == o.pod && f.uid == o.uid && slices.EqualFunc(f.list, o.list, func(a, b *policy.Policy) bool { return a == b || a.Digest() == b.Digest() })
+func (r *record) same(f, o inForce) bool {
+	return f.pod == o.pod && f.uid == o.uid && slices.EqualFunc(f.list, o.list, func(a, b *policy.Policy) bool { return a == b || r.digest(a) == r.digest(b) })
+}
+
+// digest returns the digest of a policy, which does not change. Computing it takes long for a large policy.
+func (r *record) digest(p *policy.Policy) string {
+	d, has := r.digests[p]
+	if !has {
+		d = p.Digest()
+		if r.digests == nil {
+			r.digests = map[*policy.Policy]string{}
+		}
+		r.digests[p] = d
+	}
+	return d
 }
 
 // following notes that the operator sends updates, or why it does not, and reports whether that is worth a log line. The end
@@ -77,12 +91,21 @@ func (r *record) succeeded(lists map[string]inForce, now time.Time) {
 	}
 	for attachment, f := range lists {
 		f.since = now
-		if before := r.force[attachment]; before.same(f) {
+		if before := r.force[attachment]; r.same(before, f) {
 			f.since = before.since
 		}
 		lists[attachment] = f
 	}
 	r.force = lists
+	digests := map[*policy.Policy]string{}
+	for _, f := range lists {
+		for _, p := range f.list {
+			if d, has := r.digests[p]; has {
+				digests[p] = d
+			}
+		}
+	}
+	r.digests = digests
 }
 
 // failed notes how the last change of the kernel went, and reports whether it failed for another reason than the one before.
@@ -120,7 +143,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 				continue
 			}
 			if policies[p.Ref] == nil {
-				policies[p.Ref] = &introspect.NodePolicy{PolicyRef: refOf(p), Digest: p.Digest()}
+				policies[p.Ref] = &introspect.NodePolicy{PolicyRef: refOf(p), Digest: r.digest(p)}
 			}
 			policies[p.Ref].Pods++
 			if a.InForce {
@@ -165,7 +188,7 @@ func (r *record) attachment(key string, f inForce, addrs []netip.Addr, state *po
 		Namespace: f.pod.Namespace, Pod: f.pod.Name, UID: f.uid, Addresses: append([]netip.Addr{}, addrs...), Known: known,
 		Ingress: []introspect.AppliedPolicy{}, Egress: []introspect.AppliedPolicy{},
 	}
-	if has, ok := r.force[key]; ok && has.same(f) {
+	if has, ok := r.force[key]; ok && r.same(has, f) {
 		a.InForce, a.Since = true, utc(has.since)
 	}
 	if !known {
@@ -229,7 +252,7 @@ func (e *Enforcer) judge(f policy.Flow) (j introspect.PolicyJudgement, pods []ne
 				pods, elements = append(pods, a), append(elements, expected(list.list, direction, f, v.sets)...)
 			}
 			d.Namespace, d.Pod = list.pod.Namespace, list.pod.Name
-			if has, ok := e.record.force[attachment]; j.Failure == "" && (!ok || !has.same(list)) {
+			if has, ok := e.record.force[attachment]; j.Failure == "" && (!ok || !e.record.same(has, list)) {
 				j.Failure = fmt.Sprintf("the policies of pod %s/%s are not in force yet", list.pod.Namespace, list.pod.Name)
 			}
 		}

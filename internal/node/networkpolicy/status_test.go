@@ -200,3 +200,25 @@ func TestJudgeComparesTheKernel(t *testing.T) {
 		}
 	})
 }
+
+// A policy is digested once, however often its state is asked for or its pods change, and digests of policies that are gone are
+// dropped.
+func TestPoliciesAreDigestedOnce(t *testing.T) {
+	var r record
+	now, old, fresh := time.Now(), clientsOnly().Policy, clientsOnly().Policy
+	list := func(p *policy.Policy) map[string]inForce {
+		return map[string]inForce{"a": {list: []*policy.Policy{p}}, "b": {list: []*policy.Policy{p}}}
+	}
+	r.succeeded(list(old), now)
+	r.succeeded(list(fresh), now.Add(time.Second))
+	if since := r.force["b"].since; !since.Equal(now) {
+		t.Errorf("a new copy of a policy is in force since %v, want %v as before", since, now)
+	}
+	if _, has := r.digests[fresh]; !has || len(r.digests) != 1 {
+		t.Errorf("digests of %d policies are kept, want that of the present one", len(r.digests))
+	}
+	r.digests[fresh] = "kept"
+	if r.digest(fresh) != "kept" {
+		t.Error("the digest was computed again")
+	}
+}

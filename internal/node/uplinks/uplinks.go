@@ -29,6 +29,7 @@ type Node interface {
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 	ARPFiltered() bool
 	NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error)
+	ForeignRoutes(ctx context.Context) ([]datapath.ForeignRoute, error)
 	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
 
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)

@@ -198,12 +198,12 @@ func (p *poolBlocks) freeUnusable() {
 
 // recheckUnusable frees the skipped indexes whose blocks are usable now. It returns the requests
 // that may get one.
-func (a *allocator) recheckUnusable(usable func(block.Block) bool) (again []string) {
+func (a *allocator) recheckUnusable(usable func(string, block.Block) bool) (again []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, p := range a.pools {
+	for name, p := range a.pools {
 		for index := range p.unusable {
-			if piece, err := p.layout.Block(index); err != nil || usable(piece) {
+			if piece, err := p.layout.Block(index); err != nil || usable(name, piece) {
 				again = append(again, a.releaseIndex(p, index)...)
 			}
 		}

@@ -156,7 +156,7 @@ func TestBlockInUseElsewhere(t *testing.T) {
 	if list := b.unconfirmedBefore(t0.Add(time.Second)); len(list) != 2 {
 		t.Errorf("unconfirmedBefore() = %v, want 2 indexes", list)
 	}
-	if again := b.recheckUnusable(func(p block.Block) bool { return p.IPv4.String() == "10.0.0.1/32" }); !slices.Equal(again, []string{"c"}) {
+	if again := b.recheckUnusable(func(_ string, p block.Block) bool { return p.IPv4.String() == "10.0.0.1/32" }); !slices.Equal(again, []string{"c"}) {
 		t.Errorf("recheckUnusable() = %v, want [c]", again)
 	}
 	has(2, 1)
@@ -334,7 +334,7 @@ func TestAllocatorServesOldestFirst(t *testing.T) {
 				w.add(w.release("p", index))
 			},
 			"recheck": func(t *rapid.T) {
-				w.add(w.recheckUnusable(func(block.Block) bool { return rapid.Bool().Draw(t, "usable") }))
+				w.add(w.recheckUnusable(func(string, block.Block) bool { return rapid.Bool().Draw(t, "usable") }))
 			},
 			"look": next,
 			"look repeatedly": func(t *rapid.T) {

@@ -22,7 +22,6 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
@@ -139,7 +138,7 @@ func newController(a *api, o Options) *Controller {
 	return &Controller{
 		api: a, queues: q, allocator: alloc, quotas: quotas, inherited: i, withholding: w,
 		pools: &pools{
-			api: a, queues: q, allocator: alloc, quotas: quotas, occupied: occupied, reported: map[string]time.Time{},
+			api: a, queues: q, allocator: alloc, quotas: quotas, withholding: w, reported: map[string]time.Time{},
 			acceptance: &acceptance{api: a, queue: &q.pools, withholding: w, states: map[string]*poolState{}},
 		},
 		requests: newRequests(a, &q.requests, alloc, occupied, i, quotas, o),
@@ -205,8 +204,7 @@ func (c *Controller) sweep(ctx context.Context) error {
 		c.queues.nodes.Add(all.Items[i].Spec.NodeName)
 		c.queues.requests.Add(all.Items[i].Name)
 	}
-	occupied := c.withholding.occupied
-	c.queues.requests.Add(c.allocator.recheckUnusable(func(p block.Block) bool { return hasRoom(p, occupied.withheldOf(p)) })...)
+	c.withholding.recheckUnusable()
 	old := c.api.clock.Now().Add(-unconfirmedFor)
 	c.quotas.expire(old)
 	for _, s := range c.allocator.unconfirmedBefore(old) {

@@ -32,17 +32,19 @@ const addressesEvery = 10 * time.Second
 const (
 	ownerNode     = "Node "
 	ownerServices = "ServiceCIDR "
+	ownerPool     = v1alpha1.WithheldByPool
 )
 
-// occupied tracks the addresses of Nodes and Services. A change of one node costs work only for
-// that node's addresses.
+// occupied tracks the addresses of Nodes and Services, and those that pools reserve. A change of one node costs
+// work only for that node's addresses.
 type occupied struct {
-	mu     sync.Mutex              // guards the fields below
-	nodes  map[string]nodeState    // by node name
-	owners map[netip.Addr][]string // sorted node names
-	sorted []netip.Addr            // the keys of owners
-	ranges []ownedRange            // of Services
-	unread bool                    // whether the last attempt to read ranges failed
+	mu       sync.Mutex                // guards the fields below
+	nodes    map[string]nodeState      // by node name
+	owners   map[netip.Addr][]string   // sorted node names
+	sorted   []netip.Addr              // the keys of owners
+	ranges   []ownedRange              // of Services
+	unread   bool                      // whether the last attempt to read ranges failed
+	reserved map[string][]netip.Prefix // by pool name
 }
 
 type nodeState struct {
@@ -51,7 +53,7 @@ type nodeState struct {
 }
 
 func newOccupied() *occupied {
-	return &occupied{nodes: map[string]nodeState{}, owners: map[netip.Addr][]string{}}
+	return &occupied{nodes: map[string]nodeState{}, owners: map[netip.Addr][]string{}, reserved: map[string][]netip.Prefix{}}
 }
 
 // set records a node's addresses, and returns those that were added or removed. o.mu is held.
@@ -125,15 +127,41 @@ func (o *occupied) within(prefixes ...netip.Prefix) (out []ownedRange) {
 	return out
 }
 
-// withheldOf returns the occupied addresses of a block.
-func (o *occupied) withheldOf(b block.Block) []v1alpha1.WithheldAddresses {
+// reserve records which ranges a pool reserves, and reports whether they changed.
+func (o *occupied) reserve(pool string, ranges []netip.Prefix) (changed bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if slices.Equal(o.reserved[pool], ranges) {
+		return false
+	}
+	o.reserved[pool] = ranges
+	if len(ranges) == 0 {
+		delete(o.reserved, pool)
+	}
+	return true
+}
+
+// reservedIn returns the ranges that a pool reserves within some prefixes.
+func (o *occupied) reservedIn(pool string, prefixes []netip.Prefix) (out []ownedRange) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, r := range o.reserved[pool] {
+		if slices.ContainsFunc(prefixes, r.Overlaps) {
+			out = append(out, ownedRange{Prefix: r, other: ownerPool + pool})
+		}
+	}
+	return out
+}
+
+// withheldOf returns the addresses of a pool's block that are occupied or reserved.
+func (o *occupied) withheldOf(pool string, b block.Block) []v1alpha1.WithheldAddresses {
 	var prefixes []netip.Prefix
 	for _, p := range [...]netip.Prefix{b.IPv4, b.IPv6} {
 		if p.IsValid() {
 			prefixes = append(prefixes, p)
 		}
 	}
-	return withheld(b, o.within(prefixes...))
+	return withheld(b, append(o.reservedIn(pool, prefixes), o.within(prefixes...)...))
 }
 
 // services returns the address ranges of Services.
@@ -156,6 +184,24 @@ func nodeAddresses(n *corev1.Node) (out []netip.Addr) {
 		}
 	}
 	return out
+}
+
+// reservedRanges returns the valid ranges that a pool reserves, in a fixed order and without duplicates: the shorter
+// of two that overlap contains the other.
+func reservedRanges(p *v1alpha1.AddressPool) (out []netip.Prefix) {
+	for _, text := range p.Spec.Reserved {
+		if c, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, c.Masked())
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	kept := out[:0]
+	for _, c := range out {
+		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(c) {
+			kept = append(kept, c)
+		}
+	}
+	return kept
 }
 
 // serviceRanges returns the ranges from which the cluster's Services get their addresses.

@@ -21,12 +21,12 @@ const deleteInterval = 10 * time.Second
 
 // pools reconciles AddressPools. It has a single worker and therefore no lock.
 type pools struct {
-	api        *api
-	queues     *queues
-	allocator  *allocator
-	quotas     *quotas
-	occupied   *occupied
-	acceptance *acceptance
+	api         *api
+	queues      *queues
+	allocator   *allocator
+	quotas      *quotas
+	withholding *withholding
+	acceptance  *acceptance
 
 	reported map[string]time.Time // when a pool's status was last written
 }
@@ -47,6 +47,9 @@ func (p *pools) reconcile(ctx context.Context, q reconcile.Request) (reconcile.R
 		return reconcile.Result{}, err
 	} else if added {
 		return reconcile.Result{}, failpoint.Hit("operator.pool.finalizer.after") // the update event queues the pool again
+	}
+	if err := p.withholding.observePool(ctx, o.Name, reservedRanges(o)); err != nil {
+		return reconcile.Result{}, err
 	}
 	o, s, err := p.acceptance.accept(ctx, o)
 	if err != nil || o == nil {
@@ -138,6 +141,9 @@ func (p *pools) gone(ctx context.Context, name string) error {
 	p.queues.requests.Add(p.allocator.removePool(name)...)
 	if p.acceptance.forget(name) {
 		delete(p.reported, name)
+	}
+	if err := p.withholding.observePool(ctx, name, nil); err != nil {
+		return err
 	}
 	blocks, err := objects.List[v1alpha1.AddressBlockList](ctx, p.api.cached, client.MatchingFields{byPool: name}, client.Limit(1))
 	if err != nil || len(blocks.Items) == 0 {

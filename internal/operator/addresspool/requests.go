@@ -131,7 +131,7 @@ func (c *requests) allocate(ctx context.Context, r *v1alpha1.BlockRequest) (stri
 			return o.block, why, nil
 		}
 		b := newBlock(r, o)
-		b.Withheld = c.occupied.withheldOf(o.piece)
+		b.Withheld = c.occupied.withheldOf(b.PoolName, o.piece)
 		how, err := unusable, error(nil)
 		if hasRoom(o.piece, b.Withheld) {
 			how, err = c.create(ctx, b)

@@ -33,7 +33,7 @@ const (
 // ago; otherwise it returns when to come back. why is the reason why no further subnet is cut.
 func (p *pools) report(ctx context.Context, o *v1alpha1.AddressPool, why *refusal) (time.Duration, error) {
 	before, now := o.DeepCopy(), p.api.clock.Now()
-	describe(o, p.allocator.counts(o.Name), why, explain(p.occupied.within(prefixesOf(o)...)), now)
+	describe(o, p.allocator.counts(o.Name), why, explain(p.withholding.occupied.within(prefixesOf(o)...)), now)
 	if reflect.DeepEqual(before.Status, o.Status) {
 		return 0, nil
 	}

@@ -16,10 +16,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// withholding withholds the addresses of Nodes and Services from pods: it tracks these addresses
+// withholding withholds the addresses of Nodes and Services, and those that pools reserve, from pods: it tracks these addresses
 // and records in each block which of the block's addresses are withheld.
 type withholding struct {
 	api       *api
@@ -73,8 +74,35 @@ func (w *withholding) readNode(ctx context.Context, name string) (changed []neti
 	return w.occupied.set(name, addresses, now), 0, nil
 }
 
-// readAll reads the addresses of all Nodes and Services before the first block is allocated.
+// observePool updates the ranges that a pool reserves. Blocks that were skipped because of them are reconsidered.
+func (w *withholding) observePool(ctx context.Context, name string, reserved []netip.Prefix) error {
+	blocks, err := objects.List[v1alpha1.AddressBlockList](ctx, w.api.cached, client.MatchingFields{byPool: name})
+	if err != nil || !w.occupied.reserve(name, reserved) {
+		return err
+	}
+	for i := range blocks.Items {
+		w.queues.blocks.Add(blocks.Items[i].Name)
+	}
+	w.recheckUnusable()
+	return nil
+}
+
+// recheckUnusable offers skipped blocks that have an address for a pod now.
+func (w *withholding) recheckUnusable() {
+	w.queues.requests.Add(w.allocator.recheckUnusable(func(pool string, b block.Block) bool {
+		return hasRoom(b, w.occupied.withheldOf(pool, b))
+	})...)
+}
+
+// readAll reads the addresses of all Nodes and Services, and those that pools reserve, before the first block is allocated.
 func (w *withholding) readAll(ctx context.Context) error {
+	pools, err := objects.List[v1alpha1.AddressPoolList](ctx, w.api.cached)
+	if err != nil {
+		return err
+	}
+	for i := range pools.Items {
+		w.occupied.reserve(pools.Items[i].Name, reservedRanges(&pools.Items[i]))
+	}
 	nodes, err := objects.List[corev1.NodeList](ctx, w.api.cached)
 	if err != nil {
 		return err
@@ -145,7 +173,7 @@ func (w *withholding) reconcile(ctx context.Context, q reconcile.Request) (recon
 	if err != nil || b == nil || b.DeletionTimestamp != nil {
 		return reconcile.Result{}, err
 	}
-	others := w.occupied.withheldOf(piece(b))
+	others := w.occupied.withheldOf(b.PoolName, piece(b))
 	if slices.Equal(others, b.Withheld) {
 		return reconcile.Result{}, nil
 	}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -43,7 +44,7 @@ func TestNodeAddresses(t *testing.T) {
 func TestWithheld(t *testing.T) {
 	for name, tc := range map[string]struct {
 		block  string
-		others string // addresses of nodes, CIDRs of Services
+		others string // addresses of nodes, CIDRs of Services, and ranges that the pool reserves as +CIDR
 		want   string
 		full   bool // whether no address is left for a pod
 	}{
@@ -60,11 +61,15 @@ func TestWithheld(t *testing.T) {
 		"Service range is half of the block":     {block: "10.2.0.0/29", others: "10.2.0.4/30 10.2.0.5", want: "10.2.0.4/30 10.2.0.5/32"},
 		"Service range and nodes fill the block": {block: "10.2.0.0/30", others: "10.2.0.2/31 10.2.0.0 10.2.0.1", want: "10.2.0.2/31 10.2.0.0/32 10.2.0.1/32", full: true},
 		"IPv6 Service range":                     {block: "10.2.0.0/30+fd02::/126", others: "fd02::/112", want: "fd02::/126", full: true},
+		"reserved address and node":              {block: "10.2.0.0/29", others: "10.2.0.2 +10.2.0.5/32", want: "10.2.0.5/32 10.2.0.2/32"},
+		"reserved range contains the block":      {block: "10.2.0.0/29", others: "+10.2.0.0/24", want: "10.2.0.0/29", full: true},
+		"reserved halves":                        {block: "10.2.0.0/30+fd02::/126", others: "+10.2.0.0/31 +fd02::2/127", want: "10.2.0.0/31 fd02::2/127", full: true},
+		"reserved range with a range inside":     {block: "10.2.0.0/29", others: "+10.2.0.4/32 +10.2.0.4/30 +nonsense", want: "10.2.0.4/30"},
 		"large block":                            {block: "10.2.0.0/16", others: "10.2.77.3", want: "10.2.77.3/32"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, b := occupiedBy(tc.others), pieceAt(tc.block)
-			out := o.withheldOf(b)
+			out := o.withheldOf("p", b)
 			var got []string
 			for _, w := range out {
 				got = append(got, w.CIDR)
@@ -82,7 +87,7 @@ func TestWithheld(t *testing.T) {
 		many = append(many, fmt.Sprintf("10.2.0.%d", i))
 	}
 	b := pieceAt("10.2.0.0/24+fd02::/120")
-	if out := occupiedBy(strings.Join(many, " ")).withheldOf(b); len(out) != 1 || out[0].CIDR != "10.2.0.0/24" || hasRoom(b, out) {
+	if out := occupiedBy(strings.Join(many, " ")).withheldOf("p", b); len(out) != 1 || out[0].CIDR != "10.2.0.0/24" || hasRoom(b, out) {
 		t.Errorf("withheldOf() with more than MaxWithheld addresses = %v, want the whole block", out)
 	}
 }
@@ -90,7 +95,14 @@ func TestWithheld(t *testing.T) {
 // occupiedBy returns the state with these Service ranges and node addresses, one node each.
 func occupiedBy(others string) *occupied {
 	o := newOccupied()
+	reserving := newPool("p", 0, "10.2.0.0/16")
+	defer func() { o.reserve("p", reservedRanges(reserving)) }()
+	o.reserve("other", []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
 	for i, text := range strings.Fields(others) {
+		if c, ok := strings.CutPrefix(text, "+"); ok {
+			reserving.Spec.Reserved = append(reserving.Spec.Reserved, c)
+			continue
+		}
 		if c, err := netip.ParsePrefix(text); err == nil {
 			o.ranges = append(o.ranges, ownedRange{Prefix: c, other: "ServiceCIDR s"})
 			continue
@@ -251,6 +263,39 @@ func TestAddressesOfServices(t *testing.T) {
 	stillWithheld(t, o, b.Name, "10.222.0.0/30 ServiceCIDR more")
 	makePool(t, "later", 2, "10.224.0.0/29")
 	poolIs(t, "later", "not accepted", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolOverlaps))
+}
+
+// Ranges that a pool reserves are assigned to no pod: a block that is reserved as a whole is not allocated, and in
+// others the node is told. Ranges can change at any time.
+func TestReservedRanges(t *testing.T) {
+	harness.KubeClean(t)
+	withAddresses(t, "n", "10.2.0.1")
+	_, end := start(t, Options{Sweep: time.Hour})
+	p := newPool("p", 2, "10.2.0.0/28")
+	p.Spec.Reserved = []string{"10.2.0.3/32", "10.2.0.8/29"}
+	controllers.Create(t, p)
+	withheldIs(t, given(t, "r0", "n", "p").Name, "10.2.0.3/32 AddressPool p", "10.2.0.1/32 Node n")
+	withheldIs(t, given(t, "r1", "n", "p").Name)
+	ask(t, "r2", "n", "p")
+	failed(t, "r2", v1alpha1.ReasonPoolExhausted, "all 4 blocks")
+	poolIs(t, "p", "AddressesWithheld without reserved ranges", says("no pod gets 10.2.0.1 of Node n: give"))
+
+	reserve := func(ranges string) {
+		t.Helper()
+		harness.OK(t, harness.KubeClient(t).Patch(t.Context(), poolNamed("p"), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"reserved":`+ranges+`}}`))))
+	}
+	reserve(`["10.2.0.4/31", "10.2.0.12/30"]`)
+	withheldIs(t, "p-0", "10.2.0.1/32 Node n")
+	withheldIs(t, "p-1", "10.2.0.4/31 AddressPool p")
+	harness.OK(t, controllers.Same("name of the block", answered(t, "r2").Name, "p-2"))
+
+	// The next operator knows the ranges before it looks at a block.
+	end()
+	o, _ := start(t, Options{Sweep: time.Hour})
+	stillWithheld(t, o, "p-1", "10.2.0.4/31 AddressPool p")
+	reserve("null")
+	withheldIs(t, "p-1")
+	harness.OK(t, controllers.Same("name of the block", given(t, "r3", "n", "p").Name, "p-3"))
 }
 
 // stillWithheld reconciles a block and then checks it as withheldIs does.

@@ -3,9 +3,6 @@ package networkpolicy
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -13,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/big"
 	"sync"
 	"time"
 
@@ -23,16 +19,15 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/certificate"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/policy/wire"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 const (
-	certificateLife = 30 * 24 * time.Hour
 	// renewBefore is how long before its end a certificate is replaced.
-	renewBefore = certificateLife / 3
-	// skew is how far the clocks of operator and nodes may differ.
-	skew = time.Hour
+	renewBefore = certificate.Life / 3
 	// publishEvery is the interval at which the leader checks the ConfigMap, which somebody may have changed.
 	publishEvery = time.Minute
 	// publishAgain is that interval after a failure, and while the operator does not serve yet.
@@ -68,41 +63,32 @@ func (p *publisher) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 
 // run publishes until ctx ends.
 func (p *publisher) run(ctx context.Context) {
-	logged := ""
-	for {
-		wait := publishEvery
-		if err := p.serves(); err != nil {
-			wait = publishAgain
-		} else if err := p.publish(ctx); err != nil && ctx.Err() == nil {
-			wait = publishAgain
-			if text := err.Error(); text != logged {
-				logged = text
-				p.log.Error("cannot publish the address for network policies: nodes that connect to the operator from now on fail", "err", err)
-			}
-		} else {
-			logged = ""
+	retry.Repeat(ctx, p.clock, func(ctx context.Context) (time.Duration, error) {
+		if serves := p.serves() == nil; !serves {
+			return publishAgain, nil
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.clock.After(wait):
+		if err := p.publish(ctx); err != nil {
+			return publishAgain, err
 		}
-	}
+		return publishEvery, nil
+	}, func(err error) {
+		p.log.Error("cannot publish the address for network policies: nodes that connect to the operator from now on fail", "err", err)
+	})
 }
 
 // publish renews the certificate when it is due, and makes the ConfigMap name this operator.
 func (p *publisher) publish(ctx context.Context) error {
 	now := p.clock.Now()
 	p.mu.Lock()
-	certificate, text := p.certificate, p.pem
+	serving, text := p.certificate, p.pem
 	p.mu.Unlock()
-	if certificate == nil || now.After(certificate.Leaf.NotAfter.Add(-renewBefore)) {
+	if serving == nil || now.After(serving.Leaf.NotAfter.Add(-renewBefore)) {
 		var err error
-		if certificate, text, err = newCertificate(now); err != nil {
+		if serving, text, err = newCertificate(now); err != nil {
 			return err
 		}
 		p.mu.Lock()
-		p.certificate, p.pem = certificate, text
+		p.certificate, p.pem = serving, text
 		p.mu.Unlock()
 	}
 	key := client.ObjectKey{Namespace: p.namespace, Name: wire.ConfigMapName}
@@ -127,27 +113,10 @@ func (p *publisher) publish(ctx context.Context) error {
 
 // newCertificate returns a self-signed certificate of wire.ServerName, and its PEM.
 func newCertificate(now time.Time) (*tls.Certificate, []byte, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	template := &x509.Certificate{Subject: pkix.Name{CommonName: wire.ServerName}, DNSNames: []string{wire.ServerName}}
+	c, err := certificate.Serving(template, now, nil, nil)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a key: %w", err)
+		return nil, nil, err
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, nil, fmt.Errorf("make a serial number: %w", err)
-	}
-	c := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: wire.ServerName}, DNSNames: []string{wire.ServerName},
-		NotBefore: now.Add(-skew), NotAfter: now.Add(certificateLife),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("sign a certificate: %w", err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read a certificate: %w", err)
-	}
-	text := bytes.TrimSpace(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, text, nil
+	return c, bytes.TrimSpace(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Leaf.Raw})), nil
 }

@@ -1,9 +1,11 @@
 package networkpolicy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -28,6 +30,7 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
 	"github.com/berthnet/berth/internal/policy/resolve"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Watches are the kinds that the operator caches for network policies, except ClusterNetworkPolicies, whose kind may not
@@ -58,15 +61,17 @@ type follower struct {
 	events   events.EventRecorder
 	optional *watched.Optional // ClusterNetworkPolicies
 	clock    clock.Clock
+	log      *slog.Logger
 	nodes    *nodeAddresses
 
 	order      sync.Mutex // held while pods and namespaces are passed on; guards the next two
 	namespaces map[string]bool
 	held       map[string]map[string]resolve.Pod // pods whose namespace is not known yet, by namespace and name
 
-	mu       sync.Mutex // guards policies
+	mu       sync.Mutex // guards below
 	policies map[policy.Ref]*followed
-	synced   func() bool // all objects that existed at start were passed on; set before start returns
+	unsynced error                                         // why not all caches are known to be fresh; nil: they are
+	passedOn []toolscache.ResourceEventHandlerRegistration // of these caches
 }
 
 // followed is a policy that was passed on.
@@ -76,18 +81,20 @@ type followed struct {
 	reported map[string]bool // problems
 }
 
-// start passes on the objects of the cache and all their changes from now on.
-func (f *follower) start(ctx context.Context, c cache.Cache) error {
-	var registrations []toolscache.ResourceEventHandlerRegistration
+// start passes on the objects of the cache and all their changes from now on. It waits until the cache is known to be fresh: an
+// operator may have waited for long to lead, and without a watch since then.
+func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) error {
+	first := &oldestFirst{ResourceEventHandler: handler(
+		func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
+		func(o *networkingv1.NetworkPolicy) { f.deletePolicy(policy.Ref{Namespace: o.Namespace, Name: o.Name}) })}
 	for _, kind := range []struct {
-		object  client.Object
+		name string
+		*watched.Kind
 		handler toolscache.ResourceEventHandler
 	}{
-		{watched.PolicyPods.Object, handler(f.setPod, f.deletePod)},
-		{watched.Namespaces.Object, handler(f.setNamespace, f.deleteNamespace)},
-		{watched.Nodes.Object, handler(
+		{"Nodes", watched.Nodes, handler(
 			func(o *corev1.Node) {
-				addrs := addressesOf(o)
+				addrs := watched.AddressesOf(o)
 				f.nodes.set(o.Name, addrs)
 				f.feed.SetNode(o.Name, o.Labels, addrs)
 			},
@@ -95,36 +102,143 @@ func (f *follower) start(ctx context.Context, c cache.Cache) error {
 				f.nodes.set(o.Name, nil)
 				f.feed.DeleteNode(o.Name)
 			})},
-		{networkPolicies.Object, handler(
-			func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
-			func(o *networkingv1.NetworkPolicy) { f.deletePolicy(policy.Ref{Namespace: o.Namespace, Name: o.Name}) })},
+		{"Namespaces", watched.Namespaces, handler(f.setNamespace, f.deleteNamespace)},
+		{"Pods", watched.PolicyPods, handler(f.setPod, f.deletePod)},
+		{"NetworkPolicies", networkPolicies, first},
 	} {
-		informer, err := c.GetInformer(ctx, kind.object)
+		informer, err := c.GetInformer(ctx, kind.Object)
 		if err != nil {
-			return fmt.Errorf("follow %T for network policies: %w", kind.object, err)
+			return fmt.Errorf("follow %T for network policies: %w", kind.Object, err)
 		}
+		shared, is := informer.(toolscache.SharedIndexInformer)
+		if !is {
+			return fmt.Errorf("follow %T for network policies: %T has no store", kind.Object, informer)
+		}
+		f.awaitFresh(ctx, kind.name, func(ctx context.Context) error { return api.Fresh(ctx, kind.Kind, shared.GetStore(), f.clock) })
 		r, err := informer.AddEventHandler(kind.handler)
 		if err != nil {
-			return fmt.Errorf("follow %T for network policies: %w", kind.object, err)
+			return fmt.Errorf("follow %T for network policies: %w", kind.Object, err)
 		}
-		registrations = append(registrations, r)
+		f.mu.Lock()
+		f.passedOn = append(f.passedOn, r)
+		f.mu.Unlock()
+		f.await(ctx) // how many pods policies select counts, so all are known before there is a policy
 	}
-	f.synced = func() bool {
-		return !slices.ContainsFunc(registrations, func(r toolscache.ResourceEventHandlerRegistration) bool { return !r.HasSynced() })
-	}
+	first.pass()
+	f.feed.Loaded()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.unsynced = context.Cause(ctx)
 	return nil
+}
+
+// await waits until all objects that exist were passed on.
+func (f *follower) await(ctx context.Context) {
+	for f.passing() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.clock.After(loadEvery):
+		}
+	}
+}
+
+// loadEvery is the interval at which await looks.
+const loadEvery = 20 * time.Millisecond
+
+// passing reports whether objects that exist are still being passed on.
+func (f *follower) passing() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.passedOn, func(r toolscache.ResourceEventHandlerRegistration) bool { return !r.HasSynced() })
+}
+
+// freshWithin bounds an attempt to prove that a cache is fresh.
+const freshWithin = 30 * time.Second
+
+// awaitFresh returns once prove has, or ctx ends. Meanwhile serves says why nodes wait.
+func (f *follower) awaitFresh(ctx context.Context, kind string, prove func(context.Context) error) {
+	said := ""
+	_ = retry.Until(ctx, f.clock, retry.Policy{Spread: true}, func(all context.Context) error { // it fails only when ctx ends
+		ctx, cancel := context.WithTimeoutCause(all, freshWithin, fmt.Errorf("the watch is behind the API server, and has not caught up within %v", freshWithin))
+		defer cancel()
+		err := prove(ctx)
+		if err == nil || all.Err() != nil {
+			return err
+		}
+		err = fmt.Errorf("what the operator has read of %s may be old: %w", kind, err)
+		f.mu.Lock()
+		f.unsynced = err
+		f.mu.Unlock()
+		if said != err.Error() {
+			said = err.Error()
+			f.log.Warn("nodes are not sent network policies yet, will try again", "err", err)
+		}
+		return err
+	})
 }
 
 // errReading is the error of serves before all objects were passed on.
 var errReading = errors.New("the operator has not read all pods and network policies of the cluster yet")
 
-// serves returns why nodes cannot be told anything yet, or nil.
+// serves returns why nodes cannot be sent anything yet, or nil.
 func (f *follower) serves() error {
-	if !f.synced() {
+	f.mu.Lock()
+	err := f.unsynced
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if f.passing() {
 		return errReading
 	}
-	_, err := f.optional.Read()
+	_, err = f.optional.Read()
 	return err
+}
+
+// oldestFirst passes on the policies that exist at start in the order of their creation, so that the latest ones exceed a limit.
+type oldestFirst struct {
+	toolscache.ResourceEventHandler
+
+	mu   sync.Mutex // guards held, and is held while policies are passed on
+	held []*networkingv1.NetworkPolicy
+}
+
+// OnAdd implements toolscache.ResourceEventHandler.
+func (h *oldestFirst) OnAdd(o any, initial bool) {
+	if p, is := o.(*networkingv1.NetworkPolicy); is && initial {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.held = append(h.held, p)
+		return
+	}
+	h.pass()
+	h.ResourceEventHandler.OnAdd(o, initial)
+}
+
+// OnUpdate implements toolscache.ResourceEventHandler.
+func (h *oldestFirst) OnUpdate(before, now any) {
+	h.pass()
+	h.ResourceEventHandler.OnUpdate(before, now)
+}
+
+// OnDelete implements toolscache.ResourceEventHandler.
+func (h *oldestFirst) OnDelete(o any) {
+	h.pass()
+	h.ResourceEventHandler.OnDelete(o)
+}
+
+// pass passes on what is held, once the initial list is complete.
+func (h *oldestFirst) pass() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	slices.SortFunc(h.held, func(a, b *networkingv1.NetworkPolicy) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for _, p := range h.held {
+		h.ResourceEventHandler.OnAdd(p, true)
+	}
+	h.held = nil
 }
 
 // handler calls set for each new state of an object, and remove when it is deleted.
@@ -192,16 +306,6 @@ func (f *follower) deleteNamespace(o *metav1.PartialObjectMetadata) {
 	delete(f.namespaces, o.Name)
 }
 
-// addressesOf are a node's own addresses.
-func addressesOf(n *corev1.Node) (addrs []netip.Addr) {
-	for _, a := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil {
-			addrs = append(addrs, addr)
-		}
-	}
-	return addrs
-}
-
 // nodeAddresses are the addresses of nodes.
 type nodeAddresses struct {
 	mu     sync.Mutex // guards below
@@ -241,24 +345,30 @@ func (f *follower) clusterHandler() toolscache.ResourceEventHandler {
 	return handler(func(o *unstructured.Unstructured) {
 		typed := &networkpolicy.ClusterNetworkPolicy{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, typed); err != nil {
-			c := f.lastReadable(policy.Ref{Name: o.GetName()})
-			c.Problems = []string{fmt.Sprintf("expected %s of %s; what it said before remains in force: %v", kindClusterPolicy, clusterPolicies.GroupVersion(), err)}
-			f.setPolicy(o, c)
+			f.setPolicy(o, compile.Compiled{
+				Policy: &policy.Policy{Ref: policy.Ref{Name: o.GetName()}, Tier: policy.Admin}, Subject: compile.Nothing, NoSubject: true,
+				Problems: []string{fmt.Sprintf("expected %s of %s: %v", kindClusterPolicy, clusterPolicies.GroupVersion(), err)},
+			})
 			return
 		}
 		f.setPolicy(o, compile.ClusterNetworkPolicy(typed))
 	}, func(o *unstructured.Unstructured) { f.deletePolicy(policy.Ref{Name: o.GetName()}) })
 }
 
-// lastReadable returns a policy as it was when it could be read last, or one that selects nothing, as what it should select is
-// not known.
-func (f *follower) lastReadable(ref policy.Ref) compile.Compiled {
+// lastReadable returns a policy of which nobody knows what it selects as it was when that was known last, or as it is: it selects
+// no pod. Its problems say which.
+func (f *follower) lastReadable(c compile.Compiled) compile.Compiled {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if before := f.policies[ref]; before != nil {
-		return before.compiled
+	says, problems := "this operator has read no valid version before, so the policy selects no pod", c.Problems
+	if before := f.policies[c.Policy.Ref]; before != nil && !before.compiled.NoSubject {
+		c, says = before.compiled, "the version before remains in force"
 	}
-	return compile.Compiled{Policy: &policy.Policy{Ref: ref, Tier: policy.Admin}, Subject: compile.Nothing}
+	c.Problems = nil
+	for _, text := range problems {
+		c.Problems = append(c.Problems, text+"; "+says)
+	}
+	return c
 }
 
 // clusterChanged deletes all ClusterNetworkPolicies when their kind was removed.
@@ -280,6 +390,9 @@ func (f *follower) clusterChanged() {
 }
 
 func (f *follower) setPolicy(o client.Object, c compile.Compiled) {
+	if c.NoSubject {
+		c = f.lastReadable(c)
+	}
 	f.feed.SetPolicy(c)
 	f.mu.Lock()
 	p := &followed{o, c, map[string]bool{}}
@@ -288,7 +401,7 @@ func (f *follower) setPolicy(o client.Object, c compile.Compiled) {
 	}
 	f.policies[c.Policy.Ref] = p
 	f.mu.Unlock()
-	f.report(p, c.Problems, false)
+	f.report(p, slices.Concat(c.Problems, f.feed.Refused(c.Policy.Ref)), false)
 }
 
 func (f *follower) deletePolicy(ref policy.Ref) {
@@ -346,7 +459,7 @@ func (f *follower) review() {
 	}
 	f.mu.Unlock()
 	for _, p := range all {
-		f.report(p, slices.Concat(p.compiled.Problems, f.feed.UnknownPorts(p.compiled)), true)
+		f.report(p, slices.Concat(p.compiled.Problems, f.feed.Refused(p.compiled.Policy.Ref), f.feed.UnknownPorts(p.compiled)), true)
 	}
 }
 

@@ -2,6 +2,7 @@ package networkpolicy
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -18,8 +19,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	discoveryfake "k8s.io/client-go/discovery/fake"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -43,11 +50,12 @@ func read[T any](t *testing.T, text string) *T {
 func newFollower(t *testing.T, cluster ...runtime.Object) (*follower, *events.FakeRecorder) {
 	t.Helper()
 	recorder := events.NewFakeRecorder(100)
-	f := &follower{feed: feed.New(), events: recorder, clock: clock.Real{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return true },
+	f := &follower{feed: feed.New(), events: recorder, clock: clock.Real{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), log: slog.New(slog.DiscardHandler),
 		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}}
 	f.optional = &watched.Optional{
-		API:      dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{clusterPolicies: kindClusterPolicy + "List"}, cluster...),
-		Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
+		API:       dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{clusterPolicies: kindClusterPolicy + "List"}, cluster...),
+		Discovery: &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}},
+		Resource:  clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 	}
 	return f, recorder
 }
@@ -150,14 +158,14 @@ func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
 		if got := policiesOf(f, "node-a"); !slices.Equal(got, []string{"ClusterNetworkPolicy good"}) {
 			t.Errorf("policies of the node = %q, want good", got)
 		}
-		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "expected ClusterNetworkPolicy of policy.networking.k8s.io/v1beta1") {
+		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "expected ClusterNetworkPolicy of policy.networking.k8s.io/v1beta1") || !strings.Contains(all[0], "the policy selects no pod") {
 			t.Errorf("Events = %q, want one of the policy that cannot be read", all)
 		}
 		f.clusterHandler().OnUpdate(nil, of(`{metadata: {name: good}, spec: {priority: high}}`))
 		if got := policiesOf(f, "node-a"); !slices.Equal(got, []string{"ClusterNetworkPolicy good"}) {
 			t.Errorf("policies of the node = %q, want good as it was before it could not be read", got)
 		}
-		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "what it said before remains in force") {
+		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "the version before remains in force") {
 			t.Errorf("Events = %q, want one of the change that cannot be read", all)
 		}
 		f.optional.Settle(nil) // the kind was removed
@@ -167,7 +175,157 @@ func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
 	})
 }
 
-// A node is not told about a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
+// A policy whose subject makes no sense remains in force as it was. If it never made sense, an Event says that it selects no pod.
+func TestInvalidSubjectChangesNothing(t *testing.T) {
+	f, recorder := newFollower(t)
+	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+	f.setPod(read[corev1.Pod](t, pod))
+	for i, step := range []struct {
+		name, subject string
+		inForce       []string
+		event         string
+	}{
+		{"new", `{namespaces: {matchExpressions: [{key: app, operator: Sometimes}]}}`, nil, "spec.subject.namespaces: \"Sometimes\" is not a valid label selector operator; this operator has read no valid version before, so the policy selects no pod"},
+		{"good", `{namespaces: {}}`, []string{"ClusterNetworkPolicy good"}, ""},
+		{"good", `{namespaces: {matchLabels: {app: "?"}}}`, []string{"ClusterNetworkPolicy good"}, "; the version before remains in force"},
+		{"good", `{}`, []string{"ClusterNetworkPolicy good"}, "spec.subject has no field that is supported: expected namespaces or pods; the version before remains in force"},
+		{"good", `{namespaces: {matchLabels: {no: pods}}}`, nil, ""},
+		{"new", `{namespaces: {}}`, []string{"ClusterNetworkPolicy new"}, ""},
+	} {
+		f.clusterHandler().OnUpdate(nil, &unstructured.Unstructured{Object: *read[map[string]any](t,
+			`{metadata: {name: `+step.name+`}, spec: {tier: Admin, priority: 1, subject: `+step.subject+`, ingress: [{action: Deny, from: [{namespaces: {}}]}]}}`)})
+		if got := policiesOf(f, "node-a"); !slices.Equal(got, step.inForce) {
+			t.Errorf("step %d: policies of the node = %q, want %q", i, got, step.inForce)
+		}
+		if all := recorded(recorder); len(all) > 1 || (len(all) == 1) != (step.event != "") || len(all) == 1 && !strings.Contains(all[0], step.event) {
+			t.Errorf("step %d: Events = %q, want %q", i, all, step.event)
+		}
+	}
+}
+
+// stored is a cache whose watches follow nothing. Its objects change by hand.
+type stored struct {
+	cache.Cache
+	stores map[string]toolscache.Indexer
+}
+
+func (s stored) GetInformer(_ context.Context, o client.Object, _ ...cache.InformerGetOption) (cache.Informer, error) {
+	name := fmt.Sprintf("%T", o)
+	if s.stores[name] == nil {
+		s.stores[name] = toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, nil)
+	}
+	return informer{store: s.stores[name]}, nil
+}
+
+type informer struct {
+	toolscache.SharedIndexInformer
+	store toolscache.Store
+}
+
+func (i informer) GetStore() toolscache.Store { return i.store }
+func (i informer) HasSynced() bool            { return true }
+
+func (i informer) AddEventHandler(h toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+	for _, o := range i.store.List() {
+		h.OnAdd(o, true)
+	}
+	return i, nil
+}
+
+// noObjects is an API server whose objects were all deleted.
+type noObjects struct{ client.Reader }
+
+func (noObjects) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	list.SetResourceVersion("100")
+	return nil
+}
+
+// An operator whose watch broke while it was waiting to lead does not serve what it read back then, and says why.
+func TestOldStateIsNotServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newFollower(t)
+		f.optional.Settle(nil)
+		f.unsynced = errReading
+		policies := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, nil)
+		old := read[networkingv1.NetworkPolicy](t, `{metadata: {name: web, namespace: shop, resourceVersion: "7"}, spec: {podSelector: {}, ingress: [{}]}}`)
+		if err := policies.Add(old); err != nil {
+			t.Fatal(err)
+		}
+		var started sync.WaitGroup
+		defer started.Wait()
+		started.Go(func() {
+			c := stored{stores: map[string]toolscache.Indexer{"*v1.NetworkPolicy": policies}}
+			if err := f.start(t.Context(), c, watched.API{Reader: noObjects{}, Scheme: scheme.Scheme}); err != nil {
+				t.Error(err)
+			}
+		})
+		time.Sleep(2 * freshWithin) //nolint:forbidigo // virtual time
+		synctest.Wait()
+		namespaced, _, _ := f.counts()
+		if err := f.serves(); err == nil || !strings.Contains(err.Error(), "what the operator has read of NetworkPolicies may be old: the watch is behind") || namespaced > 0 {
+			t.Errorf("serves() = %v with %d policies, want an error that says which watch is behind, and none", err, namespaced)
+		}
+		if err := policies.Delete(old); err != nil { // the watch works again
+			t.Fatal(err)
+		}
+		time.Sleep(freshWithin) //nolint:forbidigo // virtual time
+		synctest.Wait()
+		if err := f.serves(); err != nil {
+			t.Errorf("serves() = %v once the cache is as the API server, want nil", err)
+		}
+	})
+}
+
+// Policies that exist when an operator begins to lead come into force in the order of their creation, and after the pods, so that the same ones
+// exceed the budget of their namespace each time. An Event says so.
+func TestOlderPoliciesAreInForceFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, recorder := newFollower(t)
+		c := stored{stores: map[string]toolscache.Indexer{}}
+		add := func(o client.Object) {
+			t.Helper()
+			o.SetResourceVersion("101") // since the list
+			if _, err := c.GetInformer(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.stores[fmt.Sprintf("%T", o)].Add(o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		add(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
+		for i := range 10 {
+			p := read[corev1.Pod](t, `{metadata: {namespace: shop}, status: {podIPs: [{ip: 10.0.0.1}]}}`)
+			p.Name = fmt.Sprint(i)
+			add(p)
+		}
+		f.feed = feed.NewLimited(30) // while the operator starts, up to 60
+		const policies = 5           // of 11 members each
+		for i := range policies + 2 {
+			o := read[networkingv1.NetworkPolicy](t, `{metadata: {namespace: shop}, spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {}, podSelector: {matchExpressions: [{key: key, operator: DoesNotExist}]}}]}]}}`)
+			o.Name = fmt.Sprintf("p%02d", (i*3)%(policies+2)) // whatever the order of names
+			o.CreationTimestamp = metav1.NewTime(time.Unix(int64(i), 0))
+			o.Spec.Ingress[0].From[0].PodSelector.MatchExpressions[0].Key = o.Name
+			add(o)
+		}
+		if err := f.start(t.Context(), c, watched.API{Reader: noObjects{}, Scheme: scheme.Scheme}); err != nil {
+			t.Fatal(err)
+		}
+		all := recorded(recorder)
+		for i := range 2 {
+			name := fmt.Sprintf("p%02d", ((policies+i)*3)%(policies+2))
+			if refused := f.feed.Refused(policy.Ref{Namespace: "shop", Name: name}); len(refused) != 1 || !slices.ContainsFunc(all, func(e string) bool {
+				return strings.Contains(e, "rules that select pods of other namespaces match nothing")
+			}) {
+				t.Errorf("problems of %s, which is one of the latest, are %q, Events are %q", name, refused, all)
+			}
+		}
+		if _, _, unresolved := f.counts(); unresolved != 2 || len(all) != 2 {
+			t.Errorf("%d policies are unresolved and there are %d Events, want 2", unresolved, len(all))
+		}
+	})
+}
+
+// A node is not sent a pod before the labels of its namespace are known, by which ClusterNetworkPolicies select it.
 func TestPodsWaitForTheirNamespace(t *testing.T) {
 	f, _ := newFollower(t)
 	s := f.feed.Subscribe("node-a")
@@ -186,7 +344,7 @@ func TestPodsWaitForTheirNamespace(t *testing.T) {
 	f.deletePod(read[corev1.Pod](t, pod))
 	f.setNamespace(read[metav1.PartialObjectMetadata](t, `{metadata: {name: shop}}`))
 	s.Next()
-	if _, known := f.feed.Assign("node-a", types.NamespacedName{Namespace: "shop", Name: "web"}, "u", nil); known == nil {
+	if _, known := f.feed.Assign("node-a", types.NamespacedName{Namespace: "shop", Name: "web"}, "u", nil, false); known == nil {
 		t.Error("a pod that was deleted while it waited for its namespace is known")
 	}
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -28,7 +30,7 @@ var _ = failpoint.Register(
 	"operator.policies.send.before", "operator.policies.send.after", "operator.policies.assigned",
 )
 
-// Server tells nodes about policies. It serves while it leads.
+// Server sends nodes the policies of their pods. It serves while it leads.
 type Server struct {
 	wire.UnimplementedPoliciesServer
 	Feed *feed.Feed
@@ -36,24 +38,48 @@ type Server struct {
 	Node func(ctx context.Context, token string) (string, error)
 	// IsNode reports whether an address is a node's. Other callers' tokens are reviewed at a bounded rate. Nil: all are nodes.
 	IsNode func(netip.Addr) bool
-	// MayAssign returns an error if a node may not give one of the addresses to a pod of it.
-	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) error
-	// Serves returns an error while this operator cannot tell nodes anything: it does not lead, or has not read the cluster yet.
+	// MayAssign returns an error if a node may not give one of the addresses to a pod of it. confirmed: all of them are known to be
+	// the node's or the pod's, not only possible.
+	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) (confirmed bool, err error)
+	// Serves returns an error while this operator cannot serve nodes: it does not lead, or has not read the cluster yet.
 	Serves func() error
 	Clock  clock.Clock
 	Log    *slog.Logger
 
 	strangers *rate.Limiter // of callers that are no nodes
+	refusals  *refusals
 }
 
 // NewServer completes a Server.
 func NewServer(s Server) *Server {
 	s.strangers = rate.NewLimiter(strangersPerSecond, strangersBurst)
+	s.refusals = &refusals{logged: map[string]time.Time{}}
 	return &s
 }
 
+// refusals bound the log lines about addresses that nodes must not assign, of which a node may send any number.
+type refusals struct {
+	mu     sync.Mutex           // guards logged
+	logged map[string]time.Time // the last line about a node
+}
+
+// refusalEvery is the shortest time between two lines about a node.
+const refusalEvery = time.Minute
+
+// due reports whether a refusal is logged.
+func (r *refusals) due(node string, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.logged, func(_ string, at time.Time) bool { return now.Sub(at) >= refusalEvery })
+	if _, recent := r.logged[node]; recent {
+		return false
+	}
+	r.logged[node] = now
+	return true
+}
+
 const (
-	// gather is how long changes are gathered after a node was told of some, until it is told of more.
+	// gather is how long changes are gathered after a node was sent some, until it is sent more.
 	gather = 20 * time.Millisecond
 	// confirmWait bounds how long a new pod's address waits for the nodes that allow it. Their policies then take effect a
 	// little later, and what the pod sends until then is dropped and sent again.
@@ -125,7 +151,7 @@ type call struct {
 
 // send sends updates and answers until ctx ends.
 func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) error {
-	var last time.Time // when the node was told of changes
+	var last time.Time // when the node was sent changes
 	for {
 		select {
 		case <-ctx.Done():
@@ -192,7 +218,9 @@ func (f *call) answer(ctx context.Context, a *wire.Assign, done <-chan struct{},
 	reply := &wire.Assigned{Id: a.Id}
 	if err != nil {
 		reply.Refused = err.Error()
-		f.Log.Warn("addresses that a node assigned count for nobody", "node", f.node, "namespace", a.Namespace, "pod", a.Name, "err", err)
+		if f.refusals.due(f.node, f.Clock.Now()) {
+			f.Log.Warn("refused addresses that a node reported for a pod: policies do not match the pod by them (logged once a minute for each node)", "node", f.node, "namespace", a.Namespace, "pod", a.Name, "err", err)
+		}
 	} else {
 		select {
 		case <-done:
@@ -220,10 +248,11 @@ func (f *call) assign(ctx context.Context, a *wire.Assign) (<-chan struct{}, err
 		addrs = append(addrs, addr)
 	}
 	name := types.NamespacedName{Namespace: a.Namespace, Name: a.Name}
-	if err := f.MayAssign(ctx, f.node, name, addrs); err != nil {
+	confirmed, err := f.MayAssign(ctx, f.node, name, addrs)
+	if err != nil {
 		return nil, err
 	}
-	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs)
+	done, err := f.Feed.Assign(f.node, name, types.UID(a.Uid), addrs, confirmed)
 	if err == nil {
 		err = failpoint.Hit("operator.policies.assigned")
 	}

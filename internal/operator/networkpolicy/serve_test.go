@@ -61,13 +61,13 @@ func follow(t *testing.T, s *Server) (stream, <-chan error) {
 func newServer() *Server {
 	return NewServer(Server{
 		Feed: feed.New(), Node: func(context.Context, string) (string, error) { return "node-a", nil },
-		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
+		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) (bool, error) { return false, nil },
 		Serves:    func() error { return nil }, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 		IsNode: func(netip.Addr) bool { return true },
 	})
 }
 
-// The call of a node ends when the node calls again: the former one is told nothing more, and must not assign addresses.
+// The call of a node ends when the node calls again: the former one is sent nothing more, and must not assign addresses.
 func TestANodeHasOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
@@ -90,22 +90,31 @@ func TestANodeHasOneCall(t *testing.T) {
 	})
 }
 
-// A node cannot fill the sets of other nodes with addresses of one pod.
+// A node cannot fill the sets of other nodes with addresses of one pod, nor the operator's log.
 func TestAddressesOfAPodAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
+		var logged strings.Builder
+		s.Log = slog.New(slog.NewTextHandler(&logged, nil))
 		call, _ := follow(t, s)
 		a := &wire.Assign{Id: 1, Namespace: "shop", Name: "web", Uid: "u"}
 		for i := range 1000 {
 			a.Addresses = append(a.Addresses, fmt.Appendf(nil, "%04d", i))
 		}
-		call.in <- &wire.FromNode{What: &wire.FromNode_Assign{Assign: a}}
-		for {
-			if answer := (<-call.out).GetAssigned(); answer != nil {
-				if !strings.Contains(answer.Refused, "1000 addresses: expected up to 16") {
-					t.Errorf("refused = %q", answer.Refused)
-				}
-				return
+		for n := 1; n <= 3; n++ {
+			if n == 3 {
+				time.Sleep(refusalEvery) //nolint:forbidigo // virtual time
+			}
+			call.in <- &wire.FromNode{What: &wire.FromNode_Assign{Assign: a}}
+			var answer *wire.Assigned
+			for answer == nil {
+				answer = (<-call.out).GetAssigned()
+			}
+			if !strings.Contains(answer.Refused, "1000 addresses: expected up to 16") {
+				t.Errorf("refused = %q", answer.Refused)
+			}
+			if lines := strings.Count(logged.String(), "refused addresses"); lines != (n+1)/2 {
+				t.Errorf("%d lines after %d refusals, want one a minute:\n%s", lines, n, &logged)
 			}
 		}
 	})

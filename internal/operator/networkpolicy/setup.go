@@ -3,6 +3,7 @@ package networkpolicy
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -17,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -25,6 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/listener"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
+	"github.com/berthnet/berth/internal/operator/nodeaddress"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/resolve"
@@ -36,8 +39,8 @@ type Options struct {
 	Listener  net.Listener // on an address that nodes reach; closed when the manager ends
 	Namespace string       // the operator's own, which has the ConfigMap
 	Daemon    string       // user name of the nodes' daemons
-	// May reports whether a pod may have an address on its node.
-	May func(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error)
+	// Judge reports whether an address can be a pod's on its node.
+	Judge func(ctx context.Context, p *corev1.Pod, a netip.Addr) (nodeaddress.Verdict, error)
 	// OfNIC reports whether an address is that of one of a pod's PodNICs, as far as the operator knows.
 	OfNIC  func(types.NamespacedName, netip.Addr) bool
 	Clock  clock.Clock
@@ -72,13 +75,17 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the Kubernetes API for ClusterNetworkPolicies: %w", err)
 	}
+	found, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, fmt.Errorf("connect to the Kubernetes API for ClusterNetworkPolicies: %w", err)
+	}
 	f := &follower{
-		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock,
-		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), synced: func() bool { return false },
+		feed: feed.New(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), clock: o.Clock, log: o.Logger,
+		namespaces: map[string]bool{}, held: map[string]map[string]resolve.Pod{}, policies: map[policy.Ref]*followed{}, nodes: newNodeAddresses(), unsynced: errReading,
 	}
 	f.feed.OfNIC = o.OfNIC
 	f.optional = &watched.Optional{
-		API: api, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
+		API: api, Discovery: found, Resource: clusterPolicies, Kind: kindClusterPolicy, Handler: f.clusterHandler(), Changed: f.clusterChanged, Clock: o.Clock, Log: o.Logger,
 	}
 	p := &Policies{
 		follower: f, manager: mgr,
@@ -95,41 +102,50 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 	)
 	wire.RegisterPoliciesServer(p.server, NewServer(Server{
-		Feed: f.feed, Node: reviewer{mgr.GetClient(), o.Daemon}.node, IsNode: f.nodes.has, MayAssign: mayAssign(o.May), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
+		Feed: f.feed, Node: reviewer{mgr.GetClient(), o.Daemon}.node, IsNode: f.nodes.has, MayAssign: mayAssign(o.Judge), Serves: f.serves, Clock: o.Clock, Log: o.Logger,
 	}))
 	return p, mgr.Add(manager.RunnableFunc(p.run))
 }
 
 // mayAssign is Server.MayAssign by a function for one address.
-func mayAssign(may func(context.Context, *corev1.Pod, netip.Addr) (bool, error)) func(context.Context, string, types.NamespacedName, []netip.Addr) error {
-	return func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) error {
+func mayAssign(judge func(context.Context, *corev1.Pod, netip.Addr) (nodeaddress.Verdict, error)) func(context.Context, string, types.NamespacedName, []netip.Addr) (bool, error) {
+	return func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) (bool, error) {
+		confirmed := true
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, Spec: corev1.PodSpec{NodeName: node}}
 		for _, a := range addrs {
-			if ok, err := may(ctx, p, a); err != nil {
-				return err
-			} else if !ok {
-				return fmt.Errorf("%s is not an address of node %s or of the pod's PodNICs", a, node)
+			switch v, err := judge(ctx, p, a); {
+			case err != nil:
+				return false, err
+			case v == nodeaddress.Impossible:
+				return false, fmt.Errorf("%s is not an address of node %s or of the pod's PodNICs", a, node)
+			default:
+				confirmed = confirmed && v == nodeaddress.Confirmed
 			}
 		}
-		return nil
+		return confirmed, nil
 	}
 }
 
 // run serves while the operator leads.
 func (p *Policies) run(ctx context.Context) error {
-	if err := p.follower.start(ctx, p.manager.GetCache()); err != nil {
-		return err
-	}
 	var running sync.WaitGroup
 	defer running.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	running.Go(func() {
+		if err := p.follower.start(ctx, p.manager.GetCache(), watched.API{Reader: p.manager.GetAPIReader(), Scheme: p.manager.GetScheme()}); err != nil && ctx.Err() == nil {
+			cancel(err)
+		}
+	})
 	running.Go(func() { _ = p.follower.optional.Run(ctx) })
 	running.Go(func() { p.follower.run(ctx) })
 	running.Go(func() { p.publisher.run(ctx) })
 	defer context.AfterFunc(ctx, p.server.Stop)()
 	if err := p.server.Serve(p.listener); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serve network policies: %w", err)
+	}
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
 	}
 	return nil
 }

@@ -22,41 +22,60 @@ type Sources struct {
 	ENIs, Pools, Ports bool
 }
 
-// May reports whether a pod may have an address on its node: the node's NodeNetwork or blocks, or the pod's PodNICs, must
-// have the address. If none of these exist, addresses come from another source, and any address is possible.
+// Verdict says whether an address can be a pod's.
+type Verdict int
+
+// The verdicts. Unknown: addresses come from a source that the operator does not know, and any address is possible.
+const (
+	Impossible Verdict = iota
+	Unknown
+	Confirmed
+)
+
+// May reports whether a pod may have an address on its node.
 func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error) {
+	v, err := s.Judge(ctx, p, a)
+	return v != Impossible, err
+}
+
+// Judge reports whether an address can be a pod's on its node: the node's NodeNetwork or blocks, or the pod's PodNICs, must
+// have the address. If none of these exist, that is Unknown.
+func (s Sources) Judge(ctx context.Context, p *corev1.Pod, a netip.Addr) (Verdict, error) {
 	known := false
 	if s.ENIs {
 		o, err := objects.Get[v1alpha1.NodeNetwork](ctx, s.Cache, client.ObjectKey{Name: p.Spec.NodeName}, objects.Shared)
 		if err != nil {
-			return false, err
+			return Impossible, err
 		}
 		if known = o != nil; known && available(o.Spec.IPAM.Available, a) {
-			return true, nil
+			return Confirmed, nil
 		}
 	}
 	if s.Pools {
 		blocks, err := addresspool.BlocksOf(ctx, s.Cache, p.Spec.NodeName)
 		if err != nil {
-			return false, err
+			return Impossible, err
 		}
 		for i := range blocks {
 			known = true
 			if within(blocks[i].IPv4, a) || within(blocks[i].IPv6, a) {
-				return true, nil
+				return Confirmed, nil
 			}
 		}
 	}
 	if s.Ports {
 		nics, err := podnics.NICsOf(ctx, s.Cache, client.ObjectKeyFromObject(p))
 		if err != nil {
-			return false, err
+			return Impossible, err
 		}
 		if known = known || len(nics) > 0; anyHas(nics, a) {
-			return true, nil
+			return Confirmed, nil
 		}
 	}
-	return !known, nil
+	if known {
+		return Impossible, nil
+	}
+	return Unknown, nil
 }
 
 // OfNIC reports whether a PodNIC of a pod has an address, as far as the cache knows.

@@ -52,26 +52,27 @@ func TestMay(t *testing.T) {
 		has     cached
 		sources Sources
 		address string
-		want    bool
+		want    Verdict
 	}{
-		"single address":                 {all, every, "10.0.0.1", true},
-		"IPv4 prefix":                    {all, every, "10.0.1.31", true},
-		"IPv6 prefix":                    {all, every, "2001:db8:0:1::9", true},
-		"IPv4 block":                     {all, every, "10.2.0.63", true},
-		"IPv6 block":                     {all, every, "fd00::3f", true},
-		"PodNIC":                         {all, every, "192.168.0.7", true},
-		"neighbor of a PodNIC's address": {all, every, "192.168.0.8", false},
-		"external IPv4 address":          {all, every, "203.0.113.9", false},
-		"external IPv6 address":          {all, every, "2001:db8:0:2::9", false},
-		"node without addresses":         {empty, every, "10.0.0.1", false},
-		"node of another source":         {cached{}, every, "203.0.113.9", true},
-		"no sources cached":              {all, Sources{}, "203.0.113.9", true},
-		"only blocks cached":             {all, Sources{Pools: true}, "10.0.0.1", false},
+		"single address":                 {all, every, "10.0.0.1", Confirmed},
+		"IPv4 prefix":                    {all, every, "10.0.1.31", Confirmed},
+		"IPv6 prefix":                    {all, every, "2001:db8:0:1::9", Confirmed},
+		"IPv4 block":                     {all, every, "10.2.0.63", Confirmed},
+		"IPv6 block":                     {all, every, "fd00::3f", Confirmed},
+		"PodNIC":                         {all, every, "192.168.0.7", Confirmed},
+		"neighbor of a PodNIC's address": {all, every, "192.168.0.8", Impossible},
+		"external IPv4 address":          {all, every, "203.0.113.9", Impossible},
+		"external IPv6 address":          {all, every, "2001:db8:0:2::9", Impossible},
+		"node without addresses":         {empty, every, "10.0.0.1", Impossible},
+		"node of another source":         {cached{}, every, "203.0.113.9", Unknown},
+		"no sources cached":              {all, Sources{}, "203.0.113.9", Unknown},
+		"only blocks cached":             {all, Sources{Pools: true}, "10.0.0.1", Impossible},
 	} {
 		tt.sources.Cache = tt.has
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
-		if got, err := tt.sources.May(t.Context(), p, netip.MustParseAddr(tt.address)); err != nil || got != tt.want {
-			t.Errorf("%s: May() = %v, %v, want %v", name, got, err, tt.want)
+		got, err := tt.sources.Judge(t.Context(), p, netip.MustParseAddr(tt.address))
+		if may, mayErr := tt.sources.May(t.Context(), p, netip.MustParseAddr(tt.address)); err != nil || mayErr != nil || got != tt.want || may != (tt.want != Impossible) {
+			t.Errorf("%s: Judge() = %v, %v, May() = %v, %v, want %v", name, got, err, may, mayErr, tt.want)
 		}
 	}
 }

@@ -61,8 +61,9 @@ type Options struct {
 	First nicrequest.First
 
 	// PoliciesSince returns when the oldest policy that may give NICs to a namespace's pods was created, or false if
-	// there is none. Nil means no policies.
-	PoliciesSince func(ctx context.Context, namespace string) (time.Time, bool)
+	// there is none. The error is watched.ErrUnknown until it is known which kinds of policies there are.
+	// Nil means no policies.
+	PoliciesSince func(ctx context.Context, namespace string) (time.Time, bool, error)
 
 	Clock   clock.Clock
 	Logger  *slog.Logger
@@ -101,7 +102,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	}
 	o.First = cmp.Or(o.First, nicrequest.First{Name: "eth0", IsPort: true})
 	if o.PoliciesSince == nil {
-		o.PoliciesSince = func(context.Context, string) (time.Time, bool) { return time.Time{}, false }
+		o.PoliciesSince = func(context.Context, string) (time.Time, bool, error) { return time.Time{}, false, nil }
 	}
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))

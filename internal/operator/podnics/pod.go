@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // podWorkers and nicWorkers are how many objects are reconciled concurrently. They mostly wait for the API server, as calls to
@@ -72,8 +73,12 @@ func (r *podReconciler) reconcile(ctx context.Context, q reconcile.Request) (rec
 	if p == nil || p.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
+	var later reconcile.Result
 	if p.Status.Phase == corev1.PodPending {
-		since, some := r.o.PoliciesSince(ctx, p.Namespace)
+		since, some, err := r.o.PoliciesSince(ctx, p.Namespace)
+		if errors.Is(err, watched.ErrUnknown) {
+			later.RequeueAfter = queue.CacheLag
+		}
 		if reason, text := policyTrouble(p, since, some); reason != "" {
 			r.events.warn(p, aboutPolicies, reason, errors.New(text))
 		}
@@ -82,7 +87,7 @@ func (r *podReconciler) reconcile(ctx context.Context, q reconcile.Request) (rec
 	if err == nil {
 		r.events.warn(p, "", reason, rejection)
 	}
-	return reconcile.Result{}, err
+	return later, err
 }
 
 // removeEnded deletes the PodNICs of earlier pods of the same name that are gone or have ended. It reports whether one of these

@@ -1,6 +1,7 @@
 package watched
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -245,6 +246,16 @@ func Readiness(n *corev1.Node) *corev1.NodeCondition {
 		}
 	}
 	return nil
+}
+
+// AddressesOf returns the IP addresses of a Node.
+func AddressesOf(n *corev1.Node) (addrs []netip.Addr) {
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil {
+			addrs = append(addrs, addr.Unmap())
+		}
+	}
+	return addrs
 }
 
 // Ready reports whether a Node's condition Ready is true.

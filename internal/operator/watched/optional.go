@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +28,10 @@ const (
 	lookTimeout = 10 * time.Second
 )
 
+// gone is how many looks in a row must not find a kind until it counts as not installed. An API server that starts may answer
+// before it knows all kinds.
+const gone = 2
+
 // ErrUnknown is the error of Read before the API server has answered.
 var ErrUnknown = errors.New("the objects of the kind were not read yet")
 
@@ -34,6 +39,7 @@ var ErrUnknown = errors.New("the objects of the kind were not read yet")
 // Its fields are set before Run.
 type Optional struct {
 	API       dynamic.Interface
+	Discovery Discovery
 	Resource  schema.GroupVersionResource
 	Kind      string                   // for logs and errors, as in "SecurityGroupPolicy"
 	Transform toolscache.TransformFunc // of *unstructured.Unstructured
@@ -51,18 +57,35 @@ type Optional struct {
 	said  string             // the error that was logged last
 }
 
+// Discovery says which kinds an API server has. discovery.DiscoveryInterface implements it.
+type Discovery interface {
+	ServerGroups() (*metav1.APIGroupList, error)
+	ServerResourcesForGroupVersion(groupVersion string) (*metav1.APIResourceList, error)
+}
+
 // Run follows the kind until ctx ends.
 func (o *Optional) Run(ctx context.Context) error {
 	var stop func() // ends the informer; nil: there is none
+	missed := 0     // looks in a row that did not find the kind
 	for {
 		installed, err := o.look(ctx)
+		if missed++; installed || err != nil {
+			missed = 0
+		}
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
 			o.complain(err)
 		case installed && stop == nil:
 			stop = o.follow(ctx)
-		case !installed:
+		case missed >= gone && !o.missing():
+			absent, err := o.absent()
+			if err != nil {
+				o.complain(err)
+			}
+			if missed = 0; !absent {
+				break
+			}
 			if stop != nil {
 				stop()
 				stop = nil
@@ -94,6 +117,38 @@ func (o *Optional) look(ctx context.Context) (installed bool, err error) {
 	}
 	if err != nil {
 		return false, fmt.Errorf("list %s: %w", o.Resource.Resource, err)
+	}
+	return true, nil
+}
+
+// missing reports whether the kind is known not to be installed.
+func (o *Optional) missing() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.known && o.store == nil
+}
+
+// absent reports whether discovery does not have the kind either. While it has other versions of the kind, objects that were read
+// are not deleted; if none were read, there are none for this operator. The error says so, or why nothing is known.
+func (o *Optional) absent() (bool, error) {
+	groups, err := o.Discovery.ServerGroups()
+	if err != nil {
+		return false, fmt.Errorf("find out whether %s is installed: %w", o.Resource.Resource, err)
+	}
+	for _, g := range groups.Groups {
+		if g.Name != o.Resource.Group {
+			continue
+		}
+		for _, v := range g.Versions {
+			list, err := o.Discovery.ServerResourcesForGroupVersion(v.GroupVersion)
+			if err != nil {
+				return false, fmt.Errorf("find out whether %s is installed: list the resources of %s: %w", o.Resource.Resource, v.GroupVersion, err)
+			}
+			if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == o.Resource.Resource }) {
+				_, unread := o.Read()
+				return unread != nil, fmt.Errorf("%s is installed in version %s, expected %s", o.Resource.Resource, v.GroupVersion, o.Resource.GroupVersion())
+			}
+		}
 	}
 	return true, nil
 }

@@ -3,6 +3,8 @@
 //
 //	watched.go  a kind, the kinds of all features together, and index fields
 //	core.go     Nodes, Pods and Namespaces
+//	optional.go kinds of other projects, which may not be installed
+//	fresh.go    proof that a cache is not older than a moment
 package watched
 
 import (

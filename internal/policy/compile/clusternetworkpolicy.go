@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"github.com/berthnet/berth/internal/policy"
@@ -48,6 +49,7 @@ func ClusterNetworkPolicy(in *networkpolicy.ClusterNetworkPolicy) Compiled {
 func (c *Compiled) clusterSubject(in networkpolicy.ClusterNetworkPolicySubject) Selector {
 	var p peers
 	if !c.clusterPeer("spec.subject", &p, in.Namespaces, in.Pods) || len(p.pods) == 0 {
+		c.NoSubject = true
 		return Nothing
 	}
 	return p.pods[0]
@@ -57,9 +59,12 @@ func (c *Compiled) clusterSubject(in networkpolicy.ClusterNetworkPolicySubject) 
 func (c *Compiled) clusterPeer(field string, p *peers, namespaces *metav1.LabelSelector, pods *networkpolicy.NamespacedPod) (known bool) {
 	switch {
 	case namespaces != nil:
-		s, ok := c.podPeer(field+".namespaces", "", namespaces, nil)
-		p.add(s)
-		return ok
+		selected, err := parse(field+".namespaces", namespaces)
+		if err != nil {
+			c.problem(err)
+		}
+		p.add(Selector{Kind: Pods, Namespaces: selected, Labels: labels.Everything()})
+		return err == nil
 	case pods != nil:
 		s, ok := c.podPeer(field+".pods", "", &pods.NamespaceSelector, &pods.PodSelector)
 		p.add(s)

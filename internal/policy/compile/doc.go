@@ -5,6 +5,7 @@ package compile
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/berthnet/berth/internal/policy"
 )
@@ -17,6 +18,10 @@ type Compiled struct {
 	// Problems are what makes no sense in the object, each with the field and what was expected.
 	// The parts concerned match nothing; of a rule that denies or passes, everything is denied.
 	Problems []string
+	// Created is when a NetworkPolicy was.
+	Created time.Time
+	// NoSubject: which pods it selects makes no sense. Subject selects none.
+	NoSubject bool
 
 	blocks int  // of all rules
 	parts  int  // rules, and ports of all of them

@@ -18,10 +18,10 @@ import (
 func NetworkPolicy(in *networkingv1.NetworkPolicy) Compiled {
 	c := Compiled{
 		Policy: &policy.Policy{Ref: policy.Ref{Namespace: in.Namespace, Name: in.Name}, Tier: policy.Namespaced},
-		Sets:   map[policy.SetID]Selector{},
+		Sets:   map[policy.SetID]Selector{}, Created: in.CreationTimestamp.Time,
 	}
 	pods, err := parse("spec.podSelector", &in.Spec.PodSelector)
-	if err != nil {
+	if c.NoSubject = err != nil; c.NoSubject {
 		c.problem(err)
 	}
 	c.Subject = Selector{Kind: Pods, Namespace: in.Namespace, Labels: pods}

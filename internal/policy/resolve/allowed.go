@@ -14,7 +14,7 @@ type Judgement struct {
 	Egress, Ingress     policy.Decision       // of the source's policies, of the destination's
 }
 
-// Allowed tells whether both ends allow it.
+// Allowed reports whether both ends allow it.
 func (j Judgement) Allowed() bool { return j.Egress.Allowed && j.Ingress.Allowed }
 
 // Judge decides about a flow between pods, or a pod and somebody else. It looks at all pods.

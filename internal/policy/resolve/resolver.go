@@ -24,7 +24,7 @@ type Pod struct {
 	Ports  []NamedPort
 }
 
-// same tells whether two states of a pod make no difference to any policy.
+// same reports whether two states of a pod make no difference to any policy.
 func (p Pod) same(o Pod) bool {
 	return p.UID == o.UID && p.Node == o.Node && maps.Equal(p.Labels, o.Labels) && slices.Equal(p.Addrs, o.Addrs) && slices.Equal(p.Ports, o.Ports)
 }
@@ -41,8 +41,9 @@ type Resolver struct {
 	namespaces map[string]*namespace
 	pods       map[types.NamespacedName]*pod
 	nodes      map[string]node
-	policies   map[policy.Ref]compile.Compiled
+	policies   map[policy.Ref]compile.Compiled // as they are in force
 	selections map[policy.SetID]*selection
+	budget     budget
 }
 
 type namespace struct {
@@ -63,11 +64,15 @@ type node struct {
 	addrs  []netip.Addr
 }
 
-// New returns a Resolver that knows nothing.
-func New() *Resolver {
+// New returns a Resolver that knows nothing, with the budget of MaxMembers.
+func New() *Resolver { return NewLimited(MaxMembers) }
+
+// NewLimited is New with another budget.
+func NewLimited(members int) *Resolver {
 	return &Resolver{
 		namespaces: map[string]*namespace{}, pods: map[types.NamespacedName]*pod{}, nodes: map[string]node{},
 		policies: map[policy.Ref]compile.Compiled{}, selections: map[policy.SetID]*selection{},
+		budget: newBudget(members),
 	}
 }
 
@@ -210,7 +215,7 @@ func (r *Resolver) reviewNamespace(changes *Changes, ns *namespace) {
 	}
 }
 
-// maySelect tells whether it may select pods of a namespace.
+// maySelect reports whether it may select pods of a namespace.
 func (s *selection) maySelect(ns *namespace) bool {
 	switch {
 	case s.Kind == compile.Nodes:
@@ -268,29 +273,19 @@ func (s *selection) ofNode(n node) []policy.Element {
 	return list
 }
 
-// SetPolicy takes in a policy.
+// SetPolicy takes in a policy. Of one that exceeds the budget of its namespace, a part is in force (MaxMembers).
 func (r *Resolver) SetPolicy(c compile.Compiled) *Changes {
 	changes := newChanges()
 	ref := c.Policy.Ref
 	before, had := r.policies[ref]
+	if over, is := r.budget.over[ref]; is {
+		before = over.Compiled
+	}
 	if had && before.Subject.ID() == c.Subject.ID() && reflect.DeepEqual(before.Policy, c.Policy) {
 		return changes
 	}
-	r.policies[ref] = c
-	changes.Policies[ref] = true
-	subject := r.selection(changes, c.Subject)
-	subject.subjects[ref] = c.Policy
-	changes.allPods(subject)
-	for _, selector := range c.Sets {
-		s := r.selection(changes, selector)
-		if len(s.users) == 0 {
-			changes.whole(s)
-		}
-		s.users[ref] = true
-	}
-	if had {
-		r.release(changes, before, &c)
-	}
+	r.budget.set(r, changes, c)
+	r.budget.admit(r, changes, ref.Namespace)
 	return changes
 }
 
@@ -299,8 +294,13 @@ func (r *Resolver) DeletePolicy(ref policy.Ref) *Changes {
 	changes := newChanges()
 	if c, had := r.policies[ref]; had {
 		delete(r.policies, ref)
+		delete(r.budget.over, ref)
+		if delete(r.budget.inNamespace[ref.Namespace], ref); len(r.budget.inNamespace[ref.Namespace]) == 0 {
+			delete(r.budget.inNamespace, ref.Namespace)
+		}
 		changes.Policies[ref] = true
 		r.release(changes, c, nil)
+		r.budget.admit(r, changes, ref.Namespace)
 	}
 	return changes
 }

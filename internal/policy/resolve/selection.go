@@ -25,7 +25,7 @@ func newSelection(s compile.Selector, id policy.SetID) *selection {
 	}
 }
 
-// selects tells whether it selects a pod of a namespace that it selects.
+// selects reports whether it selects a pod of a namespace that it selects.
 func (s *selection) selects(p *pod) bool { return s.Labels.Matches(labels.Set(p.Labels)) }
 
 // of are the elements that a pod has in the set.

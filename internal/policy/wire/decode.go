@@ -81,6 +81,9 @@ func decodePolicy(ref policy.Ref, in *Policy) (*policy.Policy, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s rule %d: %w", d, i, err)
 			}
+			if p.Tier == policy.Namespaced && rule.Action != policy.Accept { // whoever enforces it relies on that
+				return nil, fmt.Errorf("%s rule %d: action %s of tier %s, expected %s", d, i, rule.Action, p.Tier, policy.Accept)
+			}
 			p.Rules[d] = append(p.Rules[d], rule)
 		}
 	}

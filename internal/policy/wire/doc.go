@@ -1,4 +1,4 @@
-// Package wire is how the operator tells nodes about network policies, and how a node stores what it was told. An
+// Package wire is the protocol by which the operator sends nodes network policies, and the format in which a node stores them. An
 // update is sent in parts, none of which has more than a thousand elements of sets.
 package wire
 

@@ -28,7 +28,7 @@ type addresses struct {
 	served      bool           // the inventory came from the supplier or the file
 	unconfirmed bool           // it came from the file, and the supplier still has time to correct it
 	releasing   []netip.Prefix // addresses that the supplier wants to release: no pod gets them
-	withheld    []netip.Addr   // addresses that the node itself has
+	withheld    []netip.Addr   // addresses that the node itself or other software has
 }
 
 // hold is one attachment's lease and its pod.
@@ -85,9 +85,9 @@ func (a *addresses) restoreAllBut(back []netip.Prefix) {
 	a.releasing = slices.Clone(back)
 }
 
-// idle returns the entries of a list in which no address is used or cooling, sorted.
+// idle returns the entries of a list in which no address is used, cooling or withheld, sorted.
 func (a *addresses) idle(list []netip.Prefix) (out []netip.Prefix) {
-	out = slices.Clone(list)
+	out = slices.DeleteFunc(slices.Clone(list), func(p netip.Prefix) bool { return slices.ContainsFunc(a.withheld, p.Contains) })
 	for v := range a.alloc.Busied() {
 		out = slices.DeleteFunc(out, func(p netip.Prefix) bool { return p.Contains(v.Addr) })
 	}

@@ -2,12 +2,17 @@ package enisource
 
 import (
 	"errors"
+	"io"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
@@ -30,6 +35,7 @@ type labNode struct {
 	stop    func()
 	mu      sync.Mutex // guards creates
 	creates int
+	logs    strings.Builder // written by one handler; read it once the node has stopped
 }
 
 // Acted implements eni.Observer.
@@ -60,21 +66,36 @@ func serve(t *testing.T, s spec.Spec) *endpoints.Cloud {
 	return lab
 }
 
-func startLab(t *testing.T, s spec.Spec, p ipam.Policy) *labNode {
-	t.Helper()
-	return startOn(t, serve(t, s), p, &memStore{}, nil)
+// labSetup are the settings of a labNode.
+type labSetup struct {
+	eni.Settings
+	instanceRole bool // use the role of the instance, node-a, by the metadata service
 }
 
-func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore, leases map[int]source.Lease) *labNode {
+func startLab(t *testing.T, s spec.Spec, p ipam.Policy, tune ...func(*labSetup)) *labNode {
 	t.Helper()
-	access := lab.Credentials()
-	client := labClient(t, lab, spec.AccessKey{ID: access.AccessKeyID, Secret: access.SecretAccessKey})
+	return startOn(t, serve(t, s), p, &memStore{}, nil, tune...)
+}
+
+func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore, leases map[int]source.Lease, tune ...func(*labSetup)) *labNode {
+	t.Helper()
+	o := labSetup{Settings: eni.Settings{Policy: p}}
+	for _, change := range tune {
+		change(&o)
+	}
 	n := &labNode{lab: lab, id: lab.Cloud.Instances.ID("node-a"), passes: retry.NewSignal()}
+	log := slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), &n.logs), nil))
+	permissions := NewPermissions(NewMetrics(prometheus.NewRegistry()), clock.Real{}, log)
+	var key spec.AccessKey
+	if access := lab.Credentials(); !o.instanceRole {
+		key.ID, key.Secret = access.AccessKeyID, access.SecretAccessKey
+	}
+	client := labClient(t, lab, key, permissions)
 	var err error
 	n.Source, err = New(Options{
-		InstanceID: n.id, Datapath: newLinks(), Cooling: time.Second, Store: store, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		InstanceID: n.id, Datapath: newLinks(), Cooling: time.Second, Store: store, Logger: log, Permissions: permissions,
 	}, eni.Config{
-		Settings: eni.Settings{Policy: p}, Cluster: "lab", Cloud: client, Intents: &store.MemoryIntents, Observer: n,
+		Settings: o.Settings, Cluster: "lab", Cloud: client, Intents: &store.MemoryIntents, Observer: n,
 		Timing: eni.Timing{ShrinkDelay: time.Second, ListingInterval: time.Second, Settle: 2 * time.Second, Lag: time.Second, SlowRetry: time.Second},
 	})
 	check.OK(t, err)

@@ -2,7 +2,9 @@ package enisource
 
 import (
 	"context"
+	"net/http"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/deploy"
@@ -48,6 +50,23 @@ func TestDocumentedPolicySuffices(t *testing.T) {
 	}
 }
 
+// With the role of the instance, a node whose instance and primary ENI have no tags works with the same policy, if pods
+// get no addresses of the primary ENI. The security group of the nodes is the cluster's.
+func TestDocumentedPolicyWithoutTags(t *testing.T) {
+	s := policySpec(deploy.NodePolicy("lab"))
+	s.Roles = []spec.Role{{Name: "node", Policy: deploy.NodePolicy("lab")}}
+	s.LaunchTags = nil
+	n := startLab(t, s, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, func(o *labSetup) { o.instanceRole = true })
+	n.owned(t, n.pods(t, 0, 15))
+	n.until(t, "it has grown", n.agree)
+	n.release(15)
+	n.until(t, "surplus ENIs are deleted", func() bool { return len(n.Snapshot().Groups) == 2 && n.agree() })
+	check.Equal(t, len(n.denials()), 0, "refused actions: %v", n.denials())
+	for _, c := range n.lab.Cloud.API.CallLog() {
+		check.Equal(t, strings.HasSuffix(c.Principal, ":assumed-role/node/"+n.id), true, "%s by %s", c.Action, c.Principal)
+	}
+}
+
 // With Berth's credentials and the policy of either mode, ENIs outside of the cluster cannot be changed,
 // and a primary ENI only allows adding addresses.
 func TestPolicyDeniesOtherENIs(t *testing.T) {
@@ -69,12 +88,21 @@ func TestPolicyDeniesOtherENIs(t *testing.T) {
 	}
 }
 
-func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey) cloud.API {
+// labClient returns a client with an access key, or with the role of node-a if that is empty. Its calls are observed by
+// at most one observer.
+func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey, observer ...pace.Observer) cloud.API {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", k.ID)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", k.Secret)
-	c := check.Must(aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL}))(t)
-	return pace.Cloud(c, pace.Options{})
+	t.Setenv("AWS_CA_BUNDLE", "") // which the machine may have set, and takes a client of the SDK's
+	c := check.Must(aws.New(t.Context(), aws.Options{
+		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node-a"), HTTPClient: &http.Client{},
+	}))(t)
+	var o pace.Options
+	if len(observer) > 0 {
+		o.Observer = observer[0]
+	}
+	return pace.Cloud(c, o)
 }
 
 // denials creates ENIs of several owners with administrator credentials, and tries each call on

@@ -157,6 +157,7 @@ const (
 	conditionLinks     = "ENILinksPresent"
 	conditionAddresses = "PodAddressesAssigned"
 	conditionGroups    = "SecurityGroupsFollowed"
+	conditionActions   = "EC2ActionsAllowed"
 )
 
 // conditions returns the conditions of the source. s.mu is held.
@@ -187,9 +188,13 @@ func (s *Source) conditions() []source.Condition {
 		addresses = source.Condition{Type: conditionAddresses, Reason: "NotAssigned", Message: fmt.Sprintf(
 			"%d addresses of running pods are no longer assigned to an ENI of this node, such as %s: delete these pods", len(lost), lost[0])}
 	}
+	all := []source.Condition{links, addresses}
+	if s.opts.Permissions != nil {
+		all = append(all, s.opts.Permissions.condition())
+	}
 	others, followed, compared := s.supply.OtherGroups()
 	if !compared {
-		return []source.Condition{links, addresses}
+		return all
 	}
 	groups := source.Condition{Type: conditionGroups, Healthy: true, Reason: "Followed"}
 	if len(others) > 0 {
@@ -200,7 +205,7 @@ func (s *Source) conditions() []source.Condition {
 				" are not those of the primary ENI: change them at EC2, or set --follow-security-groups"
 		}
 	}
-	return []source.Condition{links, addresses, groups}
+	return append(all, groups)
 }
 
 var (
@@ -221,6 +226,7 @@ var Reference = source.Reference{
 		{conditionLinks, "with addresses of ENIs, the node has the link of each ENI that carries pods"},
 		{conditionAddresses, "with addresses of ENIs, each address of a running pod is assigned to an ENI of the node"},
 		{conditionGroups, "in node mode, ENIs have the security groups of the primary ENI, unless others are configured"},
+		{conditionActions, "in node mode, EC2 has refused no action in the last hour for want of a permission, or has allowed it since"},
 	},
 }
 

@@ -69,6 +69,8 @@ type Options struct {
 	Clock      clock.Clock          // nil: the machine's
 	Logger     *slog.Logger         // nil: silent
 	Notify     func(podevents.News) // notifies pods that they are cut off; does not block; may be nil
+	// Permissions are those of the calls that the supply makes; nil if another process makes them.
+	Permissions *Permissions
 }
 
 // Source is a source.Source. Create it with New or NewSupplied.

@@ -32,7 +32,7 @@ type holdings struct {
 	policy   policy
 	sync     *kubeapi.Sync
 	node     types.UID    // UID of the Node; empty: it does not exist or was not listed yet
-	nodeHas  []netip.Addr // addresses that the node has itself
+	nodeHas  []netip.Addr // addresses that the node itself or other software on it has
 	pools    pools
 	blocks   blocks
 	requests requests
@@ -359,7 +359,7 @@ func (n *holdings) review(now time.Time) {
 		busy := 0
 		if h.conflict == "" {
 			c := n.pools.counts(h)
-			busy = c.Used + c.Cooling
+			busy = c.Used + c.Cooling + n.heldByOthers(h)
 		}
 		if busy == 0 && h.lost {
 			n.removeBlock(name, now)
@@ -367,6 +367,19 @@ func (n *holdings) review(now time.Time) {
 		}
 		h.setBusy(busy > 0, now)
 	}
+}
+
+// heldByOthers returns the number of addresses of a block that the node itself or other software on it has. The block
+// stays: no other node may get them.
+func (n *holdings) heldByOthers(h *heldBlock) (count int) {
+	for _, a := range n.nodeHas {
+		if _, ok := h.place(a); ok {
+			if _, owner := h.ownerOf([]netip.Addr{a}); owner == "" {
+				count++
+			}
+		}
+	}
+	return count
 }
 
 // each calls do with those blocks of a list that the node still has.

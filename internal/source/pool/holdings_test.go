@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/addressqueue"
@@ -142,6 +143,32 @@ func TestBlockIsRequestedBelowTheWatermark(t *testing.T) {
 	b.expect("address has cooled")
 	b.adds(7, "10.0.0.7")
 	b.adds(8, "10.0.0.0")
+}
+
+// A block is kept, also a deleted one, while other software on the node holds one of its addresses.
+func TestBlockWithAddressesOfOthersIsKept(t *testing.T) {
+	b := newTestNode(t, poolFacts{name: "default", bits: 2})
+	s := &Source{state: newGuarded(b.holdings, clock.Real{})}
+	for i, block := range []string{"10.0.0.0/30", "10.0.0.4/30", "10.0.0.8/30"} {
+		b.give(blockOf(fmt.Sprint("default-", i), block, ""))
+	}
+	b.pass()
+	s.Withhold([]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.5")})
+	b.expect("two blocks with addresses of others")
+	b.now = b.now.Add(delay)
+	b.expect("after the release delay", "return-block default-2")
+	gone := blockOf("default-0", "10.0.0.0/30", "")
+	gone.draining = true
+	b.give(gone)
+	b.pass()
+	if h := b.blocks.byName["default-0"]; h.release != notReleased {
+		t.Error("a deleted block was withdrawn although others hold an address of it")
+	}
+	s.Withhold(nil)
+	b.pass()
+	if h := b.blocks.byName["default-0"]; h.release != withdrawn {
+		t.Error("a deleted block was not withdrawn when nobody held its addresses")
+	}
 }
 
 func TestWaitingPodsTriggerRequests(t *testing.T) {

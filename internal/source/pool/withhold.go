@@ -3,12 +3,13 @@ package pool
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// The operator publishes which addresses of a block Nodes and Services use. None of these are assigned. A pod that already
-// holds one keeps it, and gets an Event.
+// The operator publishes which addresses of a block Nodes and Services use and which the pool reserves. None of these are
+// assigned. A pod that already holds one keeps it, and gets an Event if another object uses it.
 
 // withheldRange is a range of addresses of a block, with its owner.
 type withheldRange struct {
@@ -41,11 +42,11 @@ func (b blockFacts) withheldPlaces() (out []netip.Addr) {
 	return out
 }
 
-// ownerOf returns the first of addrs that another object uses, and its owner.
+// ownerOf returns the first of addrs that another object uses, and its owner. The pool uses none of those that it reserves.
 func (b blockFacts) ownerOf(addrs []netip.Addr) (addr netip.Addr, owner string) {
 	for _, a := range addrs {
 		for _, w := range b.withheld {
-			if w.Contains(a) {
+			if w.Contains(a) && !strings.HasPrefix(w.owner, v1alpha1.WithheldByPool) {
 				return a, w.owner
 			}
 		}

@@ -81,6 +81,20 @@ func TestWithheldAddresses(t *testing.T) {
 	withhold("10.0.0.1/32 10.0.0.3/32")
 	check.Equal(t, b.answer(w), "10.0.0.0 fd00::", "pod 2 got")
 
+	// A pool may reserve the address of a pod, which keeps it and is not notified. Once released it stays free.
+	block.withheld = []withheldRange{{netip.MustParsePrefix("10.0.0.0/32"), v1alpha1.WithheldByPool + "default"}}
+	b.give(block)
+	conflicts("")
+	check.Equal(t, fmt.Sprint(b.leases.byKey[key(2)].Addrs()), "[10.0.0.0 fd00::]", "pod 2 holds")
+	b.release(key(2), b.now)
+	b.now = b.now.Add(cools + time.Second)
+	b.expire(b.now)
+	if c := b.pools.counts(b.blocks.byName["default-0"]); c.Used != 1 || c.Free != 2 || c.Withdrawn != 1 {
+		t.Errorf("counts = %+v, want 1 used, 2 free and the reserved one withdrawn", c)
+	}
+	block.withheld = readWithheld(withholding("10.0.0.1/32 10.0.0.3/32"))
+	b.give(block)
+
 	// The withheld addresses survive a restart from the file, as does a pod's conflict.
 	f := file{t.TempDir()}
 	check.OK(t, f.save(nodeID, b.blocks.desired()))

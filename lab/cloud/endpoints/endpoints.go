@@ -1,5 +1,5 @@
-// Package endpoints serves a virtual cloud in the calling process: the EC2 API and the instance metadata
-// service, each on a loopback port. Several clouds can run at the same time.
+// Package endpoints serves a virtual cloud in the calling process, each service on a loopback port: the EC2 API, the
+// instance metadata service, and what gives roles to pods. Several clouds can run at the same time.
 package endpoints
 
 import (
@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/ec2api"
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 	"github.com/berthnet/berth/lab/cloud/imds"
+	"github.com/berthnet/berth/lab/cloud/podroles"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
@@ -80,6 +81,24 @@ func (c *Cloud) IMDSURL(instance string) string {
 	defer c.mu.Unlock()
 	c.imds[id] = url
 	return url
+}
+
+// ServeSTS serves AWS STS for the tokens of service accounts.
+func (c *Cloud) ServeSTS() (url string, front *httpreply.Front, err error) {
+	front = podroles.STS(c.Cloud)
+	if url, err = c.listen(anyPort, front, plain); err != nil {
+		return "", nil, fmt.Errorf("serve STS: %w", err)
+	}
+	return url, front, nil
+}
+
+// ServePodIdentity serves the EKS Pod Identity agent of an instance, by ID or name. The URL is that of its credentials.
+func (c *Cloud) ServePodIdentity(instance string) (url string, front *httpreply.Front, err error) {
+	front = podroles.Agent(c.Cloud, c.Instances.ID(instance))
+	if url, err = c.listen(anyPort, front, plain); err != nil {
+		return "", nil, fmt.Errorf("serve the Pod Identity agent: %w", err)
+	}
+	return url + podroles.AgentPath, front, nil
 }
 
 // ServeIMDS serves the metadata service for all instances at an address. A caller is the instance that

@@ -3,6 +3,7 @@ package iam
 import (
 	"encoding/json"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -36,6 +37,9 @@ var operators = map[string]struct {
 	"Bool":                      {false, strings.EqualFold},
 }
 
+// variable matches a policy variable without a default (IAM User Guide, "IAM policy elements: Variables and tags").
+var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
+
 // Condition keys that a Request may have. Names of keys, and of tags in them, are compared without regard
 // to case.
 const (
@@ -43,7 +47,13 @@ const (
 	CreateAction = "ec2:CreateAction"
 	VPC          = "ec2:Vpc"    // an ARN
 	Subnet       = "ec2:Subnet" // an ARN
+	InstanceID   = "ec2:InstanceID"
+	// SourceInstance is the ARN of the instance whose role signed the request, and absent for other credentials.
+	SourceInstance = "ec2:SourceInstanceARN"
 )
+
+// plainKeys are the supported keys that contain no tag.
+var plainKeys = []string{TagKeys, CreateAction, VPC, Subnet, InstanceID, SourceInstance}
 
 // ResourceTag and RequestTag are the keys of one tag: on the resource, and in the request.
 func ResourceTag(tag string) string { return "aws:ResourceTag/" + tag }
@@ -59,7 +69,7 @@ func known(key string) (list, ok bool) {
 			return false, tag != ""
 		}
 	}
-	return lower == "aws:tagkeys", slices.Contains([]string{"aws:tagkeys", "ec2:createaction", "ec2:vpc", "ec2:subnet"}, lower)
+	return lower == "aws:tagkeys", slices.ContainsFunc(plainKeys, func(k string) bool { return strings.EqualFold(k, key) })
 }
 
 func parseConditions(data []byte) (out []condition, err error) {
@@ -103,8 +113,8 @@ func parseCondition(operator, key string, data []byte) (condition, error) {
 	list, ok := known(key)
 	switch {
 	case !ok:
-		return c, bad(path+"."+key, "unsupported condition key; supported are aws:ResourceTag/TAG, ec2:ResourceTag/TAG, aws:RequestTag/TAG, %s, %s, %s, %s",
-			TagKeys, CreateAction, VPC, Subnet)
+		return c, bad(path+"."+key, "unsupported condition key; supported are aws:ResourceTag/TAG, ec2:ResourceTag/TAG, aws:RequestTag/TAG, %s",
+			strings.Join(plainKeys, ", "))
 	case list && c.set == "" && !c.null:
 		return c, bad(path+"."+key, "the key has many values: expected ForAllValues: or ForAnyValue: before the operator")
 	}
@@ -112,14 +122,37 @@ func parseCondition(operator, key string, data []byte) (condition, error) {
 	if c.values, err = texts(data); err != nil || len(c.values) == 0 {
 		return c, bad(path+"."+key, "%s, expected text or a list of it", brief(data))
 	}
-	if c.null || name == "Bool" {
-		for _, v := range c.values {
-			if v != "true" && v != "false" {
-				return c, bad(path+"."+key, "%q, expected true or false", v)
+	return c, checkValues(path+"."+key, c.values, c.null || name == "Bool")
+}
+
+// checkValues rejects variables of unsupported keys, and values of a truth that are neither true nor false.
+func checkValues(path string, values []string, truth bool) error {
+	for _, v := range values {
+		if truth && v != "true" && v != "false" {
+			return bad(path, "%q, expected true or false", v)
+		}
+		for _, of := range variable.FindAllStringSubmatch(v, -1) {
+			if list, ok := known(of[1]); list || !ok {
+				return bad(path, "%s, expected a supported condition key with one value", of[0])
 			}
 		}
 	}
-	return c, nil
+	return nil
+}
+
+// resolved returns a value with its variables replaced, or false if the request lacks the key of one of them. A
+// wildcard in a replacement would not be literal, so it counts as lacking.
+func resolved(value string, keys map[string][]string) (string, bool) {
+	ok := true
+	text := variable.ReplaceAllStringFunc(value, func(v string) string {
+		of := keys[strings.ToLower(v[2:len(v)-1])]
+		if len(of) != 1 || strings.ContainsAny(of[0], "*?") {
+			ok = false
+			return ""
+		}
+		return of[0]
+	})
+	return text, ok
 }
 
 // holds evaluates the condition against the request's values of its key.
@@ -132,8 +165,15 @@ func (c condition) holds(keys map[string][]string) bool {
 		// Without values, every comparison of a set holds for all and for none of them.
 		return c.ifExists || c.set == "forallvalues" || c.set == "" && c.negated
 	}
+	patterns := make([]string, len(c.values))
+	for i, v := range c.values {
+		var ok bool
+		if patterns[i], ok = resolved(v, keys); !ok {
+			return false
+		}
+	}
 	one := func(value string) bool {
-		return c.negated != slices.ContainsFunc(c.values, func(pattern string) bool { return c.match(pattern, value) })
+		return c.negated != slices.ContainsFunc(patterns, func(pattern string) bool { return c.match(pattern, value) })
 	}
 	if c.set == "foranyvalue" {
 		return slices.ContainsFunc(have, one)

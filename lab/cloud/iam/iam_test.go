@@ -15,6 +15,10 @@ func TestDecide(t *testing.T) {
 		}
 		return m
 	}
+	// fromInstance are the keys of a request of one instance for others.
+	fromInstance := func(source string, target ...string) map[string][]string {
+		return map[string][]string{SourceInstance: {"arn:aws:ec2:lab-1:1:instance/" + source}, InstanceID: target}
+	}
 	cluster := tagged(ResourceTag("berth.dev/cluster"), "lab")
 	for _, tt := range []struct {
 		name      string
@@ -54,6 +58,11 @@ func TestDecide(t *testing.T) {
 		{"ForAnyValue without keys", `"ForAnyValue:StringLike": {"aws:TagKeys": "a*"}`, nil, NotAllowed},
 		{"an ARN", `"ArnLike": {"ec2:Vpc": "arn:*:ec2:*:*:vpc/vpc-1"}`, tagged(VPC, "arn:aws:ec2:lab-1:1:vpc/vpc-1"), Allowed},
 		{"wildcards of an ARN end at a colon", `"ArnLike": {"ec2:Vpc": "arn:*:vpc/vpc-1:::"}`, tagged(VPC, "arn:aws:ec2:lab-1:1:vpc/vpc-1"), NotAllowed},
+		{"a variable", `"ArnEquals": {"ec2:SourceInstanceARN": "arn:*:ec2:*:*:instance/${ec2:InstanceId}"}`, fromInstance("i-1", "i-1"), Allowed},
+		{"a variable of another value", `"ArnEquals": {"ec2:SourceInstanceARN": "arn:*:ec2:*:*:instance/${ec2:InstanceID}"}`, fromInstance("i-1", "i-2"), NotAllowed},
+		{"a variable without a value", `"ArnEquals": {"ec2:SourceInstanceARN": "arn:*:ec2:*:*:instance/${ec2:InstanceID}"}`, fromInstance("i-1"), NotAllowed},
+		{"a variable without a value, negated", `"ArnNotEquals": {"ec2:SourceInstanceARN": "arn:*:ec2:*:*:instance/${ec2:InstanceID}"}`, fromInstance("i-1"), NotAllowed},
+		{"a variable with a wildcard", `"ArnEquals": {"ec2:SourceInstanceARN": "arn:*:ec2:*:*:instance/${ec2:InstanceID}"}`, fromInstance("i-1", "*"), NotAllowed},
 		{"boolean", `"Bool": {"aws:RequestTag/x": "true"}`, tagged(RequestTag("x"), "True"), Allowed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -129,6 +138,8 @@ func TestUnsupportedPolicies(t *testing.T) {
 		statement(`{"Effect": "Allow", "Action": "ec2:*", "Resource": "eni-1"}`):                         "Statement[0].Resource",
 		statement(`{"Sid": "a b", "Effect": "Allow", "Action": "ec2:*", "Resource": "*"}`):               "Statement[0].Sid",
 		statement(`{"Effect": "Allow", "Action": "ec2:*", "Resource": "arn:aws:ec2:*:*:${aws:userid}"}`): "policy variables",
+		condition(`"StringEquals": {"ec2:Vpc": "${aws:userid}"}`):                                        "${aws:userid}, expected a supported condition key",
+		condition(`"StringEquals": {"ec2:Vpc": "${aws:TagKeys}"}`):                                       "with one value",
 		condition(`"StringSame": {"ec2:Vpc": "x"}`):                                                      "Statement[0].Condition.StringSame: unsupported",
 		condition(`"ForSome:StringEquals": {"ec2:Vpc": "x"}`):                                            "ForAllValues or ForAnyValue",
 		condition(`"NullIfExists": {"ec2:Vpc": "true"}`):                                                 "NullIfExists",

@@ -124,8 +124,10 @@ func parseStatement(data []byte, sids map[string]bool) (s statement, err error) 
 	if s.resources, err = parseResources(m["Resource"]); err != nil {
 		return s, err
 	}
-	if bytes.Contains(data, []byte("${")) {
-		return s, bad("", "policy variables (${...}) are not supported")
+	for _, field := range []string{"Action", "Resource"} {
+		if bytes.Contains(m[field], []byte("${")) {
+			return s, bad("."+field, "policy variables (${...}) are supported in conditions only")
+		}
 	}
 	if raw, ok := m["Condition"]; ok {
 		s.conditions, err = parseConditions(raw)

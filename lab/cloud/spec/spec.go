@@ -134,11 +134,14 @@ type Interface struct {
 	DeleteOnTermination bool              `json:"deleteOnTermination,omitempty"`
 }
 
-// Role is an IAM role that instances assume through the metadata service.
+// Role is an IAM role that instances assume through the metadata service, and pods by their service account.
 type Role struct {
 	Name    string   `json:"name"`
 	Actions []string `json:"actions"`          // allowed on all resources: "ec2:Describe*", "*"
 	Policy  string   `json:"policy,omitempty"` // an IAM policy document in JSON, in addition to actions
+	// ServiceAccount, as "NAMESPACE/NAME", is the one whose tokens the role trusts, by web identity and by EKS Pod
+	// Identity.
+	ServiceAccount string `json:"serviceAccount,omitempty"`
 }
 
 // AccessKey is a static credential.

@@ -64,14 +64,7 @@ func (v *validator) top(s Spec) {
 	if len(s.VPCs) == 0 {
 		v.fail("vpcs", "expected at least one")
 	}
-	for i, r := range s.Roles {
-		if r.Name == "" || v.roles[r.Name] {
-			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a unique name", r.Name)
-		}
-		v.roles[r.Name] = true
-		v.actions(fmt.Sprintf("roles[%d].actions", i), r.Actions)
-		v.policy(fmt.Sprintf("roles[%d].policy", i), r.Policy)
-	}
+	v.allRoles(s.Roles)
 	for i, k := range s.AccessKeys {
 		if k.ID == "" || k.Secret == "" {
 			v.fail(fmt.Sprintf("accessKeys[%d]", i), "expected id and secret")
@@ -83,6 +76,24 @@ func (v *validator) top(s Spec) {
 		if l.Bucket < 1 || l.Refill < 0 {
 			v.fail("rateLimits."+action, "bucket %v, refill %v; expected a bucket of at least 1 and no negative refill", l.Bucket, l.Refill)
 		}
+	}
+}
+
+func (v *validator) allRoles(roles []Role) {
+	accounts := map[string]string{}
+	for i, r := range roles {
+		if r.Name == "" || v.roles[r.Name] {
+			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a unique name", r.Name)
+		}
+		v.roles[r.Name] = true
+		if namespace, name, ok := strings.Cut(r.ServiceAccount, "/"); r.ServiceAccount != "" && (!ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:")) {
+			v.fail(fmt.Sprintf("roles[%d].serviceAccount", i), "%q; expected NAMESPACE/NAME", r.ServiceAccount)
+		} else if of, taken := accounts[r.ServiceAccount]; taken && r.ServiceAccount != "" {
+			v.fail(fmt.Sprintf("roles[%d].serviceAccount", i), "%q; the role %q has it already", r.ServiceAccount, of)
+		}
+		accounts[r.ServiceAccount] = r.Name
+		v.actions(fmt.Sprintf("roles[%d].actions", i), r.Actions)
+		v.policy(fmt.Sprintf("roles[%d].policy", i), r.Policy)
 	}
 }
 

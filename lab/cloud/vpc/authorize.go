@@ -30,9 +30,12 @@ func (api *API) permit(call Call) *Error {
 	}
 	requests := api.authorizer.requests(call)
 	if len(call.Targets) == 0 {
-		requests = []iam.Request{{Action: name(call.Action), Resource: "*"}}
+		requests = []iam.Request{{Action: name(call.Action), Resource: "*", Keys: map[string][]string{}}}
 	}
 	for _, r := range requests {
+		if id := call.Principal.InstanceID; id != "" {
+			r.Keys[iam.SourceInstance] = []string{api.authorizer.arn("instance", id)}
+		}
 		action := strings.TrimPrefix(r.Action, "ec2:")
 		if api.denied(action) || call.Principal.Policy.Decide(r) != iam.Allowed {
 			return unauthorized(call.Principal, action, r.Resource)
@@ -115,6 +118,9 @@ func (az *authorizer) resources(t Target) []iam.Request {
 	}
 	prefix, _, _ := strings.Cut(t.ID, "-")
 	keys := map[string][]string{}
+	if prefix == "i" {
+		keys[iam.InstanceID] = []string{t.ID}
+	}
 	for tag, value := range tags {
 		keys[iam.ResourceTag(tag)] = []string{value}
 	}

@@ -15,6 +15,8 @@ import (
 type Principal struct {
 	ARN    string
 	Policy iam.Policy
+	// InstanceID is the instance that got the credentials from its metadata service; empty for other credentials.
+	InstanceID string
 }
 
 // Key is a credential. Token and Expires are zero for a static one.
@@ -34,13 +36,16 @@ type Keys struct {
 	roles   map[string]iam.Policy
 	ttl     time.Duration     // the keys of roles
 	current map[string]string // the latest role key issued to an instance
+	tokens  tokens
 }
 
 func newKeys(s spec.Spec, seed uint64, st *store) (*Keys, error) {
 	ks := &Keys{
 		world: st.world, store: st, account: s.Account, rng: rand.New(rand.NewPCG(seed, 0x6b657973)),
 		keys: map[string]Key{}, roles: map[string]iam.Policy{}, ttl: s.IMDS.CredentialTTL.D(), current: map[string]string{},
+		tokens: tokens{trusted: map[string]string{}},
 	}
+	ks.tokens.secret = []byte(ks.text(32))
 	for _, k := range s.AccessKeys {
 		actions := k.Actions
 		if actions == nil && k.Policy == "" {
@@ -60,6 +65,7 @@ func newKeys(s spec.Spec, seed uint64, st *store) (*Keys, error) {
 			return nil, err
 		}
 		ks.roles[r.Name] = policy
+		ks.tokens.trust(r)
 	}
 	return ks, nil
 }
@@ -117,20 +123,25 @@ func (ks *Keys) RoleCredentials(instanceID string) (role string, k Key, ok bool)
 			return
 		}
 		role, ok = i.Role, true
-		now := ks.world.clock.Now()
-		if k = ks.keys[ks.current[instanceID]]; k.ID != "" && now.Before(k.Issued.Add(k.Expires.Sub(k.Issued)/2)) {
+		if k = ks.keys[ks.current[instanceID]]; k.ID != "" && ks.world.clock.Now().Before(k.Issued.Add(k.Expires.Sub(k.Issued)/2)) {
 			return
 		}
-		k = Key{
-			ID: "ASIA" + strings.ToUpper(fmt.Sprintf("%016x", ks.rng.Uint64())), Secret: ks.text(30), Token: ks.text(96),
-			Issued: now, Expires: now.Add(ks.ttl).Truncate(time.Second),
-			Principal: Principal{
-				ARN:    fmt.Sprintf("arn:aws:sts::%s:assumed-role/%s/%s", ks.account, role, instanceID),
-				Policy: ks.roles[role],
-			},
-		}
+		k = ks.issue(role, instanceID)
+		k.Principal.InstanceID = instanceID
 		ks.keys[k.ID], ks.current[instanceID] = k, k.ID
-		ks.world.eventually(k.Expires.Sub(now)+time.Hour, func() { delete(ks.keys, k.ID) })
 	})
 	return role, k, ok
+}
+
+// issue returns new credentials of a session of a role, valid until they expire. The caller must hold the lock.
+func (ks *Keys) issue(role, session string) Key {
+	now := ks.world.clock.Now()
+	k := Key{
+		ID: "ASIA" + strings.ToUpper(fmt.Sprintf("%016x", ks.rng.Uint64())), Secret: ks.text(30), Token: ks.text(96),
+		Issued: now, Expires: now.Add(ks.ttl).Truncate(time.Second),
+		Principal: Principal{ARN: fmt.Sprintf("arn:aws:sts::%s:assumed-role/%s/%s", ks.account, role, session), Policy: ks.roles[role]},
+	}
+	ks.keys[k.ID] = k
+	ks.world.eventually(k.Expires.Sub(now)+time.Hour, func() { delete(ks.keys, k.ID) })
+	return k
 }

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -20,23 +23,79 @@ import (
 type nsExec struct {
 	invoke.RawExec
 	version.PluginDecoder
-	netns string
+	netns  string
+	mounts *pluginMounts
 }
 
-func inNetns(path string) invoke.Exec { return &nsExec{netns: path} }
+// pluginMounts are the mount namespaces in which plugins run, by the plugins' file names.
+type pluginMounts struct {
+	mu     sync.Mutex // guards byName
+	byName map[string]func() string
+}
+
+// of returns the path of a plugin's mount namespace; empty: the lab's own.
+func (p *pluginMounts) of(plugin string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if path := p.byName[plugin]; path != nil {
+		return path()
+	}
+	return ""
+}
 
 // ExecPlugin implements invoke.Exec.
 func (e *nsExec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, env []string) (out []byte, err error) {
+	mounts := e.mounts.of(filepath.Base(plugin))
+	if mounts != "" {
+		visible, done, err := withVisibleNetns(env)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		env = visible
+	}
 	err = ns.Do(e.netns, func() error {
+		if mounts != "" {
+			if err := ns.EnterMounts(mounts); err != nil {
+				return err
+			}
+		}
 		out, err = e.RawExec.ExecPlugin(ctx, plugin, stdin, env)
 		return err
 	})
 	return out, err
 }
 
+// withVisibleNetns replaces the path of the pod's namespace, whose file is missing in other mount namespaces, by one of
+// this process, which is valid until done is called.
+func withVisibleNetns(env []string) (visible []string, done func(), err error) {
+	const variable = "CNI_NETNS="
+	i := slices.IndexFunc(env, func(v string) bool { return strings.HasPrefix(v, variable) && v != variable })
+	if i < 0 {
+		return env, func() {}, nil
+	}
+	f, err := os.Open(strings.TrimPrefix(env[i], variable))
+	if errors.Is(err, os.ErrNotExist) {
+		return env, func() {}, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	visible = slices.Clone(env)
+	visible[i] = fmt.Sprintf("%s/proc/%d/fd/%d", variable, os.Getpid(), f.Fd())
+	return visible, func() { _ = f.Close() }, nil
+}
+
+// RunIn makes a plugin run in a mount namespace, whose path may change; empty: the lab's own.
+func (n *Node) RunIn(plugin string, mounts func() string) {
+	n.mounts.mu.Lock()
+	defer n.mounts.mu.Unlock()
+	n.mounts.byName[plugin] = mounts
+}
+
 // Runtime is another container runtime on this node. It keeps its own attachments in cacheDir.
 func (n *Node) Runtime(cacheDir string) *libcni.CNIConfig {
-	return libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, cacheDir, inNetns(n.Netns))
+	return libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, cacheDir, &nsExec{netns: n.Netns, mounts: n.mounts})
 }
 
 // conf reads the node's network configuration like a runtime: the first one by name.

@@ -43,7 +43,8 @@ type Options struct {
 type Node struct {
 	Options
 	*proc.Process
-	cni *libcni.CNIConfig
+	cni    *libcni.CNIConfig
+	mounts *pluginMounts
 
 	mu     sync.Mutex      // guards all below; never held across I/O
 	pods   map[string]*Pod // by name, including those that are being added or deleted
@@ -58,7 +59,7 @@ const maxSocketPath = 107
 
 // New creates a node's missing directories, and links the reference plugins. It does not start the daemon.
 func New(o Options) (*Node, error) {
-	n := &Node{Options: o, pods: map[string]*Pod{}}
+	n := &Node{Options: o, pods: map[string]*Pod{}, mounts: &pluginMounts{byName: map[string]func() string{}}}
 	n.Process = proc.New("berthd of "+o.Name, filepath.Join(o.Dir, "log", "berthd.log"), n.berthd)
 	if s := n.Socket(); len(s) > maxSocketPath {
 		return nil, fmt.Errorf("node %s: the socket path %s has %d characters, but the kernel supports %d: use a shorter lab directory", o.Name, s, len(s), maxSocketPath)
@@ -76,21 +77,24 @@ func New(o Options) (*Node, error) {
 }
 
 // StateDir contains the daemon's records, like /run/berth.
-func (o Options) StateDir() string { return filepath.Join(o.Dir, "run", "berth") }
+func (o *Options) StateDir() string { return filepath.Join(o.Dir, "run", "berth") }
+
+// AWSNodeDir has the checkpoint of the Amazon VPC CNI, like /run/aws-node, if a test puts one there.
+func (o *Options) AWSNodeDir() string { return filepath.Join(o.Dir, "run", "aws-node") }
 
 // Socket is the path of the daemon's socket for the plugin.
-func (o Options) Socket() string { return filepath.Join(o.StateDir(), "berthd.sock") }
+func (o *Options) Socket() string { return filepath.Join(o.StateDir(), "berthd.sock") }
 
 // ConfDir contains the CNI configuration, like /etc/cni/net.d.
-func (o Options) ConfDir() string { return filepath.Join(o.Dir, "etc", "cni", "net.d") }
+func (o *Options) ConfDir() string { return filepath.Join(o.Dir, "etc", "cni", "net.d") }
 
 // CNIBinDir contains the plugins, like /opt/cni/bin.
-func (o Options) CNIBinDir() string { return filepath.Join(o.Dir, "opt", "cni", "bin") }
+func (o *Options) CNIBinDir() string { return filepath.Join(o.Dir, "opt", "cni", "bin") }
 
-func (o Options) cacheDir() string { return filepath.Join(o.Dir, "var", "lib", "cni") }
+func (o *Options) cacheDir() string { return filepath.Join(o.Dir, "var", "lib", "cni") }
 
 // linkPlugins makes the machine's reference plugins, if any, available to this node.
-func (o Options) linkPlugins() error {
+func (o *Options) linkPlugins() error {
 	for _, dir := range pluginDirs {
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, os.ErrNotExist) {
@@ -198,7 +202,7 @@ func (n *Node) berthd() proc.Command {
 	}
 }
 
-func (o Options) daemonArgs() []string {
+func (o *Options) daemonArgs() []string {
 	args := []string{
 		"--node-name=" + o.Name,
 		"--cluster-name=" + o.Cluster,
@@ -207,6 +211,7 @@ func (o Options) daemonArgs() []string {
 		"--install-cni",
 		"--cni-bin-dir=" + o.CNIBinDir(),
 		"--cni-conf-dir=" + o.ConfDir(),
+		"--aws-node-dir=" + o.AWSNodeDir(),
 		"--cni-plugin=" + filepath.Join(o.BinDir, "berth"),
 	}
 	if o.EC2URL != "" {
@@ -215,7 +220,7 @@ func (o Options) daemonArgs() []string {
 	return append(args, o.Args...)
 }
 
-func (o Options) daemonEnv() []string {
+func (o *Options) daemonEnv() []string {
 	var env []string
 	for k, v := range o.Env {
 		env = append(env, k+"="+v)

@@ -42,8 +42,9 @@ type Pod struct {
 type PodOptions struct {
 	Namespace   string            // default "default"
 	Ports       []PortMapping     // for the portmap plugin
-	Labels      map[string]string // of its object, as are Annotations
+	Labels      map[string]string // of its object, as are Annotations and Named
 	Annotations map[string]string
+	Named       []NamedPort // of its container
 	// Once returns the first failure instead of retrying like a kubelet.
 	Once bool
 	// Object is an existing Pod object. If nil, one is created and deleted with the pod.
@@ -54,6 +55,13 @@ type PodOptions struct {
 
 // PodObject names a Pod of the Kubernetes API.
 type PodObject struct{ Name, UID string }
+
+// NamedPort is a port of a container that has a name.
+type NamedPort struct {
+	Name     string
+	Protocol string // TCP, UDP or SCTP
+	Port     uint16
+}
 
 // PortMapping is an element of a runtime's portMappings (CNI conventions document).
 type PortMapping struct {
@@ -89,7 +97,7 @@ func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text strin
 // PodObjects manages the Pod objects of a node's pods.
 type PodObjects interface {
 	// Bind creates the object of a pod, bound to the node, unless it exists, and returns its UID and its name.
-	Bind(ctx context.Context, namespace, name string, labels, annotations map[string]string) (uid, objectName string, err error)
+	Bind(ctx context.Context, name string, o PodOptions) (uid, objectName string, err error)
 	// Running and Gone report, like a kubelet, that a pod is running, or that it was deleted. They do not wait.
 	Running(p *Pod)
 	Gone(namespace, name string)
@@ -113,14 +121,36 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	if err != nil {
 		return nil, err
 	}
-	uid, objectName, err := n.bind(ctx, o, name)
+	uid, objectName, err := bind(ctx, n.Objects, o, name)
 	if err != nil {
 		n.settle(name, placeholder, nil)
 		return nil, err
 	}
+	return addSandbox(ctx, n, placeholder, Pod{PodOptions: o, Node: n.Name, Name: name, ObjectName: objectName, UID: uid})
+}
+
+// RestartPod replaces the sandbox of a pod, as a kubelet does when the old one ended: the object stays, the addresses change.
+func (n *Node) RestartPod(ctx context.Context, name string) (*Pod, error) {
+	p, err := n.Pod(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := delSandbox(ctx, n, p); err != nil {
+		return nil, err
+	}
+	placeholder := &Pod{}
+	n.mu.Lock()
+	n.pods[name] = placeholder
+	n.mu.Unlock()
+	return addSandbox(ctx, n, placeholder, Pod{PodOptions: p.PodOptions, Node: n.Name, Name: name, ObjectName: p.ObjectName, UID: p.UID})
+}
+
+// addSandbox makes attempts to add a pod, in place of a reservation.
+func addSandbox(ctx context.Context, n *Node, placeholder *Pod, pod Pod) (*Pod, error) {
+	o, name := pod.PodOptions, pod.Name
 	var last error // errors from before ctx ended in the middle of an attempt
 	for {
-		p, err := n.tryPod(ctx, Pod{PodOptions: o, Node: n.Name, Name: name, ObjectName: objectName, UID: uid})
+		p, err := n.tryPod(ctx, pod)
 		if err == nil {
 			n.settle(name, placeholder, p)
 			return p, nil
@@ -140,15 +170,15 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	}
 }
 
-// bind returns the plugin's parameters of a new pod.
-func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, objectName string, err error) {
+// bind returns the plugin's parameters of a new pod. objects may be nil.
+func bind(ctx context.Context, objects PodObjects, o PodOptions, name string) (uid, objectName string, err error) {
 	if o.Object != nil {
 		return o.Object.UID, o.Object.Name, nil
 	}
-	if n.Objects == nil {
+	if objects == nil {
 		return randomHex(16), name, nil
 	}
-	return n.Objects.Bind(ctx, o.Namespace, name, o.Labels, o.Annotations)
+	return objects.Bind(ctx, name, o)
 }
 
 // reserve reserves a name, so that the same pod is not added twice.
@@ -297,15 +327,8 @@ func (n *Node) DelPod(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	p.stop()
-	for {
-		err := n.del(ctx, p)
-		if err == nil {
-			break
-		}
-		if !pause(ctx, retryDelay) {
-			return fmt.Errorf("delete pod %s on %s: %w", name, n.Name, err)
-		}
+	if err := delSandbox(ctx, n, p); err != nil {
+		return err
 	}
 	n.mu.Lock()
 	if n.pods[name] == p {
@@ -315,7 +338,21 @@ func (n *Node) DelPod(ctx context.Context, name string) error {
 	if n.Objects != nil && p.Object == nil {
 		n.Objects.Gone(p.Namespace, p.Name)
 	}
-	return p.vanish()
+	return nil
+}
+
+// delSandbox ends a pod's processes, network and network namespace.
+func delSandbox(ctx context.Context, n *Node, p *Pod) error {
+	p.stop()
+	for {
+		err := n.del(ctx, p)
+		if err == nil {
+			return p.vanish()
+		}
+		if !pause(ctx, retryDelay) {
+			return fmt.Errorf("delete pod %s on %s: %w", p.Name, n.Name, err)
+		}
+	}
 }
 
 // DelAgain repeats DEL for a deleted pod, as runtimes may do.

@@ -243,7 +243,7 @@ const tailLines = 20
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL, 5*time.Minute) }
 
 // Stop terminates the process and waits until it has exited. After the grace period it kills the process and returns an
-// error.
+// error, with the goroutines of a Go program.
 func (p *Process) Stop(grace time.Duration) error { return p.end(syscall.SIGTERM, grace) }
 
 func (p *Process) end(sig syscall.Signal, grace time.Duration) error {
@@ -262,9 +262,33 @@ func (p *Process) end(sig syscall.Signal, grace time.Duration) error {
 		return nil
 	case <-time.After(grace):
 	}
+	stacks := p.stacks(r)
 	_ = r.cmd.Process.Kill()
 	<-r.done
-	return fmt.Errorf("%s did not exit within %v of %v", p.what, grace, sig)
+	return fmt.Errorf("%s did not exit within %v of %v%s", p.what, grace, sig, stacks)
+}
+
+// dumping is how long a program may take to write its stacks.
+const dumping = 5 * time.Second
+
+// stacks returns what the process writes to its log at SIGQUIT: a Go program the stacks of its goroutines, and ends.
+func (p *Process) stacks(r *run) string {
+	before, err := os.Stat(p.log)
+	if err != nil || r.cmd.Process.Signal(syscall.SIGQUIT) != nil {
+		return ""
+	}
+	select {
+	case <-r.done:
+	case <-time.After(dumping):
+	}
+	log, err := os.Open(p.log)
+	if err != nil {
+		return ""
+	}
+	defer log.Close()
+	const most = 256 << 10
+	data, _ := io.ReadAll(io.NewSectionReader(log, before.Size(), most))
+	return "\n" + strings.TrimSpace(string(data))
 }
 
 // Pause suspends the process (SIGSTOP) until Resume, like a machine that is starved or migrated.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -68,6 +69,37 @@ func TestChildrenEndWithProgram(t *testing.T) {
 		}
 	case <-time.After(15 * time.Second):
 		t.Error("Run() still waits for the program's children")
+	}
+}
+
+// The error of a Go program that does not end says where it is stuck.
+func TestStopShowsWhereAProgramIsStuck(t *testing.T) {
+	const variable = "PROC_TEST_STUCK"
+	if os.Getenv(variable) != "" { // this is the program
+		signal.Ignore(syscall.SIGTERM)
+		fmt.Println("ready")
+		<-time.After(time.Hour) // a select without cases would be a deadlock, which ends it
+	}
+	t.Parallel()
+	p := New("a program", filepath.Join(t.TempDir(), "log"), func() Command {
+		return Command{Path: os.Args[0], Args: []string{"-test.run=^" + t.Name() + "$"}, Env: []string{variable + "=1"}}
+	})
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := p.Wait(ctx, func() error {
+		if log := p.LogTail(1); log != "ready" {
+			return fmt.Errorf("it says %q", log)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	err := p.Stop(10 * time.Millisecond)
+	if text := fmt.Sprint(err); !strings.Contains(text, "a program did not exit within 10ms of terminated\nSIGQUIT") || !strings.Contains(text, t.Name()+"(") || strings.Contains(text, "ready") {
+		t.Errorf("Stop() = %v, want the stacks of goroutines", err)
 	}
 }
 

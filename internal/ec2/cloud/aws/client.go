@@ -89,13 +89,14 @@ func load(ctx context.Context, o Options) (sdk.Config, error) {
 	if err != nil {
 		return sdk.Config{}, fmt.Errorf("loading the AWS configuration: %w", err)
 	}
-	if cfg.Region == "" {
-		id := NewMetadata(o)
-		if cfg.Region, err = id.region(ctx); err != nil {
-			return sdk.Config{}, fmt.Errorf("finding the AWS region; set AWS_REGION or the region option where there is no metadata service: %w", err)
-		}
+	if cfg.Region != "" {
+		return cfg, nil
 	}
-	return cfg, nil
+	if o.Region, err = NewMetadata(o).region(ctx); err != nil {
+		return sdk.Config{}, fmt.Errorf("finding the AWS region; set AWS_REGION or the region option where there is no metadata service: %w", err)
+	}
+	// The providers of credentials have copied the configuration, and STS needs a region, too.
+	return load(ctx, o)
 }
 
 // checkURL accepts the empty string and absolute http and https URLs.

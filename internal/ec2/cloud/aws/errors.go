@@ -171,9 +171,15 @@ func fail(op string, err error) *cloud.Error {
 // unknownCode is the code the SDK gives an error reply that has none.
 const unknownCode = "UnknownError"
 
+// replied is an error reply: the SDK has a type of its own for those of container credentials endpoints.
+type replied interface {
+	error
+	HTTPStatusCode() int
+}
+
 // statusOf returns the HTTP status of the reply; 0 when there was none.
 func statusOf(err error) int {
-	if r, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
+	if r, ok := errors.AsType[replied](err); ok {
 		return r.HTTPStatusCode()
 	}
 	return 0

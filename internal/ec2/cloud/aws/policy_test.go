@@ -150,3 +150,60 @@ func TestPoliciesOfBranches(t *testing.T) {
 		})
 	}
 }
+
+// With the policy of node mode, the role of the instances plugs ENIs into the instance that the credentials were
+// issued to, which needs no tag, and into no other one, whatever its tags. A pod's role has no instance: there the tag
+// of the node counts.
+func TestNodesRoleIsFencedToItsInstance(t *testing.T) {
+	s := spec.Default()
+	s.Throttle, s.Delays, s.Consistency = "none", spec.Delays{}, spec.Consistency{}
+	s.Roles = []spec.Role{{Name: "node", Policy: deploy.NodePolicy("lab")}}
+	owned := map[string]string{"kubernetes.io/cluster/lab": "owned"}
+	s.Instances = append(s.Instances, spec.Instance{Name: "tagged", Type: "m5.large", Subnet: "a", Tags: owned})
+	s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey(), {ID: "AKIALABLABLABLABLAB2", Secret: "berth", Policy: deploy.NodePolicy("lab")}}
+	lab := check.Must(endpoints.Serve(s))(t)
+	t.Cleanup(lab.Close)
+	as := func(id, secret, token string) cloud.API {
+		return setup{Options{
+			Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Logger: slog.New(slog.DiscardHandler),
+			Credentials: sdkcreds.NewStaticCredentialsProvider(id, secret, token),
+		}, pace.Options{}}.client(t)
+	}
+	_, stolen, _ := lab.Cloud.Keys.RoleCredentials(lab.Cloud.Instances.ID("node-a"))
+	admin, ctx := as(s.AccessKeys[0].ID, s.AccessKeys[0].Secret, ""), t.Context()
+	for _, tt := range []struct {
+		who, instance string
+		api           cloud.API
+		allowed       bool
+	}{
+		{"node-a", "node-a", as(stolen.ID, stolen.Secret, stolen.Token), true},
+		{"node-a", "tagged", as(stolen.ID, stolen.Secret, stolen.Token), false},
+		{"a pod's role", "node-a", as(s.AccessKeys[1].ID, s.AccessKeys[1].Secret, ""), false},
+		{"a pod's role", "tagged", as(s.AccessKeys[1].ID, s.AccessKeys[1].Secret, ""), true},
+	} {
+		t.Run(tt.who+" on "+tt.instance, func(t *testing.T) {
+			wants := func(what string, err error) {
+				t.Helper()
+				if e, ok := errors.AsType[*cloud.Error](err); tt.allowed && err != nil || !tt.allowed && (!ok || e.Code != "UnauthorizedOperation") {
+					t.Errorf("%s: error = %v, want allowed = %v", what, err, tt.allowed)
+				}
+			}
+			id := lab.Cloud.Instances.ID(tt.instance)
+			create := func() string {
+				e := check.Must(tt.api.CreateENI(ctx, cloud.CreateENI{
+					SubnetID: check.Must(admin.Instance(ctx, id))(t).SubnetID, Tags: map[string]string{"berth.dev/cluster": "lab"},
+				}))(t)
+				return e.ID
+			}
+			spare, mine := create(), create()
+			_, err := tt.api.AttachENI(ctx, spare, id, 1)
+			wants("attach", err)
+			attachment := check.Must(admin.AttachENI(ctx, mine, id, 2))(t)
+			wants("set DeleteOnTermination", tt.api.SetDeleteOnTermination(ctx, mine, attachment, true))
+			wants("detach", tt.api.DetachENI(ctx, attachment))
+			if !tt.allowed {
+				check.OK(t, admin.DetachENI(ctx, attachment))
+			}
+		})
+	}
+}

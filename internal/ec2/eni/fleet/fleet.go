@@ -158,7 +158,8 @@ var errRunning = errors.New("fleet: Run called twice")
 
 // Config is the configuration of a Fleet.
 type Config struct {
-	Cluster  string // value of eni.TagCluster
+	Cluster  string   // value of eni.TagCluster
+	Adopt    []string // systems whose ENIs are the nodes' (eni.Adoptable)
 	Cloud    cloud.API
 	Observer Observer     // may be nil
 	Clock    clock.Clock  // the system clock if nil

@@ -59,7 +59,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 		m.places.vpcs = []string{s.VPCID}
 	}
 	c := eni.Config{
-		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster,
+		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, Adopt: f.cfg.Adopt,
 		Cloud: f.cfg.Cloud, Node: m.node, Shared: f.shared,
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		Timing: f.cfg.Timing,

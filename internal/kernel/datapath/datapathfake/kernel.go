@@ -27,6 +27,7 @@ type Kernel struct {
 	blocks  map[netip.Prefix]bool       // whether it is announced
 	netns   map[string]datapath.NetnsID // network namespaces by path
 	made    uint64                      // number of namespaces made so far
+	foreign []datapath.ForeignRoute     // routes of other software
 }
 
 // NewKernel returns an empty Kernel.
@@ -35,6 +36,13 @@ func NewKernel() *Kernel {
 		links: map[string]datapath.Pod{}, routes: map[netip.Addr]string{}, uplinks: map[int]datapath.Uplink{},
 		blocks: map[netip.Prefix]bool{}, netns: map[string]datapath.NetnsID{},
 	}
+}
+
+// SetForeignRoutes replaces the routes of other software.
+func (k *Kernel) SetForeignRoutes(routes ...datapath.ForeignRoute) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.foreign = routes
 }
 
 // AddNetns makes a network namespace and returns its path.

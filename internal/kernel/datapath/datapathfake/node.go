@@ -116,6 +116,12 @@ func (n *Node) Watch(ctx context.Context) (<-chan datapath.Event, error) {
 	return events, ctx.Err()
 }
 
+// ForeignRoutes is like that of datapath.Node.
+func (n *Node) ForeignRoutes(ctx context.Context) (routes []datapath.ForeignRoute, err error) {
+	err = n.call(ctx, "ForeignRoutes", func(k *Kernel) error { routes = slices.Clone(k.foreign); return nil })
+	return routes, err
+}
+
 // NodeAddresses is like that of datapath.Node. It returns none.
 func (n *Node) NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error) {
 	return nil, ctx.Err()

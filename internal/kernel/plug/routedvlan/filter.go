@@ -174,7 +174,7 @@ func (f *filter) set(b branch) error {
 	}
 	conn.AddTable(table())
 	for _, w := range []direction{entering, leaving} {
-		if err := conn.AddSet(w.links(), nil); err != nil {
+		if err := nft.AddSet(conn, w.links()); err != nil {
 			return fmt.Errorf("create the nftables map %s: %w", w.links().Name, err)
 		}
 	}

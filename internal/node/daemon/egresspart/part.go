@@ -259,7 +259,7 @@ func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) er
 	defer cancel()
 	if desired, differs := p.Egress.Desired(rec); differs {
 		before := rec.EgressNames()
-		rec.Egress = desired.Changing()
+		rec.Egress = desired.Changing(rec.Egress)
 		if err := host.Put(rec); err != nil {
 			return err
 		}
@@ -267,6 +267,10 @@ func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) er
 			return err
 		}
 		p.Log.Info("the egress of a running pod changes", rec.ForLog("before", before)...)
+	}
+	// Network policies know all tunnels that the pod may have, before it has those.
+	if err := host.SetUpLater(ctx, rec); err != nil {
+		return err
 	}
 	now, err := p.SetUp(ctx, rec)
 	if err != nil {
@@ -278,7 +282,10 @@ func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) er
 		}
 	}
 	p.Egress.SetUp(now)
-	return failpoint.Hit("daemon.egress.changed")
+	if err := failpoint.Hit("daemon.egress.changed"); err != nil {
+		return err
+	}
+	return host.SetUpLater(ctx, now)
 }
 
 // Ready implements part.Part.

@@ -174,6 +174,9 @@ type Host interface {
 	// SetUpLease sets up the pod's own interface again while the attachment is held, because its number of
 	// interfaces has changed.
 	SetUpLease(ctx context.Context, rec attachment.Record) error
+	// SetUpLater sets up the parts that come after the caller's for a record that the caller changes, while the attachment is
+	// held.
+	SetUpLater(ctx context.Context, rec attachment.Record) error
 	// Waiting returns the context for a wait of a change, which may last as long as that of an ADD.
 	Waiting(ctx context.Context) (context.Context, context.CancelFunc)
 	// Setting returns the context for kernel work of a change, which continues when ctx ends.

@@ -112,21 +112,10 @@ func InsideOf(rec attachment.Record) *networkpolicy.Inside {
 	return &networkpolicy.Inside{Netns: rec.Netns.Path, ID: rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}, Links: []string{first.IfName}, Only: true}
 }
 
-// tunnelsOf are the tunnels of an attachment's Egresses.
+// tunnelsOf are the tunnels of an attachment's Egresses, also those that a change is about to remove.
 func tunnelsOf(rec attachment.Record, port uint16) (list []netip.AddrPort) {
-	if rec.Egress == nil {
-		return nil
-	}
-	for _, u := range rec.Egress.Egresses {
-		addrs := slices.Clone(u.Service)
-		for _, g := range u.Gateways {
-			addrs = append(addrs, g.Addresses...)
-		}
-		for _, a := range addrs {
-			if to := netip.AddrPortFrom(a, port); !slices.Contains(list, to) {
-				list = append(list, to)
-			}
-		}
+	for _, a := range rec.Egress.TunnelEnds() {
+		list = append(list, netip.AddrPortFrom(a, port))
 	}
 	return list
 }
@@ -199,7 +188,7 @@ func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
 	return nil
 }
 
-// SetUp implements part.Part, for addresses that changed since Prepare.
+// SetUp implements part.Part, for addresses that changed since Prepare, and tunnels before and after they change.
 func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if !has(rec.Pod) {
 		return rec, nil

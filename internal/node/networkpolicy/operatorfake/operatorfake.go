@@ -4,15 +4,11 @@ package operatorfake
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/netip"
 	"sync"
@@ -26,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/certificate"
 	operator "github.com/berthnet/berth/internal/operator/networkpolicy"
 	"github.com/berthnet/berth/internal/operator/networkpolicy/feed"
 	"github.com/berthnet/berth/internal/policy/wire"
@@ -51,7 +48,7 @@ func New(t testing.TB) *Operator {
 // Start starts it with what a feed knows, at another address and with another certificate than before.
 func (o *Operator) Start(f *feed.Feed) {
 	o.t.Helper()
-	certificate, text, err := newCertificate()
+	serving, err := certificate.Serving(&x509.Certificate{DNSNames: []string{wire.ServerName}}, time.Now(), nil, nil)
 	if err != nil {
 		o.t.Fatal(err)
 	}
@@ -59,8 +56,8 @@ func (o *Operator) Start(f *feed.Feed) {
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})))
-	wire.RegisterPoliciesServer(server, &operator.Server{
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{*serving}, MinVersion: tls.VersionTLS13})))
+	wire.RegisterPoliciesServer(server, operator.NewServer(operator.Server{
 		Feed: f,
 		Node: func(_ context.Context, token string) (string, error) {
 			if token == "" {
@@ -68,14 +65,14 @@ func (o *Operator) Start(f *feed.Feed) {
 			}
 			return token, nil
 		},
-		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) error { return nil },
+		MayAssign: func(context.Context, string, types.NamespacedName, []netip.Addr) (bool, error) { return false, nil },
 		Serves:    func() error { return nil },
 		Clock:     clock.Real{}, Log: slog.New(slog.DiscardHandler),
-	})
+	}))
 	go func() { _ = server.Serve(l) }()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.server, o.data = server, map[string]string{wire.KeyAddress: l.Addr().String(), wire.KeyCA: string(text)}
+	o.server, o.data = server, map[string]string{wire.KeyAddress: l.Addr().String(), wire.KeyCA: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: serving.Leaf.Raw}))}
 }
 
 // Stop stops it. The ConfigMap stays.
@@ -116,18 +113,4 @@ func (o *Operator) ConfigMap(_ context.Context, namespace, name string) (map[str
 		out[k] = v
 	}
 	return out, nil
-}
-
-// newCertificate returns a self-signed certificate of wire.ServerName, and its PEM.
-func newCertificate() (tls.Certificate, []byte, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, nil, err
-	}
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(1), DNSNames: []string{wire.ServerName}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), err
 }

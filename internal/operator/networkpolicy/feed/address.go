@@ -39,10 +39,12 @@ func (t *ticket) confirmed() {
 	}
 }
 
-// Assign takes in the addresses of a pod that its node is about to start. The channel is closed once all nodes that were told
-// of them enforce it, or have gone. Other pods of the node do not have these addresses any more, whatever their status says, unless
-// one of the pods has its address from a NIC. The error says that the pod is not one of that node, or not known yet.
-func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, addrs []netip.Addr) (<-chan struct{}, error) {
+// Assign takes in the addresses of a pod that its node is about to start. The channel is closed once all nodes that were sent
+// them enforce them, or have gone. Other pods of the node do not have these addresses any more, whatever their status says, unless
+// one of the pods has its address from a NIC. If the addresses are confirmed to be the node's, nor do pods of other nodes: objects of
+// pods that are gone may remain for long, as after a node was lost. The error says that the pod is not one of that node, or not known
+// yet.
+func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, addrs []netip.Addr, confirmed bool) (<-chan struct{}, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	pod, there := resolve.PodOf(f.resolver, name)
@@ -55,11 +57,11 @@ func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, add
 	t := &ticket{left: 1, done: make(chan struct{})}
 	defer t.confirmed()
 	concerned := map[*Subscriber]bool{}
-	for other := range f.nodes[node] {
-		if other == name {
+	for other := range f.having(addrs) {
+		before, _ := resolve.PodOf(f.resolver, other)
+		if other == name || before.Node != node && !confirmed {
 			continue
 		}
-		before, _ := resolve.PodOf(f.resolver, other)
 		left := slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool {
 			return slices.Contains(addrs, a) && !f.ofNIC(name, a) && !f.ofNIC(other, a)
 		})
@@ -75,6 +77,33 @@ func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, add
 		s.wait(t)
 	}
 	return t.done, nil
+}
+
+// having are the pods that have one of some addresses.
+func (f *Feed) having(addrs []netip.Addr) map[types.NamespacedName]bool {
+	all := map[types.NamespacedName]bool{}
+	for _, a := range addrs {
+		for _, name := range f.at[a] {
+			all[name] = true
+		}
+	}
+	return all
+}
+
+// index notes that the addresses of a pod changed.
+func (f *Feed) index(name types.NamespacedName, before, now []netip.Addr) {
+	if slices.Equal(before, now) {
+		return
+	}
+	for _, a := range before {
+		left := slices.DeleteFunc(f.at[a], func(n types.NamespacedName) bool { return n == name })
+		if f.at[a] = left; len(left) == 0 {
+			delete(f.at, a)
+		}
+	}
+	for _, a := range now {
+		f.at[a] = append(f.at[a], name)
+	}
 }
 
 func (f *Feed) ofNIC(name types.NamespacedName, a netip.Addr) bool {

@@ -33,7 +33,7 @@ func TestAddressesAreOfOnePod(t *testing.T) {
 	if got := one.allowed(t); !slices.Equal(got, []string{"10.0.0.2"}) {
 		t.Fatalf("allowed are %v", got)
 	}
-	done, err := f.Assign("two", other.NamespacedName, other.UID, addrs("10.0.0.2"))
+	done, err := f.Assign("two", other.NamespacedName, other.UID, addrs("10.0.0.2"), false)
 	if err != nil || closed(done) {
 		t.Errorf("the address counts before the node that allows it enforces it: %v", err)
 	}
@@ -55,6 +55,35 @@ func TestAddressesAreOfOnePod(t *testing.T) {
 	}
 }
 
+// A pod of a lost node, whose object remains, loses its address to the pod of another node that has it now, if that is known to be
+// that node's. If it is only possible, no node can take the addresses of other nodes' pods.
+func TestAddressOfALostNodesPod(t *testing.T) {
+	for _, confirmed := range []bool{true, false} {
+		f := New()
+		f.SetPod(pod("server", "one", "10.0.0.1"))
+		lost, other := pod("client", "lost", "10.0.0.2", "10.0.0.3"), pod("other", "two")
+		f.SetPod(lost)
+		f.SetPod(other)
+		f.SetPolicy(compile.NetworkPolicy(allowClients()))
+		one := follower{f.Subscribe("one"), policy.NewState()}
+		if _, err := f.Assign("two", other.NamespacedName, other.UID, addrs("10.0.0.2"), confirmed); err != nil {
+			t.Fatal(err)
+		}
+		lost.Labels = map[string]string{"app": "client", "node": "unreachable"}
+		f.SetPod(lost)
+		want := map[bool][]string{true: {"10.0.0.3"}, false: {"10.0.0.2", "10.0.0.3"}}[confirmed]
+		if got := one.allowed(t); !slices.Equal(got, want) {
+			t.Errorf("confirmed %t: allowed are %v, want %v", confirmed, got, want)
+		}
+		f.DeletePod(lost.NamespacedName)
+		f.DeletePod(other.NamespacedName)
+		f.DeletePod(types.NamespacedName{Namespace: "default", Name: "server"})
+		if len(f.at) > 0 {
+			t.Errorf("%v is left of an empty cluster", f.at)
+		}
+	}
+}
+
 // A pod that gets another sandbox has the addresses that its node assigned, also while its status has those of the last one.
 func TestStaleStatusDoesNotCount(t *testing.T) {
 	f := New()
@@ -63,7 +92,7 @@ func TestStaleStatusDoesNotCount(t *testing.T) {
 	f.SetPod(client)
 	f.SetPolicy(compile.NetworkPolicy(allowClients()))
 	one := follower{f.Subscribe("one"), policy.NewState()}
-	if _, err := f.Assign("two", client.NamespacedName, client.UID, addrs("10.0.0.3")); err != nil {
+	if _, err := f.Assign("two", client.NamespacedName, client.UID, addrs("10.0.0.3"), false); err != nil {
 		t.Fatal(err)
 	}
 	for _, status := range []string{"10.0.0.2", "", "10.0.0.3", "10.0.0.4"} {
@@ -93,7 +122,7 @@ func TestUnconfirmedAddressesAreBounded(t *testing.T) {
 	one := f.Subscribe("one")
 	one.Next()
 	for i := range 2 * maxWaiting {
-		if _, err := f.Assign("two", client.NamespacedName, client.UID, addrs([]string{"10.0.0.2", "10.0.0.3"}[i%2])); err != nil {
+		if _, err := f.Assign("two", client.NamespacedName, client.UID, addrs([]string{"10.0.0.2", "10.0.0.3"}[i%2]), false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -113,7 +142,7 @@ func TestNICsMayHaveTheSameAddress(t *testing.T) {
 		f.SetPod(other)
 		f.SetPolicy(compile.NetworkPolicy(allowClients()))
 		one := follower{f.Subscribe("one"), policy.NewState()}
-		if _, err := f.Assign("two", other.NamespacedName, other.UID, addrs("10.0.0.2")); err != nil {
+		if _, err := f.Assign("two", other.NamespacedName, other.UID, addrs("10.0.0.2"), false); err != nil {
 			t.Fatal(err)
 		}
 		if got := one.allowed(t); !slices.Equal(got, []string{"10.0.0.2"}) {

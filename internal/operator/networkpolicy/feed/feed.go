@@ -27,14 +27,18 @@ type Feed struct {
 	watchers map[policy.SetID][]*Subscriber
 	byNode   map[string]*Subscriber
 	assigned map[types.NamespacedName]assignment
+	at       map[netip.Addr][]types.NamespacedName // pods by address
 }
 
-// New returns a Feed that knows nothing.
-func New() *Feed {
+// New returns a Feed that knows nothing, with the budget of resolve.MaxMembers.
+func New() *Feed { return NewLimited(resolve.MaxMembers) }
+
+// NewLimited is New with another budget.
+func NewLimited(members int) *Feed {
 	return &Feed{
-		resolver: resolve.New(), nodes: map[string]map[types.NamespacedName]bool{}, on: map[types.NamespacedName]string{},
+		resolver: resolve.NewLimited(members), nodes: map[string]map[types.NamespacedName]bool{}, on: map[types.NamespacedName]string{},
 		sets: map[policy.SetID]*log{}, watchers: map[policy.SetID][]*Subscriber{}, byNode: map[string]*Subscriber{},
-		assigned: map[types.NamespacedName]assignment{},
+		assigned: map[types.NamespacedName]assignment{}, at: map[netip.Addr][]types.NamespacedName{},
 	}
 }
 
@@ -57,6 +61,8 @@ func (f *Feed) setPod(p resolve.Pod) *resolve.Changes {
 	if before := f.on[p.NamespacedName]; before != p.Node {
 		f.move(p.NamespacedName, before, p.Node)
 	}
+	before, _ := resolve.PodOf(f.resolver, p.NamespacedName)
+	f.index(p.NamespacedName, before.Addrs, p.Addrs)
 	changes := f.resolver.SetPod(p)
 	f.spread(changes)
 	return changes
@@ -89,6 +95,8 @@ func (f *Feed) DeletePod(name types.NamespacedName) {
 	if node := f.on[name]; node != "" {
 		f.move(name, node, "")
 	}
+	before, _ := resolve.PodOf(f.resolver, name)
+	f.index(name, before.Addrs, nil)
 	f.spread(f.resolver.DeletePod(name))
 }
 
@@ -134,11 +142,32 @@ func (f *Feed) DeletePolicy(ref policy.Ref) {
 	f.spread(f.resolver.DeletePolicy(ref))
 }
 
+// Loaded notes that the policies that existed at start were passed on. Limits for new ones apply from now on.
+func (f *Feed) Loaded() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resolve.Loaded(f.resolver)
+}
+
+// Refused says which part of a policy is not in force, as its namespace's policies select too many pods of others.
+func (f *Feed) Refused(ref policy.Ref) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return resolve.Refused(f.resolver, ref)
+}
+
 // UnknownPorts describes the port names in the rules of a policy that no pod concerned has, sorted.
 func (f *Feed) UnknownPorts(c compile.Compiled) (problems []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	inForce := map[policy.SetID]bool{}
+	if p := f.resolver.Policy(c.Policy.Ref); p != nil {
+		inForce = p.Sets()
+	}
 	for id, s := range c.Sets {
+		if !inForce[id] {
+			continue
+		}
 		if n, _ := f.resolver.Size(id); s.Kind == compile.Ports && n == 0 {
 			problems = append(problems, fmt.Sprintf("no pod that a rule applies to has a container port named %q, so that the rule matches nothing", s.Port))
 		}

@@ -133,7 +133,7 @@ func (n follower) knows(f *Feed) known {
 	return k
 }
 
-// Whenever a node takes what it is told, after any sequence of changes, it knows the policies of its own pods and the
+// Whenever a node takes what it is sent, after any sequence of changes, it knows the policies of its own pods and the
 // sets that these name, and nothing else.
 func TestNodesKnowWhatTheirPodsNeed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -187,13 +187,13 @@ func TestAddressesAreConfirmed(t *testing.T) {
 	f.SetPolicy(compile.NetworkPolicy(allowClients()))
 	one := follower{f.Subscribe("one"), policy.NewState()}
 	one.take(t)
-	if _, err := f.Assign("one", client.NamespacedName, client.UID, addrs("10.0.0.2")); err == nil {
+	if _, err := f.Assign("one", client.NamespacedName, client.UID, addrs("10.0.0.2"), false); err == nil {
 		t.Error("a node assigns addresses to another node's pod")
 	}
-	if _, err := f.Assign("two", client.NamespacedName, "another", addrs("10.0.0.2")); err == nil {
+	if _, err := f.Assign("two", client.NamespacedName, "another", addrs("10.0.0.2"), false); err == nil {
 		t.Error("a node assigns addresses to a pod that is gone")
 	}
-	done, err := f.Assign("two", client.NamespacedName, client.UID, addrs("10.0.0.2"))
+	done, err := f.Assign("two", client.NamespacedName, client.UID, addrs("10.0.0.2"), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,13 +220,13 @@ func TestAddressesAreConfirmed(t *testing.T) {
 	if one.state.Has(only(t, one.state), policy.Element{Addr: addrs("10.0.0.2")[0]}) {
 		t.Error("the address outlives the pod")
 	}
-	done, err = f.Assign("one", server.NamespacedName, server.UID, addrs("10.0.0.3"))
+	done, err = f.Assign("one", server.NamespacedName, server.UID, addrs("10.0.0.3"), false)
 	if err != nil || !closed(done) {
 		t.Errorf("an address that no policy names has to be confirmed: %v", err)
 	}
 }
 
-// A node is not told of a pod whose policies stay as they are, as when the node itself assigned an address.
+// A node is not sent a pod whose policies stay as they are, as when the node itself assigned an address.
 func TestNodesAreNotToldWhatTheyKnow(t *testing.T) {
 	f := New()
 	f.SetPolicy(compile.NetworkPolicy(allowClients()))
@@ -235,7 +235,7 @@ func TestNodesAreNotToldWhatTheyKnow(t *testing.T) {
 	if u := s.Next(); len(u.Pods) != 1 {
 		t.Errorf("the node is told about %d pods, expected 1", len(u.Pods))
 	}
-	if _, err := f.Assign("one", pod("server", "one").NamespacedName, "server", addrs("10.0.0.1")); err != nil {
+	if _, err := f.Assign("one", pod("server", "one").NamespacedName, "server", addrs("10.0.0.1"), false); err != nil {
 		t.Fatal(err)
 	}
 	if u := s.Next(); u.Version != 0 {

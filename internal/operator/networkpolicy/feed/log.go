@@ -18,7 +18,7 @@ type entry struct {
 	came bool
 }
 
-// add notes a change of a set of some size. Nodes that are behind by more than that are told the whole set.
+// add notes a change of a set of some size. Nodes that are behind by more than that are sent the whole set.
 func (l *log) add(change *policy.SetChange, size int) {
 	if change.Whole {
 		l.next += uint64(len(l.entries)) + 1 // nobody can take what was before

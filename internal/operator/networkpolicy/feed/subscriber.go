@@ -9,34 +9,34 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// Subscriber is one node that is being told. Its state is guarded by the Feed's lock.
+// Subscriber is one connected node. Its state is guarded by the Feed's lock.
 type Subscriber struct {
 	feed  *Feed
 	node  string
 	ready chan struct{}
-	ended chan struct{} // closed when it is told nothing more
+	ended chan struct{} // closed when it is sent nothing more
 
-	whole    bool                                      // it is to be told everything
+	whole    bool                                      // it is to be sent everything
 	version  uint64                                    // of the last update
-	pods     map[types.NamespacedName]*policy.Selected // its pods, as it was told
-	policies map[policy.Ref]*policyTold                // what it was told of policies
-	sets     map[policy.SetID]*setTold                 // what it was told of sets
-	dirty    map[types.NamespacedName]bool             // pods of which it has to be told
+	pods     map[types.NamespacedName]*policy.Selected // its pods, as they were sent
+	policies map[policy.Ref]*sentPolicy                // that it has
+	sets     map[policy.SetID]*sentSet                 // that it has
+	dirty    map[types.NamespacedName]bool             // pods to be sent
 	changed  map[policy.Ref]bool                       // policies likewise
 	waiting  []waiting                                 // for it to enforce something, in the order of versions
 }
 
-type policyTold struct {
+type sentPolicy struct {
 	*policy.Policy
 	pods int // of the node that have it
 }
 
-type setTold struct {
+type sentSet struct {
 	policies int    // that it has and that name the set
 	next     uint64 // change
 }
 
-// Subscribe begins to tell a node, from the beginning. A subscription that the node had before is told nothing more.
+// Subscribe begins a subscription of a node, which has nothing yet. One that the node had before ends.
 func (f *Feed) Subscribe(node string) *Subscriber {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,7 +45,7 @@ func (f *Feed) Subscribe(node string) *Subscriber {
 	}
 	s := &Subscriber{
 		feed: f, node: node, ready: make(chan struct{}, 1), ended: make(chan struct{}), whole: true,
-		pods: map[types.NamespacedName]*policy.Selected{}, policies: map[policy.Ref]*policyTold{}, sets: map[policy.SetID]*setTold{},
+		pods: map[types.NamespacedName]*policy.Selected{}, policies: map[policy.Ref]*sentPolicy{}, sets: map[policy.SetID]*sentSet{},
 		dirty: map[types.NamespacedName]bool{}, changed: map[policy.Ref]bool{},
 	}
 	f.byNode[node] = s
@@ -105,17 +105,17 @@ func (s *Subscriber) Next() *policy.Update {
 		return &policy.Update{}
 	}
 	s.whole = false
-	for id, t := range s.sets { // before sets come, which are told whole
+	for id, t := range s.sets { // before sets come, which are sent whole
 		if l := s.feed.sets[id]; l.next != t.next {
 			u.Sets[id] = s.changesOf(id, l, t.next)
 			t.next = l.next
 		}
 	}
 	for name := range s.dirty {
-		s.tellPod(u, name)
+		s.sendPod(u, name)
 	}
 	for ref := range s.changed {
-		s.tellPolicy(u, ref)
+		s.sendPolicy(u, ref)
 	}
 	clear(s.dirty)
 	clear(s.changed)
@@ -147,8 +147,8 @@ func (s *Subscriber) wholeSet(id policy.SetID) *policy.SetChange {
 	return change
 }
 
-// tellPod adds a pod, unless the node knows all about it, and the policies that come or go with it.
-func (s *Subscriber) tellPod(u *policy.Update, name types.NamespacedName) {
+// sendPod adds a pod, unless the node knows all about it, and the policies that come or go with it.
+func (s *Subscriber) sendPod(u *policy.Update, name types.NamespacedName) {
 	key := policy.PodName(name)
 	before, known := s.pods[name]
 	delete(s.pods, name)
@@ -178,7 +178,7 @@ func (s *Subscriber) tellPod(u *policy.Update, name types.NamespacedName) {
 func (s *Subscriber) addPolicy(u *policy.Update, p *policy.Policy) {
 	t := s.policies[p.Ref]
 	if t == nil {
-		t = &policyTold{Policy: p}
+		t = &sentPolicy{Policy: p}
 		s.policies[p.Ref] = t
 		u.Policies[p.Ref] = p
 		s.addSets(u, p)
@@ -196,8 +196,8 @@ func (s *Subscriber) dropPolicy(u *policy.Update, ref policy.Ref) {
 	}
 }
 
-// tellPolicy adds a policy whose content changed.
-func (s *Subscriber) tellPolicy(u *policy.Update, ref policy.Ref) {
+// sendPolicy adds a policy whose content changed.
+func (s *Subscriber) sendPolicy(u *policy.Update, ref policy.Ref) {
 	t, now := s.policies[ref], s.feed.resolver.Policy(ref)
 	if t == nil || now == nil || t.Policy == now {
 		return
@@ -212,7 +212,7 @@ func (s *Subscriber) addSets(u *policy.Update, p *policy.Policy) {
 	for id := range p.Sets() {
 		t := s.sets[id]
 		if t == nil {
-			t = &setTold{next: s.feed.watch(id, s)}
+			t = &sentSet{next: s.feed.watch(id, s)}
 			s.sets[id] = t
 			u.Sets[id] = s.wholeSet(id)
 		}

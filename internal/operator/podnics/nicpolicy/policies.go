@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -36,9 +37,13 @@ func NewPolicies(mgr manager.Manager, own string, c clock.Clock, log *slog.Logge
 	if err != nil {
 		return nil, fmt.Errorf("connect to the Kubernetes API for SecurityGroupPolicies: %w", err)
 	}
+	found, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, fmt.Errorf("connect to the Kubernetes API for SecurityGroupPolicies: %w", err)
+	}
 	p := &Policies{cached: mgr.GetClient(), live: mgr.GetAPIReader(), own: own}
 	p.foreign = foreign{&watched.Optional{
-		API: api, Resource: securityGroupPolicies, Kind: string(nicrequest.KindSecurityGroupPolicy), Transform: trimForeign, Clock: c, Log: log,
+		API: api, Discovery: found, Resource: securityGroupPolicies, Kind: string(nicrequest.KindSecurityGroupPolicy), Transform: trimForeign, Clock: c, Log: log,
 		Changed: func() {
 			for _, f := range p.tell {
 				f()
@@ -138,11 +143,11 @@ func (p *Policies) Namespaces(ctx context.Context) ([]string, error) {
 }
 
 // Since returns when the oldest policy of a namespace was created, or false if there is none.
-func (p *Policies) Since(ctx context.Context, namespace string) (time.Time, bool) {
+func (p *Policies) Since(ctx context.Context, namespace string) (time.Time, bool, error) {
 	all, err := p.Of(ctx, namespace, false)
 	if err != nil || len(all) == 0 {
-		return time.Time{}, false
+		return time.Time{}, false, err
 	}
 	oldest := slices.MinFunc(all, func(x, y nicrequest.Policy) int { return x.Created.Compare(y.Created) })
-	return oldest.Created, true
+	return oldest.Created, true, nil
 }

@@ -2,26 +2,20 @@ package webhook
 
 import (
 	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/berthnet/berth/internal/operator/certificate"
 )
 
-const (
-	authorityLife   = 365 * 24 * time.Hour
-	certificateLife = 30 * 24 * time.Hour
-	// skew is how far clocks may differ: certificates are valid from that long before their creation.
-	skew = time.Hour
-)
+const authorityLife = 365 * 24 * time.Hour
 
 // authority signs the certificates that operators serve with.
 type authority struct {
@@ -29,39 +23,20 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-func (a authority) made() time.Time { return a.cert.NotBefore.Add(skew) }
+func (a authority) made() time.Time { return a.cert.NotBefore.Add(certificate.Skew) }
 
 func newAuthority(now time.Time) (authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return authority{}, fmt.Errorf("generate a key: %w", err)
-	}
-	der, err := sign(&x509.Certificate{
+	cert, key, err := certificate.Issue(&x509.Certificate{
 		Subject:   pkix.Name{CommonName: "berth-operator webhook"},
-		NotBefore: now.Add(-skew), NotAfter: now.Add(authorityLife),
+		NotBefore: now.Add(-certificate.Skew), NotAfter: now.Add(authorityLife),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
-	}, nil, key, key)
-	if err != nil {
-		return authority{}, err
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return authority{}, fmt.Errorf("read a certificate: %w", err)
-	}
-	return authority{cert, key}, nil
+	}, nil, nil)
+	return authority{cert, key}, err
 }
 
 // serving creates a certificate, with its own key, for a server with these names and addresses.
 func (a authority) serving(now time.Time, names []string) (*tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("generate a key: %w", err)
-	}
-	c := &x509.Certificate{
-		Subject:   pkix.Name{CommonName: names[0]},
-		NotBefore: now.Add(-skew), NotAfter: now.Add(certificateLife),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
+	c := &x509.Certificate{Subject: pkix.Name{CommonName: names[0]}}
 	for _, n := range names {
 		if ip, err := netip.ParseAddr(n); err == nil {
 			c.IPAddresses = append(c.IPAddresses, ip.AsSlice())
@@ -69,32 +44,7 @@ func (a authority) serving(now time.Time, names []string) (*tls.Certificate, err
 			c.DNSNames = append(c.DNSNames, n)
 		}
 	}
-	der, err := sign(c, a.cert, key, a.key)
-	if err != nil {
-		return nil, err
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("read a certificate: %w", err)
-	}
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
-}
-
-// sign signs a certificate for a key. Without a parent it is self-signed.
-func sign(c, parent *x509.Certificate, key, by *ecdsa.PrivateKey) ([]byte, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, fmt.Errorf("generate a serial number: %w", err)
-	}
-	c.SerialNumber = serial
-	if parent == nil {
-		parent = c
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, by)
-	if err != nil {
-		return nil, fmt.Errorf("sign a certificate: %w", err)
-	}
-	return der, nil
+	return certificate.Serving(c, now, a.cert, a.key)
 }
 
 // bundle returns the certificates of authorities as PEM.

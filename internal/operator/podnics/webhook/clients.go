@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/listener"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // Anybody who reaches the webhook's port could find out what pods of any namespace would get. The webhook therefore answers only the API
@@ -192,11 +193,7 @@ func nodesOf(r client.Reader) func(context.Context) ([]netip.Addr, error) {
 			return nil, fmt.Errorf("list Nodes from the cache: %w", err)
 		}
 		for i := range nodes.Items {
-			for _, of := range nodes.Items[i].Status.Addresses {
-				if a, err := netip.ParseAddr(of.Address); err == nil {
-					list = append(list, a.Unmap())
-				}
-			}
+			list = append(list, watched.AddressesOf(&nodes.Items[i])...)
 		}
 		return list, nil
 	}

@@ -18,7 +18,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/certificate"
 	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Names of objects that the chart creates and the operator fills in.
@@ -127,28 +129,23 @@ var errUnfilled = fmt.Errorf("secret %s: no leader has filled it in yet", Secret
 const unfilled = time.Minute
 
 func (k *keeper) run(ctx context.Context) error {
-	said, began := "", k.clock.Now()
-	for {
+	began := k.clock.Now()
+	retry.Repeat(ctx, k.clock, func(ctx context.Context) (time.Duration, error) {
 		err := k.keep(ctx)
 		if ctx.Err() == nil {
 			k.metrics.checked(err)
 		}
-		if text := fmt.Sprint(err); err == nil || ctx.Err() != nil {
-			said = ""
-		} else if text != said && !(errors.Is(err, errUnfilled) && k.clock.Now().Sub(began) < unfilled) {
-			said = text
-			k.log.Warn("keeping the webhook's certificates failed: pods are admitted, and only the controller checks them", "err", err)
+		if errors.Is(err, errUnfilled) && k.clock.Now().Sub(began) < unfilled {
+			err = nil
 		}
-		wait := k.every
 		if _, none := k.certificate(nil); none != nil {
-			wait = lookFirst
+			return lookFirst, err
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-k.clock.After(wait):
-		}
-	}
+		return k.every, err
+	}, func(err error) {
+		k.log.Warn("keeping the webhook's certificates failed: pods are admitted, and only the controller checks them", "err", err)
+	})
+	return nil
 }
 
 // keep reads the Secret once and does what is due.
@@ -210,7 +207,7 @@ func (k *keeper) serve(list []authority, now time.Time) error {
 	k.mu.Lock()
 	has := k.serving
 	k.mu.Unlock()
-	if has != nil && now.Before(has.Leaf.NotAfter.Add(-certificateLife/3)) && bytes.Equal(has.Leaf.AuthorityKeyId, by.cert.SubjectKeyId) {
+	if has != nil && now.Before(has.Leaf.NotAfter.Add(-certificate.Life/3)) && bytes.Equal(has.Leaf.AuthorityKeyId, by.cert.SubjectKeyId) {
 		return nil
 	}
 	fresh, err := by.serving(now, k.names)

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/certificate"
 	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/internal/web/webtest"
 	"github.com/berthnet/berth/test/harness"
@@ -337,13 +338,13 @@ func TestClientsWithCertificates(t *testing.T) {
 	ask := func(by ...authority) error {
 		with := &tls.Config{InsecureSkipVerify: true}
 		for _, a := range by {
-			der, err := sign(&x509.Certificate{
-				Subject: pkix.Name{CommonName: "kube-apiserver"}, NotBefore: time.Now().Add(-skew), NotAfter: time.Now().Add(skew),
+			leaf, key, err := certificate.Issue(&x509.Certificate{
+				Subject: pkix.Name{CommonName: "kube-apiserver"}, NotBefore: time.Now().Add(-certificate.Skew), NotAfter: time.Now().Add(certificate.Skew),
 				KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-			}, a.cert, a.key, a.key)
+			}, a.cert, a.key)
 			harness.OK(t, err)
 			with.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-				return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key}, nil
+				return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}, nil
 			}
 		}
 		client := &http.Client{Timeout: limitOfTest, Transport: &http.Transport{TLSClientConfig: with, DisableKeepAlives: true}}

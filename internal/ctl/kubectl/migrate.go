@@ -1,0 +1,292 @@
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/awsvpccni"
+	"github.com/berthnet/berth/internal/migrate/manifests"
+	"github.com/berthnet/berth/internal/migrate/rollout"
+)
+
+// former is a row of the table of systems that clusters are moved from.
+type former struct {
+	name      string
+	daemonSet string // its usual namespace and name
+	inPlace   bool   // pods keep running
+	verbs     []string
+	// tool returns the container that does the node tool's work on a node. Its verbs are those of the table.
+	tool   func(r *toolRunner, verb string) (toolPod, error)
+	dump   bool // the node tool needs a dump of etcd, which has the owners of addresses
+	silent bool // the tool is the former system's own program, which prints no report
+	// objects returns what moves its objects; nil if it has none that must move.
+	objects func(m *migration) (objectMover, error)
+	// values converts its settings into values of the chart, and returns remarks; may be nil.
+	values func(env map[string]string) (chart map[string]any, remarks []string)
+	// controls is the path of the objects, named after Nodes, by which its operator manages nodes; may be empty.
+	controls string
+	taint    string   // key of the taint of Nodes without its daemon; may be empty
+	notes    []string // what plan says besides
+}
+
+// objectMover moves the objects of a former system. Each step can be repeated, and returns what it changed.
+type objectMover interface {
+	Plan(ctx context.Context) (migrate.Plan, error)
+	Begin(ctx context.Context) (changed []string, err error)  // before the first node
+	Back(ctx context.Context) (changed []string, err error)   // once all nodes are the former system's again
+	Finish(ctx context.Context) (changed []string, err error) // once nothing of it is left on any node
+}
+
+// formers are the systems that clusters are moved from.
+var formers = []former{
+	{
+		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, values: awsvpccni.Values,
+		notes: []string{"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended."},
+	},
+	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, objects: (*migration).coilObjects},
+	{
+		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, dump: true, objects: (*migration).coilObjects,
+		notes: []string{"Make a new dump of etcd for each call: a pod that was created since the last one is unknown, and is replaced."},
+	},
+	{
+		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply)}, tool: (*toolRunner).ciliumCleanup, silent: true, controls: ciliumNodesPath, taint: "node.cilium.io/agent-not-ready",
+		notes: []string{
+			"Every pod of a node is replaced: running pods cannot keep their addresses, because their links belong to Cilium's eBPF data path.",
+			"CiliumNode objects of moved nodes are deleted. Cilium creates them again at a rollback, from its configuration: save those that were edited by hand.",
+			"Nodes without Cilium enforce no CiliumNetworkPolicy, and need kube-proxy where Cilium replaced it.",
+		},
+	},
+}
+
+// nodeVerbs are the verbs of `berthctl migrate`; finish is apply --finish.
+var nodeVerbs = []string{rollout.Survey, string(rollout.Apply), string(rollout.Rollback), string(rollout.Finish), rollout.Verify}
+
+func formerNames() string {
+	var all []string
+	for _, f := range formers {
+		all = append(all, f.name)
+	}
+	return strings.Join(all, ", ")
+}
+
+// migrateFlags are the flags of `kubectl berth migrate`.
+type migrateFlags struct {
+	nodes          []string
+	maxUnavailable int
+	noNodePods     bool
+	finish         bool
+	evictUnmanaged bool
+	daemonSet      string
+	image          string
+	etcdDump       string
+	out            output
+}
+
+func newMigrate(p *program) *cobra.Command {
+	var f migrateFlags
+	verbs := []string{"plan", "apply", "rollback", "verify"}
+	cmd := &cobra.Command{
+		Use:   "migrate FROM {plan|apply|rollback|verify}",
+		Short: "Move a running cluster from another network to Berth, node by node",
+		Long: `Move a running cluster from another network to Berth, node by node. FROM is
+` + formerNames() + `.
+
+plan shows what was found, what would be done and what is in the way. It changes nothing; on
+each node a pod of Berth's image reads the node's state, unless --no-node-pods is given.
+
+apply moves nodes, and rollback moves them back. Both can be interrupted at any time: the next
+call continues. Progress is in the ConfigMap berth-migration, and in the label
+berth.dev/network of Nodes. A node never runs the daemons of both networks.
+
+apply --finish removes what the former network left on the nodes, and its DaemonSet. There is
+no rollback after it.
+
+verify checks that each pod's address has exactly one owner, and exits with 2 otherwise.`,
+		Example: `  kubectl berth migrate amazon-vpc-cni plan
+  kubectl berth migrate amazon-vpc-cni apply --nodes ip-10-0-1-7.ec2.internal
+  kubectl berth migrate amazon-vpc-cni apply --max-unavailable 3`,
+		Args: cobra.ExactArgs(2),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				return starting(strings.Split(formerNames(), ", "), typed)
+			}
+			return starting(slices.Clone(verbs), typed)
+		},
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			m, err := newMigration(p, cmd, args[0], &f)
+			if err != nil {
+				return err
+			}
+			if m.from.dump && (args[1] == "plan" || args[1] == "verify") {
+				defer func() { err = errors.Join(err, m.deleteConfig(context.WithoutCancel(cmd.Context()), dumpName)) }()
+			}
+			switch args[1] {
+			case "plan":
+				return m.plan(cmd, &f)
+			case "apply", "rollback":
+				return m.move(cmd, rollout.Direction(args[1]), &f)
+			case "verify":
+				return m.verify(cmd, &f)
+			}
+			return fmt.Errorf("%q is unknown: expected one of %s", args[1], strings.Join(verbs, ", "))
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringSliceVar(&f.nodes, "nodes", nil, "names of the Nodes; all if empty")
+	flags.IntVar(&f.maxUnavailable, "max-unavailable", 1, "number of nodes that move at a time")
+	flags.BoolVar(&f.noNodePods, "no-node-pods", false, "plan and verify: run no pods on the nodes")
+	flags.BoolVar(&f.finish, "finish", false, "apply: remove what the former network left, once all nodes are moved")
+	flags.BoolVar(&f.evictUnmanaged, "evict-unmanaged", false, "also evict pods that no controller creates again")
+	flags.StringVar(&f.daemonSet, "daemonset", "", "namespace and name of the former network's DaemonSet, if not the usual one")
+	flags.StringVar(&f.image, "image", "", "image of the pods on the nodes, if not that of berthd")
+	flags.StringVar(&f.etcdDump, "etcd-dump", "", "coil-v1: file with the output of etcdctl get PREFIX --prefix -w json")
+	f.out.register(cmd)
+	cmd.AddCommand(newManifests())
+	return cmd
+}
+
+// migration is one run of `kubectl berth migrate`.
+type migration struct {
+	*program
+	*toolRunner
+	clock clock.Clock
+	tell  func(node, what string) // progress of a run
+	// operatorAccount is the service account of berth-operator; empty: the usual one.
+	operatorAccount string
+}
+
+func newMigration(p *program, cmd *cobra.Command, from string, f *migrateFlags) (*migration, error) {
+	i := slices.IndexFunc(formers, func(of former) bool { return of.name == from })
+	if i < 0 {
+		return nil, fmt.Errorf("FROM is %q: expected one of %s", from, formerNames())
+	}
+	if err := limits(p); err != nil {
+		return nil, err
+	}
+	if f.maxUnavailable < 1 {
+		return nil, fmt.Errorf("--max-unavailable is %d: expected at least 1", f.maxUnavailable)
+	}
+	m := &migration{program: p, toolRunner: &toolRunner{requests: &requests{berth: p.daemons, limit: p.timeout}, from: formers[i], image: f.image}, clock: p.Clock}
+	of := m.from.daemonSet
+	if f.daemonSet != "" {
+		of = f.daemonSet
+	}
+	var ok bool
+	if m.formerNamespace, m.formerName, ok = strings.Cut(of, "/"); !ok || m.formerNamespace == "" || m.formerName == "" || strings.Contains(m.formerName, "/") {
+		return nil, fmt.Errorf("--daemonset is %q: expected NAMESPACE/NAME", of)
+	}
+	if m.from.dump != (f.etcdDump != "") {
+		return nil, fmt.Errorf("--etcd-dump is %q: expected a file with %s, and none with other networks", f.etcdDump, migrate.CoilV1)
+	}
+	var err error
+	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.objects != nil {
+		err = m.readOperator(cmd.Context())
+	}
+	if err == nil && m.from.dump {
+		err = m.storeDump(cmd.Context(), f.etcdDump)
+	}
+	return m, err
+}
+
+// move runs apply, apply --finish or rollback.
+func (m *migration) move(cmd *cobra.Command, d rollout.Direction, f *migrateFlags) error {
+	if f.finish {
+		if d != rollout.Apply || len(f.nodes) > 0 {
+			return errors.New("--finish is for apply on all nodes, without --nodes")
+		}
+		d = rollout.Finish
+	}
+	o := rollout.Options{
+		Direction: d, InPlace: m.from.inPlace, Verbs: m.from.verbs, Nodes: f.nodes, MaxUnavailable: f.maxUnavailable, EvictUnmanaged: f.evictUnmanaged,
+	}
+	report := &Migration{From: m.from.name, Command: string(d), Log: []string{}, Nodes: []MovedNode{}}
+	m.tell = func(node, what string) {
+		line := what
+		if node != "" {
+			line = node + ": " + what
+		}
+		line = view.Printable(line)
+		report.Log = append(report.Log, line)
+		if f.out == asTable || f.out == asWide {
+			fmt.Fprintln(cmd.OutOrStdout(), line)
+		}
+	}
+	err := rollout.Run(cmd.Context(), m, m.from.name, o, m.clock, m.tell)
+	if cmd.Context().Err() != nil {
+		return fmt.Errorf("interrupted: %w. The next call continues", err)
+	}
+	s, observed := m.Observe(cmd.Context())
+	if observed != nil {
+		return errors.Join(err, observed)
+	}
+	report.fill(&s)
+	if shown := f.out.show(cmd, report, report.write); shown != nil {
+		return errors.Join(err, shown)
+	}
+	return err
+}
+
+func newManifests() *cobra.Command {
+	var o manifests.Options
+	cmd := &cobra.Command{
+		Use:   "manifests FILE...",
+		Short: "Print Berth's objects in place of other networks' manifests",
+		Long: `Print Berth's objects in place of other networks' manifests. FILEs have YAML or JSON, - is
+standard input: ENIConfigs, SecurityGroupPolicies and Nodes of clusters with the Amazon VPC
+CNI; CiliumNodes and the ConfigMap cilium-config; Coil's pools, blocks and Egresses, and
+objects with its annotations. Nothing is read from a cluster, and nothing is
+changed.
+
+Unknown kinds and fields are errors. Comments say what to do before the objects are applied,
+and which settings Berth has nothing for; then the command exits with 2.`,
+		Example: `  kubectl get eniconfigs,nodes -o yaml | kubectl berth migrate manifests --eniconfig-label topology.kubernetes.io/zone -
+  kubectl berth migrate manifests ciliumnodes.yaml cilium-config.yaml > nodenetworks.yaml`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in := manifests.Input{Options: o}
+			for _, name := range args {
+				objects, err := readManifests(cmd, name)
+				if err != nil {
+					return err
+				}
+				in.Objects = append(in.Objects, objects...)
+			}
+			out, err := manifests.Convert(in)
+			if err != nil {
+				return err
+			}
+			if err := out.Write(cmd.OutOrStdout()); err != nil || len(out.Lost) == 0 {
+				return err
+			}
+			return errUnwell
+		},
+	}
+	cmd.Flags().StringVar(&o.ENIConfigLabel, "eniconfig-label", manifests.ENIConfigKey, "key of the label of Nodes, the Amazon VPC CNI's ENI_CONFIG_LABEL_DEF")
+	cmd.Flags().StringVar(&o.ENIConfigAnnotation, "eniconfig-annotation", manifests.ENIConfigKey, "key of the annotation of Nodes, the Amazon VPC CNI's ENI_CONFIG_ANNOTATION_DEF")
+	cmd.Flags().StringVar(&o.Template, "template", "", "name of one NodeNetworkTemplate for all CiliumNodes, which must agree, in place of a NodeNetwork for each")
+	return cmd
+}
+
+func readManifests(cmd *cobra.Command, name string) ([]manifests.Object, error) {
+	if name == "-" {
+		return manifests.Read("standard input", cmd.InOrStdin())
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return manifests.Read(name, f)
+}
+
+// ciliumNodesPath are the objects by which Cilium's operator manages the addresses of nodes.
+const ciliumNodesPath = "/apis/cilium.io/v2/ciliumnodes"

@@ -1,0 +1,443 @@
+package kubectl
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/rollout"
+)
+
+// MigrationPlan is the output of `kubectl berth migrate FROM plan -o json`.
+type MigrationPlan struct {
+	From      string             `json:"from"`
+	DaemonSet string             `json:"daemonSet"`
+	InPlace   bool               `json:"inPlace"` // pods keep running, unless a node says otherwise
+	Nodes     []PlannedNode      `json:"nodes"`
+	Steps     []migrate.Step     `json:"steps"`
+	Obstacles []migrate.Obstacle `json:"obstacles"`
+	Notes     []string           `json:"notes"`
+	// LastUndoable is the last step that rollback undoes.
+	LastUndoable string `json:"lastUndoable"`
+	// Values are values of the chart with the meaning of the former system's settings.
+	Values map[string]any `json:"values,omitempty"`
+}
+
+// PlannedNode is a node in a MigrationPlan.
+type PlannedNode struct {
+	Name     string             `json:"name"`
+	State    string             `json:"state"`
+	Pods     int                `json:"pods"`    // with an address of the pod network
+	Adopt    *int               `json:"adopt"`   // pods that keep running; null if the node was not asked
+	Replace  *int               `json:"replace"` // pods that are evicted; null if the node was not asked
+	Found    []string           `json:"found"`
+	Obstacle []migrate.Obstacle `json:"obstacles"`
+	Plan     *migrate.Plan      `json:"plan,omitempty"` // of the node tool
+}
+
+// plan prints what a migration would do.
+func (m *migration) plan(cmd *cobra.Command, f *migrateFlags) error {
+	ctx := cmd.Context()
+	s, err := m.observe(ctx, true)
+	if err != nil {
+		return err
+	}
+	tools := map[string]*rollout.Tool{}
+	if slices.Contains(m.from.verbs, rollout.Survey) && !f.noNodePods && s.Berthd.Exists {
+		if tools, err = m.survey(ctx, cmd, s, rollout.Survey, f.nodes, func(n *rollout.Node) bool { return n.Former != rollout.Absent }); err != nil {
+			return err
+		}
+	}
+	plan := m.planned(s, f, tools)
+	if err := m.planObjects(ctx, &plan); err != nil {
+		return err
+	}
+	blocks := func(list []migrate.Obstacle) bool { return len(migrate.Plan{Obstacles: list}.Blocked()) > 0 }
+	unwell := blocks(plan.Obstacles) || slices.ContainsFunc(plan.Nodes, func(n PlannedNode) bool { return blocks(n.Obstacle) })
+	return f.out.finish(cmd, plan, unwell, plan.write)
+}
+
+// planObjects adds what becomes of the former system's objects and settings.
+func (m *migration) planObjects(ctx context.Context, plan *MigrationPlan) error {
+	if m.from.values != nil {
+		var remarks []string
+		plan.Values, remarks = m.from.values(settingsOf(&m.formerSpec))
+		plan.Notes = append(plan.Notes, remarks...)
+	}
+	if m.from.objects == nil {
+		return nil
+	}
+	o, err := m.from.objects(m)
+	if err != nil {
+		return err
+	}
+	of, err := o.Plan(ctx)
+	if err != nil {
+		return err
+	}
+	plan.Notes = append(plan.Notes, of.Found...)
+	plan.Obstacles = append(plan.Obstacles, of.Obstacles...)
+	for i, s := range of.Steps { // those that cannot be undone belong to finish
+		if at := len(plan.Steps); s.Final {
+			plan.Steps = append(plan.Steps, s)
+		} else {
+			plan.Steps = slices.Insert(plan.Steps, min(i, at), s)
+		}
+	}
+	return nil
+}
+
+// survey runs the node tool on the chosen nodes, as many at a time as --parallel says, and deletes its pods.
+func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, verb string, only []string, chosen func(*rollout.Node) bool) (map[string]*rollout.Tool, error) {
+	out := map[string]*rollout.Tool{}
+	var left []string
+	for i := range s.Nodes {
+		if n := &s.Nodes[i]; chosen(n) && n.Ready && (len(only) == 0 || slices.Contains(only, n.Name)) {
+			left = append(left, n.Name)
+		}
+	}
+	done, end := m.progress(cmd, len(left))
+	defer end()
+	all := len(left)
+	var running []string
+	started := map[string]time.Time{}
+	for len(left)+len(running) > 0 {
+		for len(left) > 0 && len(running) < m.parallel {
+			node := left[0]
+			left = left[1:]
+			if err := m.startSurvey(ctx, node, verb); err != nil {
+				return nil, err
+			}
+			running = append(running, node)
+			started[node] = m.clock.Now()
+		}
+		a := &api{rest: m.api.rest}
+		pods := m.toolPods(ctx, a)
+		if len(a.unread) > 0 {
+			return nil, fmt.Errorf("could not be read: %s", strings.Join(a.unread, "; "))
+		}
+		running = slices.DeleteFunc(running, func(node string) bool {
+			pod, has := pods[node]
+			t := m.surveyed(ctx, &pod, has, verb, started[node])
+			if !t.Running {
+				out[node] = t
+				done(len(out))
+			}
+			return !t.Running
+		})
+		for node := range out {
+			if err := m.Do(ctx, rollout.Action{Kind: rollout.DiscardTool, Node: node}); err != nil {
+				return nil, fmt.Errorf("delete the node tool's pod on Node %s: %w", node, err)
+			}
+		}
+		if len(out) < all {
+			select {
+			case <-m.clock.After(time.Second):
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+	}
+	return out, nil
+}
+
+// startSurvey runs the node tool on a node. A pod of an earlier call is discarded, because what it saw is old.
+func (m *migration) startSurvey(ctx context.Context, node, verb string) error {
+	if err := m.Do(ctx, rollout.Action{Kind: rollout.DiscardTool, Node: node}); err != nil {
+		return fmt.Errorf("discard the node tool's pod on Node %s: %w", node, err)
+	}
+	if err := m.Do(ctx, rollout.Action{Kind: rollout.StartTool, Node: node, Value: verb}); err != nil {
+		return fmt.Errorf("run the node tool on Node %s: %w", node, err)
+	}
+	return nil
+}
+
+// surveyed returns how far the node tool is that was started at a time. exists reports whether its pod was listed.
+func (m *migration) surveyed(ctx context.Context, pod *corev1.Pod, exists bool, verb string, started time.Time) *rollout.Tool {
+	t := &rollout.Tool{Verb: verb, Running: true}
+	if exists {
+		var err error
+		if t, err = m.toolState(ctx, pod); err != nil {
+			t = &rollout.Tool{Verb: verb, Err: view.Printable(err.Error())}
+		}
+	}
+	if t.Running && m.clock.Now().Sub(started) > surveyPatience {
+		t = &rollout.Tool{Verb: verb, Err: fmt.Sprintf("its pod has not ended within %v", surveyPatience)}
+	}
+	return t
+}
+
+// surveyPatience is how long the node tool may take to read a node's state.
+const surveyPatience = time.Minute
+
+// planned puts the plan together.
+func (m *migration) planned(s *seen, f *migrateFlags, tools map[string]*rollout.Tool) MigrationPlan {
+	plan := MigrationPlan{
+		From: m.from.name, DaemonSet: s.Former.Name, InPlace: m.from.inPlace, Nodes: []PlannedNode{}, Obstacles: []migrate.Obstacle{}, Notes: append([]string{}, m.from.notes...),
+		LastUndoable: "apply, until apply --finish is begun",
+	}
+	o := rollout.Options{Direction: rollout.Apply, InPlace: m.from.inPlace, Verbs: m.from.verbs, Nodes: f.nodes, MaxUnavailable: len(s.Nodes) + 1, EvictUnmanaged: f.evictUnmanaged}
+	if d := rollout.Next(s.State, m.from.name, o); d.Refused != "" {
+		plan.Obstacles = append(plan.Obstacles, migrate.Obstacle{What: d.Refused, Remedy: "apply is refused until then.", Blocks: true})
+	}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		state := rollout.Describe(n)
+		if state == "" || len(f.nodes) > 0 && !slices.Contains(f.nodes, n.Name) {
+			continue
+		}
+		row := PlannedNode{Name: n.Name, State: state, Pods: len(n.Pods), Found: []string{}, Obstacle: []migrate.Obstacle{}}
+		if !m.from.inPlace {
+			row.Adopt, row.Replace = new(0), new(len(n.Pods))
+		}
+		for _, why := range o.Obstacles(n) {
+			row.Obstacle = append(row.Obstacle, migrate.Obstacle{What: why, Remedy: "apply leaves the node as it is until then.", Blocks: true})
+		}
+		switch t := tools[n.Name]; {
+		case t == nil:
+		case t.Plan != nil:
+			p := t.Plan.Complete()
+			row.Plan, row.Found = &p, p.Found
+			row.Adopt, row.Replace = new(migrate.Count(p.Pods, migrate.Adopt)+migrate.Count(p.Pods, migrate.Adopted)), new(migrate.Count(p.Pods, migrate.Replace))
+			row.Obstacle = append(row.Obstacle, p.Obstacles...)
+		default:
+			row.Obstacle = append(row.Obstacle, migrate.Obstacle{What: "the node tool: " + t.Err, Remedy: "See the log of berthd and the events of the pod.", Blocks: true})
+		}
+		plan.Nodes = append(plan.Nodes, row)
+	}
+	plan.Steps = m.steps(s)
+	return plan
+}
+
+// steps returns the steps of apply, and of apply --finish.
+func (m *migration) steps(s *seen) []migrate.Step {
+	moves := "the node tool takes its running pods over"
+	if !m.from.inPlace {
+		moves = "its pods are evicted within their PodDisruptionBudgets, and what " + m.from.name + " left is removed"
+	}
+	return []migrate.Step{
+		{Name: "confine", What: fmt.Sprintf("DaemonSet %s keeps away from nodes with the label %s; its running pods are not restarted", s.Former.Name, rollout.Label), Done: s.Former.Confined},
+		{Name: "move", What: fmt.Sprintf("node by node: the label %s=%s ends its %s, %s, the label %s=%s starts berthd", rollout.Label, rollout.Moving, m.formerName, moves, rollout.Label, rollout.Serving)},
+		{Name: "verify", What: "each pod's address has exactly one owner"},
+		{Name: "finish", What: fmt.Sprintf("apply --finish removes what %s left on nodes, and DaemonSet %s", m.from.name, s.Former.Name), Final: true},
+	}
+}
+
+func (plan MigrationPlan) write(p *view.Printer, wide bool) {
+	p.Printf("Migration from %s (DaemonSet %s)\n", plan.From, plan.DaemonSet)
+	number := func(n *int) any {
+		if n == nil {
+			return "?"
+		}
+		return *n
+	}
+	p.Section("Nodes", view.GridOf(plan.Nodes, func(n PlannedNode) []any {
+		return []any{n.Name, n.State, n.Pods, number(n.Adopt), number(n.Replace), len(n.Obstacle)}
+	}, "NODE", "STATE", "PODS", "IN PLACE", "REPLACED", "OBSTACLES"), "none")
+	p.Printf("\nSteps\n")
+	for i, s := range plan.Steps {
+		p.Printf("  %d. %s: %s%s\n", i+1, s.Name, s.What, s.Remark())
+	}
+	p.Printf("\nrollback undoes %s.\n", plan.LastUndoable)
+	for _, n := range plan.Notes {
+		p.Printf("%s\n", n)
+	}
+	if len(plan.Values) > 0 {
+		p.Printf("\nValues of the chart\n")
+		text, _ := yaml.Marshal(plan.Values) // texts and maps of texts
+		for line := range strings.Lines(string(text)) {
+			p.Printf("  %s\n", strings.TrimSuffix(line, "\n"))
+		}
+	}
+	for _, o := range plan.Obstacles {
+		writeObstacle(p, "cluster", o)
+	}
+	for _, n := range plan.Nodes {
+		if wide {
+			for _, found := range n.Found {
+				p.Printf("\n%s: %s\n", n.Name, found)
+			}
+		}
+		for _, o := range n.Obstacle {
+			writeObstacle(p, n.Name, o)
+		}
+	}
+}
+
+func writeObstacle(p *view.Printer, of string, o migrate.Obstacle) {
+	tone := view.Warn
+	if o.Blocks {
+		tone = view.Bad
+	}
+	p.Printf("\n%s %s\n", view.Toned{Text: "! " + of + ":", Tone: tone}, o.What)
+	if o.Remedy != "" {
+		p.Printf("  What to do: %s\n", o.Remedy)
+	}
+}
+
+// Migration is the output of apply and rollback.
+type Migration struct {
+	From    string      `json:"from"`
+	Command string      `json:"command"`
+	Log     []string    `json:"log"` // what was done and waited for
+	Nodes   []MovedNode `json:"nodes"`
+}
+
+// MovedNode is a node after apply or rollback.
+type MovedNode struct {
+	Name     string `json:"name"`
+	State    string `json:"state"`
+	Adopted  int    `json:"adopted"`  // pods that kept running
+	Replaced int    `json:"replaced"` // pods that were evicted
+}
+
+func (r *Migration) fill(s *rollout.State) {
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		if state := rollout.Describe(n); state != "" {
+			r.Nodes = append(r.Nodes, MovedNode{n.Name, state, n.Record.Adopted, n.Record.Replaced})
+		}
+	}
+}
+
+func (r *Migration) write(p *view.Printer, _ bool) {
+	p.Section("Nodes", view.GridOf(r.Nodes, func(n MovedNode) []any { return []any{n.Name, n.State, n.Adopted, n.Replaced} }, "NODE", "STATE", "ADOPTED", "REPLACED"), "none")
+}
+
+// Verification is the output of verify.
+type Verification struct {
+	From     string   `json:"from"`
+	Nodes    int      `json:"nodes"` // that Berth serves
+	Pods     int      `json:"pods"`  // whose addresses were compared
+	Problems []string `json:"problems"`
+}
+
+// verify compares the pods of the cluster with what nodes say of their addresses.
+func (m *migration) verify(cmd *cobra.Command, f *migrateFlags) error {
+	ctx := cmd.Context()
+	s, err := m.observe(ctx, false)
+	if err != nil {
+		return err
+	}
+	v := Verification{From: m.from.name, Problems: []string{}}
+	serving := func(n *rollout.Node) bool { return n.Label == rollout.Serving && n.Berthd == rollout.Ready }
+	if slices.Contains(m.from.verbs, rollout.Verify) && !f.noNodePods {
+		tools, err := m.survey(ctx, cmd, s, rollout.Verify, f.nodes, serving)
+		if err != nil {
+			return err
+		}
+		for _, n := range s.Nodes {
+			if t := tools[n.Name]; t != nil {
+				v.problem(n.Name, t.Problems()...)
+			}
+		}
+	}
+	if err := m.compare(ctx, s, &v, func(n *rollout.Node) bool {
+		return serving(n) && (len(f.nodes) == 0 || slices.Contains(f.nodes, n.Name))
+	}); err != nil {
+		return err
+	}
+	slices.Sort(v.Problems)
+	return f.out.finish(cmd, v, len(v.Problems) > 0, func(p *view.Printer, _ bool) {
+		p.Printf("%d nodes of Berth, %d pods: %s\n", v.Nodes, v.Pods, view.Count(len(v.Problems), "problem"))
+		for _, text := range v.Problems {
+			p.Printf("! %s\n", text)
+		}
+	})
+}
+
+func (v *Verification) problem(of string, texts ...string) {
+	for _, text := range texts {
+		v.Problems = append(v.Problems, of+": "+text)
+	}
+}
+
+// owners returns the pods that have addresses of the pod network, by address. Addresses that two pods have are problems.
+func (v *Verification) owners(pods []corev1.Pod) map[netip.Addr]*corev1.Pod {
+	owners := map[netip.Addr]*corev1.Pod{}
+	for i := range pods {
+		p := &pods[i]
+		if len(podsOfNode(pods[i:i+1])) == 0 {
+			continue
+		}
+		for _, ip := range p.Status.PodIPs {
+			addr, err := netip.ParseAddr(ip.IP)
+			if err != nil {
+				continue
+			}
+			if other, twice := owners[addr]; twice {
+				v.problem(p.Spec.NodeName, fmt.Sprintf("pod %s/%s has address %s, and so has pod %s/%s", p.Namespace, p.Name, addr, other.Namespace, other.Name))
+			}
+			owners[addr] = p
+		}
+	}
+	return owners
+}
+
+// compare holds the addresses of pods, of all nodes, against those that each berthd has given out.
+func (m *migration) compare(ctx context.Context, s *seen, v *Verification, chosen func(*rollout.Node) bool) error {
+	a := &api{rest: m.api.rest}
+	pods := list[corev1.Pod](ctx, a, "pods", podsOfAll, nil)
+	daemons := m.daemonPods(ctx, a, "")
+	if len(a.unread) > 0 {
+		return fmt.Errorf("could not be read: %s", strings.Join(a.unread, "; "))
+	}
+	moved := map[string]bool{} // the chosen nodes
+	for i := range s.Nodes {
+		moved[s.Nodes[i].Name] = chosen(&s.Nodes[i])
+	}
+	owners := v.owners(pods)
+	has := map[string][]netip.Addr{} // by pod of a chosen node
+	where := map[string]string{}     // its node
+	for addr, p := range owners {
+		if name := p.Namespace + "/" + p.Name; moved[p.Spec.NodeName] {
+			has[name], where[name] = append(has[name], addr), p.Spec.NodeName
+		}
+	}
+	nodes, err := m.nodeClient()
+	if err != nil {
+		return err
+	}
+	var ask []daemon
+	for _, d := range daemons {
+		if moved[d.node] {
+			ask = append(ask, d)
+		}
+	}
+	given := map[netip.Addr]string{}
+	for node, answer := range askAll(nodes, ask, func(int) {}, func(d daemon) answer { doc, err := nodes.document(ctx, d); return answer{doc, err} }) {
+		v.Nodes++
+		if answer.err != nil {
+			v.problem(node, fmt.Sprintf("berthd could not be queried: %v", answer.err))
+			continue
+		}
+		for _, of := range answer.doc.Allocated {
+			name := of.Namespace + "/" + of.Pod
+			if other, twice := given[of.Address]; twice {
+				v.problem(node, fmt.Sprintf("berthd gave address %s to pod %s, and another one to pod %s", of.Address, name, other))
+			}
+			given[of.Address] = name
+			if p, taken := owners[of.Address]; taken && p.Namespace+"/"+p.Name != name {
+				v.problem(node, fmt.Sprintf("berthd gave address %s to pod %s, and pod %s/%s has it", of.Address, name, p.Namespace, p.Name))
+			}
+		}
+	}
+	for name, addrs := range has {
+		v.Pods++
+		for _, addr := range addrs {
+			if given[addr] != name {
+				v.problem(where[name], fmt.Sprintf("pod %s has address %s, which berthd did not give to it: delete the pod, or run apply", name, addr))
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package awsvpccni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/berthnet/berth/internal/node/foreign"
+	"github.com/berthnet/berth/internal/statefile"
+)
+
+// asideSuffix ends the names of files that are set aside.
+const asideSuffix = ".berth"
+
+// files are the Amazon VPC CNI's files on the node.
+type files struct {
+	run  string // of ipamd, such as /var/run/aws-node
+	conf string // of CNI configurations
+	cni  string // cache of libcni, in which container runtimes keep what they passed to plugins
+}
+
+func (f files) checkpoint() string { return filepath.Join(f.run, foreign.CheckpointName) }
+func (f files) aside() string      { return f.checkpoint() + asideSuffix }
+func (f files) list() string       { return filepath.Join(f.conf, conflist) }
+
+// read returns the checkpoint, which may be set aside. unreadable is about entries of it. One in its place counts, even
+// if an apply that was killed has left another one aside: ipamd may have run since.
+func (f files) read() (c foreign.Checkpoint, aside bool, unreadable, err error) {
+	for _, path := range []string{f.checkpoint(), f.aside()} {
+		data, err := statefile.Read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return c, false, nil, fmt.Errorf("read ipamd's checkpoint: %w", err)
+		}
+		if c, unreadable = foreign.ParseCheckpoint(data); c.Version != foreign.CheckpointMoved {
+			return c, path == f.aside(), unreadable, nil
+		}
+	}
+	return foreign.Checkpoint{}, false, nil, nil
+}
+
+// uid returns the UID of an allocation's pod, which ipamd does not keep; empty: unknown.
+func (f files) uid(a foreign.Allocation) string {
+	data, err := statefile.Read(filepath.Join(f.cni, "results", a.NetworkName+"-"+a.ContainerID+"-"+a.IfName))
+	if err != nil || strings.ContainsRune(a.ContainerID+a.NetworkName+a.IfName, filepath.Separator) {
+		return ""
+	}
+	var cached struct {
+		Args [][2]string `json:"cniArgs"`
+	}
+	if json.Unmarshal(data, &cached) != nil {
+		return ""
+	}
+	for _, arg := range cached.Args {
+		if arg[0] == "K8S_POD_UID" {
+			return arg[1]
+		}
+	}
+	return ""
+}
+
+// otherCards reports whether ipamd has checkpoints of other network cards than the first.
+func (f files) otherCards() bool {
+	found, _ := filepath.Glob(filepath.Join(f.run, "ipam-nic-*.json"))
+	return len(found) > 0
+}
+
+// moved is the checkpoint of a node whose pods are Berth's. ipamd ends at its start with an error that names the version.
+var moved = []byte(`{"version":"` + foreign.CheckpointMoved + `","allocations":[]}` + "\n")
+
+// setAside replaces the checkpoint, so that ipamd refuses to start. Otherwise it would miss the links of the pods, and
+// hand out their addresses.
+func (f files) setAside() (changed bool, err error) {
+	c, aside, unreadable, err := f.read()
+	if err != nil || unreadable != nil {
+		return false, errors.Join(err, unreadable)
+	}
+	if !aside {
+		err = f.stage(c)
+	} else if _, missing := os.Lstat(f.checkpoint()); missing == nil {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, statefile.Replace(f.checkpoint(), moved, 0o644)
+}
+
+// stage writes the checkpoint that is set aside.
+func (f files) stage(c foreign.Checkpoint) error {
+	if err := os.MkdirAll(f.run, 0o755); err != nil {
+		return fmt.Errorf("create the directory of ipamd's checkpoint: %w", err)
+	}
+	c.Version = foreign.CheckpointVersion
+	if c.Allocations == nil {
+		c.Allocations = []foreign.Allocation{}
+	}
+	data, err := json.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("encode ipamd's checkpoint: %w", err)
+	}
+	return statefile.Replace(f.aside(), append(data, '\n'), 0o644)
+}
+
+// restore puts the checkpoint back, from which ipamd starts.
+func (f files) restore() (changed bool, err error) {
+	err = os.Rename(f.aside(), f.checkpoint())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("restore ipamd's checkpoint: %w", err)
+	}
+	return true, nil
+}
+
+// configuration is a CNI configuration.
+type configuration struct {
+	Name    string `json:"name"`
+	Plugins []struct {
+		Type       string `json:"type"`
+		VethPrefix string `json:"vethPrefix"`
+	} `json:"plugins"`
+}
+
+func (c configuration) has(plugin string) bool {
+	for _, p := range c.Plugins {
+		if p.Type == plugin {
+			return true
+		}
+	}
+	return false
+}
+
+// prefix begins the names of pods' links.
+func (c configuration) prefix() string {
+	for _, p := range c.Plugins {
+		if p.VethPrefix != "" {
+			return p.VethPrefix
+		}
+	}
+	return defaultPrefix
+}
+
+// conflist reads the Amazon VPC CNI's configuration, which may be set aside; empty if there is none.
+func (f files) conflist() (c configuration, err error) {
+	for _, path := range []string{f.list(), f.list() + asideSuffix} {
+		data, err := statefile.Read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &c)
+		}
+		if err != nil {
+			return c, fmt.Errorf("read %s: %w", path, err)
+		}
+		return c, nil
+	}
+	return c, nil
+}
+
+// hideConflist sets the configuration aside. Its name sorts before that of Berth's.
+func (f files) hideConflist() (changed bool, err error) { return move(f.list(), f.list()+asideSuffix) }
+
+// hidden reports whether the configuration is set aside.
+func (f files) hidden() bool {
+	_, err := os.Lstat(f.list() + asideSuffix)
+	return err == nil
+}
+
+// showConflist puts the configuration back.
+func (f files) showConflist() (changed bool, err error) { return move(f.list()+asideSuffix, f.list()) }
+
+func move(from, to string) (changed bool, err error) {
+	err = os.Rename(from, to)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("move %s: %w", from, err)
+	}
+	return true, nil
+}
+
+// all lists the files that Finish removes.
+func (f files) all() (list []string) {
+	for _, pattern := range []string{
+		filepath.Join(f.run, foreign.CheckpointName+"*"), filepath.Join(f.run, "ipam-nic-*.json"), filepath.Join(f.run, "ipamd.sock"),
+		f.list(), f.list() + asideSuffix,
+	} {
+		found, _ := filepath.Glob(pattern)
+		list = append(list, found...)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}

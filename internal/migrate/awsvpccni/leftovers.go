@@ -1,0 +1,246 @@
+package awsvpccni
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/migrate"
+)
+
+// Finish implements migrate.System. berthd may run.
+func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
+	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "finish"}}
+	if err := n.formerRuns(ctx); err != nil {
+		return p.Report, fmt.Errorf("%w: stop it first", err)
+	}
+	s, err := n.survey(ctx)
+	if err != nil {
+		return p.Report, err
+	}
+	p.Pods = s.plan().Pods
+	if left := migrate.Count(p.Pods, migrate.Adopt) + migrate.Count(p.Pods, migrate.Replace); left > 0 {
+		return p.Report, fmt.Errorf("%d pods are still the Amazon VPC CNI's: apply, or delete those that must be replaced, before you finish", left)
+	}
+	var errs []error
+	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, removeFilters, n.removeFiles} {
+		changed, err := step(s)
+		p.Changed = append(p.Changed, changed...)
+		errs = append(errs, err)
+	}
+	err = errors.Join(errs...)
+	if err != nil {
+		p.Problems = append(p.Problems, err.Error())
+	}
+	return p.Report, err
+}
+
+// removeRules removes the policy rules of the Amazon VPC CNI.
+func (n *Node) removeRules(s survey) (changed []string, err error) {
+	all, err := n.allRules()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range all {
+		if !s.isFormer(r) {
+			continue
+		}
+		if r.Priority == localRule { // enforcing mode strict moved it behind the rules of branches
+			first := r
+			first.Priority = 0
+			if err := n.host.RuleAdd(&first); err != nil && !errors.Is(err, unix.EEXIST) {
+				return changed, fmt.Errorf("put the rule for local addresses back: %w", err)
+			}
+		}
+		if err := n.host.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
+			return changed, fmt.Errorf("remove the %s: %w", rtnl.RuleOf(r), err)
+		}
+		changed = append(changed, "removed the "+rtnl.RuleOf(r).String())
+	}
+	return changed, nil
+}
+
+// localRule is the priority of the rule for local addresses where pods have branches in enforcing mode strict.
+const localRule = 20
+
+// isFormer reports whether a rule is one of the Amazon VPC CNI. Its rules have no protocol number.
+func (s survey) isFormer(r netlink.Rule) bool {
+	id := rtnl.RuleOf(r)
+	if r.Protocol != unix.RTPROT_UNSPEC && r.Protocol != unix.RTPROT_BOOT || id.Invert || id.In != "" || id.Out != "" || id.Goto != 0 {
+		return false
+	}
+	if id.From.IsValid() {
+		return s.isFormerFrom(id)
+	}
+	switch id.Priority {
+	case ruleToPod:
+		return id.To.IsSingleIP() && s.inVPC(id.To.Addr()) && id.Table == mainTable
+	case ruleMark:
+		return id.Mark != 0 && id.Mark == id.Mask && !id.To.IsValid() && id.Table == mainTable
+	case ruleExternal:
+		return id.To.IsValid() && id.Table == mainTable
+	case localRule:
+		return id.Table == unix.RT_TABLE_LOCAL && !id.To.IsValid()
+	}
+	return false
+}
+
+// isFormerFrom is isFormer for rules with a source.
+func (s survey) isFormerFrom(id rtnl.Rule) bool {
+	if !id.From.IsSingleIP() {
+		return false
+	}
+	source := id.From.Addr()
+	switch id.Priority {
+	case ruleFromPod:
+		return s.inVPC(source) && !id.To.IsValid()
+	case ruleFromENI:
+		_, held := s.eniOf(source)
+		return id.Table != mainTable && (held || slices.ContainsFunc(s.enis, func(e cloud.AttachedENI) bool { return e.Primary == source }))
+	}
+	return false
+}
+
+// removeTables removes the routes of secondary ENIs.
+func (n *Node) removeTables(s survey) (changed []string, err error) {
+	for _, e := range s.enis {
+		if e.DeviceIndex == 0 {
+			continue
+		}
+		link, err := n.eniLink(e)
+		if errors.Is(err, datapath.ErrNoLink) {
+			continue
+		}
+		if err != nil {
+			return changed, err
+		}
+		for _, family := range families {
+			routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
+				return n.host.RouteListFiltered(family, &netlink.Route{LinkIndex: link.Attrs().Index, Table: tableOf(e.DeviceIndex)}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+			})
+			if err != nil {
+				return changed, fmt.Errorf("list the routes of table %d: %w", tableOf(e.DeviceIndex), err)
+			}
+			for _, r := range routes {
+				if r.Protocol == datapath.Protocol {
+					continue
+				}
+				if err := n.host.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
+					return changed, fmt.Errorf("remove the route %s of table %d: %w", rtnl.RouteDst(r), r.Table, err)
+				}
+				changed = append(changed, fmt.Sprintf("removed the route %s of table %d", rtnl.RouteDst(r), r.Table))
+			}
+		}
+	}
+	return changed, nil
+}
+
+// removeFiles removes the files of ipamd and its CNI configuration.
+func (n *Node) removeFiles(survey) (changed []string, err error) {
+	for _, path := range n.files.all() {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return changed, fmt.Errorf("remove %s: %w", path, err)
+		}
+		changed = append(changed, "removed "+path)
+	}
+	return changed, nil
+}
+
+// Names and comments of the Amazon VPC CNI's chains and rules, of iptables in its nftables form.
+var (
+	chainPrefixes = []string{"AWS-SNAT-CHAIN-", "AWS-CONNMARK-CHAIN-"}
+	comments      = []string{"AWS, primary ENI", "AWS SNAT CHAIN", "AWS, outbound connections", "AWS, CONNMARK", "Block Node Local Pod access via IP"}
+)
+
+const ownTable = "aws-cni" // of nftables, family ip
+
+// removeFilters removes chains and rules of the Amazon VPC CNI. Those of iptables-legacy need the program iptables-legacy.
+func removeFilters(survey) (changed []string, err error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	tables, err := conn.ListTables()
+	if err != nil {
+		return nil, fmt.Errorf("list nftables tables: %w", err)
+	}
+	var mine []*nftables.Chain
+	for _, t := range tables {
+		if t.Family == nftables.TableFamilyIPv4 && t.Name == ownTable {
+			conn.DelTable(t)
+			changed = append(changed, "removed the nftables table ip "+t.Name)
+		}
+	}
+	chains, err := conn.ListChains()
+	if err != nil {
+		return nil, fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, c := range chains {
+		if c.Table.Family != nftables.TableFamilyIPv4 && c.Table.Family != nftables.TableFamilyIPv6 || !slices.Contains([]string{"nat", "mangle", "filter"}, c.Table.Name) {
+			continue
+		}
+		rules, err := conn.GetRules(c.Table, c)
+		if err != nil {
+			return nil, fmt.Errorf("list the rules of nftables chain %s: %w", c.Name, err)
+		}
+		own := slices.ContainsFunc(chainPrefixes, func(prefix string) bool { return strings.HasPrefix(c.Name, prefix) })
+		if own {
+			mine = append(mine, c)
+		}
+		for _, r := range rules {
+			if !own && !isFormerFilter(r) {
+				continue
+			}
+			if err := conn.DelRule(r); err != nil {
+				return nil, fmt.Errorf("remove a rule of nftables chain %s: %w", c.Name, err)
+			}
+			if !own {
+				changed = append(changed, fmt.Sprintf("removed a rule of chain %s in table %s", c.Name, c.Table.Name))
+			}
+		}
+	}
+	for _, c := range mine {
+		conn.DelChain(c)
+		changed = append(changed, "removed chain "+c.Name)
+	}
+	if err := conn.Flush(); err != nil {
+		return nil, fmt.Errorf("remove chains and rules of the Amazon VPC CNI: %w", err)
+	}
+	return changed, nil
+}
+
+// isFormerFilter reports whether a rule has one of the comments, or jumps to one of the chains.
+func isFormerFilter(r *nftables.Rule) bool {
+	for _, e := range r.Exprs {
+		var text []byte
+		switch e := e.(type) {
+		case *expr.Match:
+			if info, ok := e.Info.(*xt.Unknown); ok && e.Name == "comment" {
+				text = *info
+			} else if info, ok := e.Info.(*xt.Comment); ok {
+				text = []byte(*info)
+			}
+		case *expr.Verdict:
+			if slices.ContainsFunc(chainPrefixes, func(prefix string) bool { return strings.HasPrefix(e.Chain, prefix) }) {
+				return true
+			}
+		}
+		if slices.ContainsFunc(comments, func(c string) bool { return bytes.HasPrefix(text, []byte(c)) }) {
+			return true
+		}
+	}
+	return false
+}

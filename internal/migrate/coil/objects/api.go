@@ -1,0 +1,133 @@
+package objects
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// object has the fields of all kinds that this file reads.
+type object struct {
+	metav1.ObjectMeta `json:"metadata"`
+	Index             int64     `json:"index"`
+	PoolName          string    `json:"poolName"`
+	NodeName          string    `json:"nodeName"`
+	Webhooks          []webhook `json:"webhooks"`
+	Spec              struct {
+		Replicas int64 `json:"replicas"`
+	} `json:"spec"`
+	Status struct {
+		Replicas int64 `json:"replicas"`
+	} `json:"status"`
+	raw []byte
+}
+
+// get reads an object; nil: there is none.
+func (c *Cluster) get(ctx context.Context, path string) (*object, error) {
+	raw, err := c.API.Get().AbsPath(path).DoRaw(ctx)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	o := &object{raw: raw}
+	if err == nil {
+		err = json.Unmarshal(raw, o)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return o, nil
+}
+
+// list reads the objects at a path. Kinds that are not installed have none.
+func (c *Cluster) list(ctx context.Context, path string) ([]object, error) {
+	raw, err := c.API.Get().AbsPath(path).DoRaw(ctx)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	var l struct {
+		Items []object `json:"items"`
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &l)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", path, err)
+	}
+	slices.SortFunc(l.Items, func(a, b object) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return l.Items, nil
+}
+
+// documents lists the objects at a path as a stream of manifests. Items of a list have neither kind nor version.
+func (c *Cluster) documents(ctx context.Context, path string) ([]byte, error) {
+	raw, err := c.API.Get().AbsPath(path).DoRaw(ctx)
+	var l struct {
+		metav1.TypeMeta `json:",inline"`
+		Items           []map[string]any `json:"items"`
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &l)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", path, err)
+	}
+	var docs []byte
+	for _, o := range l.Items {
+		o["apiVersion"], o["kind"] = l.APIVersion, strings.TrimSuffix(l.Kind, "List")
+		text, err := json.Marshal(o)
+		if err != nil {
+			return nil, err
+		}
+		docs = append(append(append(docs, "---\n"...), text...), '\n')
+	}
+	return docs, nil
+}
+
+// create creates an object, as another user if one is given.
+func (c *Cluster) create(ctx context.Context, path string, o any, as string) error {
+	body, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	r := c.API.Post().AbsPath(path).SetHeader("Content-Type", "application/json").Body(body)
+	if as != "" {
+		r = r.SetHeader("Impersonate-User", as)
+	}
+	return r.Do(ctx).Error()
+}
+
+func (c *Cluster) patch(ctx context.Context, path string, patch any) error {
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	return c.API.Patch(types.MergePatchType).AbsPath(path).Body(body).Do(ctx).Error()
+}
+
+func (c *Cluster) delete(ctx context.Context, path string) error {
+	err := c.API.Delete().AbsPath(path).Do(ctx).Error()
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// remove deletes an object whose finalizers nobody would remove any more.
+func (c *Cluster) remove(ctx context.Context, path string) error {
+	err := c.delete(ctx, path)
+	if err == nil {
+		err = c.patch(ctx, path, map[string]any{"metadata": map[string]any{"finalizers": nil}})
+	}
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

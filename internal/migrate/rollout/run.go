@@ -1,0 +1,128 @@
+package rollout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+)
+
+// Cluster is what a run reads and changes.
+type Cluster interface {
+	// Observe reads the state past all caches.
+	Observe(ctx context.Context) (State, error)
+	// Do carries out an action. It is safe to repeat. A BlockedError means that others must act first.
+	Do(ctx context.Context, a Action) error
+}
+
+// BlockedError is the error of an action that is refused for now, such as an eviction by a PodDisruptionBudget.
+type BlockedError struct{ Why string }
+
+func (e *BlockedError) Error() string { return e.Why }
+
+// interval is the time between two rounds in which nothing was done.
+const interval = 2 * time.Second
+
+// patience is how long errors of the API server may last.
+const patience = 2 * time.Minute
+
+// Run moves nodes until nothing is left to do. progress is called for every action and every new reason to wait. The
+// error names the nodes that failed; a later run continues where this one ended.
+func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock, progress func(node, what string)) error {
+	o.Failed = map[string]string{}
+	told := map[string]string{}
+	tell := func(node, what string) {
+		if what != "" && told[node] != what {
+			told[node] = what
+			progress(node, what)
+		}
+	}
+	healthy := clk.Now()
+	for {
+		done, err := round(ctx, c, from, &o, tell)
+		var refused *refusedError
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.As(err, &refused):
+			return err
+		case err == nil:
+			healthy = clk.Now()
+		case clk.Now().Sub(healthy) > patience:
+			return fmt.Errorf("no success for %s: %w", patience, err)
+		default:
+			tell("", "will be retried: "+err.Error())
+		}
+		if done {
+			return failures(o.Failed)
+		}
+		select {
+		case <-clk.After(interval):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// refusedError is the reason why nothing is done.
+type refusedError struct{ why string }
+
+func (e *refusedError) Error() string { return e.why }
+
+// round observes and acts until it must wait for others.
+func round(ctx context.Context, c Cluster, from string, o *Options, tell func(node, what string)) (done bool, err error) {
+	for {
+		s, err := c.Observe(ctx)
+		if err != nil {
+			return false, err
+		}
+		d := Next(s, from, *o)
+		if d.Refused != "" {
+			return false, &refusedError{d.Refused}
+		}
+		acted := false
+		for _, a := range d.Actions {
+			err := c.Do(ctx, a)
+			if blocked := (*BlockedError)(nil); errors.As(err, &blocked) {
+				tell(a.Node, "waits: "+blocked.Why)
+				continue
+			}
+			if err != nil {
+				return false, fmt.Errorf("%s: %w", strings.TrimSpace(string(a.Kind)+" "+a.Node), err)
+			}
+			acted = acted || a.Kind != Evict // an evicted pod needs time
+			tell(a.Node, a.What)
+			if a.Kind == End {
+				return true, nil
+			}
+		}
+		for _, w := range d.Waits {
+			tell(w.Node, "waits for "+w.What)
+		}
+		for node, why := range d.Failed {
+			o.Failed[node] = why
+			tell(node, "failed: "+why)
+			acted = true
+		}
+		if d.Done {
+			maps.Copy(o.Failed, d.Skipped)
+			return true, nil
+		}
+		if !acted {
+			return false, nil
+		}
+	}
+}
+
+func failures(failed map[string]string) error {
+	var errs []error
+	for _, node := range slices.Sorted(maps.Keys(failed)) {
+		errs = append(errs, fmt.Errorf("node %s: %s", node, failed[node]))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,212 @@
+package foreign
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/statefile"
+)
+
+// Options of an Observer.
+type Options struct {
+	Checkpoints string                   // folder of the Amazon VPC CNI's checkpoint
+	Netns       string                   // folder with the pods' network namespaces
+	Configs     func() ([]Config, error) // network configurations of the node, as the runtime sorts them
+	Clock       clock.Clock
+	Log         *slog.Logger
+	// Answers tells which other daemons run; nil: looks at the sockets of the node.
+	Answers func(ctx context.Context) map[System]bool
+}
+
+// Observer observes other software on the node.
+type Observer struct {
+	options Options
+
+	mu         sync.Mutex // guards the fields below; never held during I/O
+	file       identity   // of the checkpoint read last
+	checkpoint Checkpoint
+	said       string // the problem with the checkpoint that was logged last
+	answers    map[System]bool
+	at         time.Time // when answers were read
+}
+
+// NewObserver returns an Observer that has read nothing yet.
+func NewObserver(o Options) *Observer {
+	if o.Answers == nil {
+		o.Answers = answers
+	}
+	return &Observer{options: o}
+}
+
+// Observation is what an Observer saw.
+type Observation struct {
+	Holders  []Holder
+	Networks []Network
+	Configs  []Config
+}
+
+// identity changes with each replacement of a file; zero: there is none.
+type identity struct {
+	inode uint64
+	size  int64
+	time  time.Time
+}
+
+func identify(path string) identity {
+	info, err := os.Stat(path)
+	if err != nil {
+		return identity{}
+	}
+	id := identity{size: info.Size(), time: info.ModTime()}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		id.inode = st.Ino
+	}
+	return id
+}
+
+func (o *Observer) path() string { return filepath.Join(o.options.Checkpoints, CheckpointName) }
+
+// Changed reports whether another daemon has handed out or taken back addresses since the last Observe. It takes
+// microseconds.
+func (o *Observer) Changed() bool {
+	now := identify(o.path())
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return now != o.file
+}
+
+// answersEvery is how often the daemons of other pod networks are looked for.
+const answersEvery = 30 * time.Second
+
+// Observe reads what other software has on the node. routes are those of the kernel, records those of Berth.
+func (o *Observer) Observe(ctx context.Context, routes []datapath.ForeignRoute, records []attachment.Record) Observation {
+	checkpoint, answers := o.readCheckpoint(), o.readAnswers(ctx)
+	containers, spaces := map[string]bool{}, map[datapath.NetnsID]bool{}
+	for _, rec := range records {
+		containers[rec.Key.ContainerID] = true
+		spaces[datapath.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}] = true
+	}
+	var others *namespaces // opened when asked
+	defer func() { others.close() }()
+	e := Evidence{
+		Now: o.options.Clock.Now(), Routes: routes, Checkpoint: checkpoint, Answers: answers,
+		InPods: func(a netip.Addr) bool {
+			if others == nil {
+				others = openNamespaces(o.options.Netns, spaces)
+			}
+			return others.have(a)
+		},
+		Adopted: func(id string) bool { return containers[id] },
+	}
+	out := Observation{Holders: Holders(e)}
+	out.Networks = Networks(answers, out.Holders)
+	configs, err := o.options.Configs()
+	if err != nil {
+		o.options.Log.Warn("reading the node's network configurations failed", "err", err)
+	}
+	out.Configs = configs
+	return out
+}
+
+// readCheckpoint reads the checkpoint if it has changed. One that cannot be read at all leaves what was known before: it
+// is replaced at once, and to forget it would hand out others' addresses.
+func (o *Observer) readCheckpoint() Checkpoint {
+	o.mu.Lock()
+	file, last := o.file, o.checkpoint
+	o.mu.Unlock()
+	now := identify(o.path())
+	if now == file {
+		return last
+	}
+	next, said := Checkpoint{}, ""
+	data, err := statefile.Read(o.path())
+	if err == nil {
+		next, err = ParseCheckpoint(data)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if said = err.Error(); next.Version == "" {
+			next = last
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.file, o.checkpoint = now, next
+	if said != "" && said != o.said {
+		o.options.Log.Warn("the checkpoint of the Amazon VPC CNI cannot be read completely", "file", o.path(), "err", err)
+	}
+	o.said = said
+	return next
+}
+
+func (o *Observer) readAnswers(ctx context.Context) map[System]bool {
+	now := o.options.Clock.Now()
+	o.mu.Lock()
+	last, at := o.answers, o.at
+	o.mu.Unlock()
+	if last != nil && now.Sub(at) < answersEvery {
+		return last
+	}
+	next := o.options.Answers(ctx)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.answers, o.at = next, now
+	return next
+}
+
+// Where daemons listen, in the node's network namespace.
+const ipamdAddress = "127.0.0.1:50051" // before version 1.22
+
+var daemonSockets = map[string]System{"/aws-node/ipamd.sock": AmazonVPCCNI, "/coild.sock": Coil, "/cilium/cilium.sock": Cilium}
+
+// answers looks at the sockets of the node.
+func answers(ctx context.Context) map[System]bool {
+	found := map[System]bool{}
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	if conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", ipamdAddress); err == nil {
+		_ = conn.Close()
+		found[AmazonVPCCNI] = true
+	}
+	// Sockets of the network namespace, whatever berthd's container can see of the file system.
+	if data, err := os.ReadFile("/proc/net/unix"); err == nil {
+		for system := range listening(data) {
+			found[system] = true
+		}
+	}
+	return found
+}
+
+// accepts is the flag of a listening socket in /proc/net/unix (__SO_ACCEPTCON).
+const accepts = "00010000"
+
+// listening returns the systems with a listening socket in the text of /proc/net/unix.
+func listening(text []byte) map[System]bool {
+	found := map[System]bool{}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 8 || fields[3] != accepts {
+			continue
+		}
+		for suffix, system := range daemonSockets {
+			if strings.HasSuffix(fields[7], suffix) {
+				found[system] = true
+			}
+		}
+	}
+	return found
+}
