@@ -110,7 +110,10 @@ berth.dev/network of Nodes. A node never runs the daemons of both networks.
 apply --finish removes what the former network left on the nodes, and its DaemonSet. There is
 no rollback after it.
 
-verify checks that each pod's address has exactly one owner, and exits with 2 otherwise.`,
+verify checks that each pod's address has exactly one owner and that each pod answers its node,
+and exits with 2 otherwise.
+
+While the API server does not answer, all of them try again for up to 5 minutes.`,
 		Example: `  kubectl berth migrate amazon-vpc-cni plan
   kubectl berth migrate amazon-vpc-cni apply --nodes ip-10-0-1-7.ec2.internal
   kubectl berth migrate amazon-vpc-cni apply --max-unavailable 3`,
@@ -160,6 +163,8 @@ type migration struct {
 	*toolRunner
 	clock clock.Clock
 	tell  func(node, what string) // progress of a run
+	// retrying says that the API server does not answer.
+	retrying func(why string)
 	// operatorAccount is the service account of berth-operator; empty: the usual one.
 	operatorAccount string
 }
@@ -186,6 +191,13 @@ func newMigration(p *program, cmd *cobra.Command, from string, f *migrateFlags) 
 	}
 	if m.from.dump != (f.etcdDump != "") {
 		return nil, fmt.Errorf("--etcd-dump is %q: expected a file with %s, and none with other networks", f.etcdDump, migrate.CoilV1)
+	}
+	var last string
+	m.retrying = func(why string) {
+		if why != last {
+			last = why
+			fmt.Fprintln(cmd.ErrOrStderr(), view.Printable(why))
+		}
 	}
 	var err error
 	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.objects != nil {
@@ -224,11 +236,11 @@ func (m *migration) move(cmd *cobra.Command, d rollout.Direction, f *migrateFlag
 	if cmd.Context().Err() != nil {
 		return fmt.Errorf("interrupted: %w. The next call continues", err)
 	}
-	s, observed := m.Observe(cmd.Context())
+	s, observed := m.see(cmd.Context(), false)
 	if observed != nil {
 		return errors.Join(err, observed)
 	}
-	report.fill(&s)
+	report.fill(&s.State)
 	if shown := f.out.show(cmd, report, report.write); shown != nil {
 		return errors.Join(err, shown)
 	}

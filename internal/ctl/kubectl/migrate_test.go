@@ -68,8 +68,14 @@ func TestMigrateInPlace(t *testing.T) {
 	m.mu.Lock()
 	m.adopted["node-0"] = m.adopted["node-0"][1:]
 	m.mu.Unlock()
-	if out, code, err = of("verify"); err != nil || code != 0 || !strings.Contains(out, "1 nodes of Berth, 2 pods: 0 problems") {
+	if out, code, err = of("verify"); err != nil || code != 0 || !strings.Contains(out, "1 nodes of Berth, 2 pods: 0 problems\nAddresses that answered: 2 by ICMP echo\n") {
 		t.Errorf("verify: exit code = %d, error = %v\n%s", code, err, out)
+	}
+	m.mu.Lock()
+	m.mute = "web-0-1"
+	m.mu.Unlock()
+	if out, code, err = of("verify", "-o", "wide"); err != nil || code != ExitUnwell || !strings.Contains(out, "! node-0: pod default/web-0-1: the node tool has no answer of its address 10.0.0.11\n") || !strings.Contains(out, "default/web-0-2   10.0.0.12   ICMP echo") {
+		t.Errorf("verify with a pod that does not answer: exit code = %d, error = %v\n%s", code, err, out)
 	}
 	m.mu.Lock()
 	forgotten := m.adopted["node-0"]

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -128,8 +127,8 @@ func (m *migration) observe(ctx context.Context, everyPod bool) (s *seen, err er
 		}
 		s.Nodes = append(s.Nodes, n)
 	}
-	if len(a.unread) > 0 {
-		return nil, errors.New(strings.Join(a.unread, "; "))
+	if err := a.err(); err != nil {
+		return nil, err
 	}
 	slices.SortFunc(s.Nodes, func(x, y rollout.Node) int { return cmp.Compare(x.Name, y.Name) })
 	return s, nil
