@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,7 +24,8 @@ import (
 const formerName = "aws-node"
 
 // installFormer installs the Amazon VPC CNI from its published manifest, and waits until the nodes are Ready. Two things
-// differ from the manifest: the network policy agent, which is switched off there, is left out, and EC2 is the lab's.
+// differ from the manifest: the network policy agent, which enforces nothing there, is left out with the setting that
+// makes the plugin wait for it, and EC2 is the lab's.
 func (w *world) installFormer(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/aws/amazon-vpc-cni-k8s")
@@ -44,7 +46,8 @@ func (w *world) installFormer(t *testing.T) {
 			containers, _, err := unstructured.NestedSlice(o.Object, path...)
 			harness.OK(t, err)
 			daemon := containers[0].(map[string]any)
-			daemon["env"] = append(daemon["env"].([]any), map[string]any{"name": "AWS_EC2_ENDPOINT", "value": lab.EC2URL})
+			env := slices.DeleteFunc(daemon["env"].([]any), func(v any) bool { return v.(map[string]any)["name"] == "NETWORK_POLICY_ENFORCING_MODE" })
+			daemon["env"] = append(env, map[string]any{"name": "AWS_EC2_ENDPOINT", "value": lab.EC2URL})
 			harness.OK(t, unstructured.SetNestedSlice(o.Object, []any{daemon}, path...))
 		}
 		objects = append(objects, o)

@@ -61,7 +61,8 @@ spec:
         - name: probed
           image: IMAGE
           imagePullPolicy: Never
-          args: [netexec, --http-port=8090, --udp-port=-1]
+          args: [netexec, --http-port=8090]
+          startupProbe: {httpGet: {path: /healthz, port: 8090}, periodSeconds: 1, failureThreshold: 60}
           livenessProbe: {httpGet: {path: /healthz, port: 8090}, periodSeconds: 1, timeoutSeconds: 20, failureThreshold: 1}
           readinessProbe: {tcpSocket: {port: 8090}, periodSeconds: 1, timeoutSeconds: 20, failureThreshold: 1}
 ---
@@ -78,7 +79,7 @@ spec:
         - name: edge
           image: IMAGE
           imagePullPolicy: Never
-          args: [netexec, --http-port=8080, --udp-port=-1]
+          args: [netexec, --http-port=8080]
           ports: [{containerPort: 8080, hostPort: 9090}]
 `
 

@@ -35,7 +35,7 @@ func TestMigrateInPlace(t *testing.T) {
 	}
 
 	out, code, err := of("plan")
-	if !strings.Contains(out, "warm-ip-target: \"5\"") || !strings.Contains(out, "MAGIC=1: unknown") {
+	if !strings.Contains(out, "warm-ip-target: 5") || !strings.Contains(out, "MAGIC=1: unknown") {
 		t.Errorf("plan lacks the settings of aws-node:\n%s", out)
 	}
 	if err != nil || code != 0 || strings.Count(out, "to be moved") != movedNodes || !strings.Contains(out, "node-1   to be moved   3      1          0          0") {

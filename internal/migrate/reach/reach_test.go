@@ -44,6 +44,9 @@ func (n *nodeOf) pod(name string, fate migrate.Fate, do func() error) {
 		if err != nil {
 			return err
 		}
+		if err := ns.AddAddr(h, l, netip.MustParsePrefix("fd00:9:9::1/128")); err != nil { // neighbours are asked for on their link
+			return err
+		}
 		for _, a := range addrs {
 			if err := h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: rtnl.IPNet(rtnl.HostPrefix(a)), Scope: netlink.SCOPE_LINK}); err != nil {
 				return err
