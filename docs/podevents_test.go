@@ -22,7 +22,7 @@ var noTrouble = []string{
 
 // For every cause for which an ADD may wait or fail, the Event says what to do about it, and where to read more.
 func TestEveryCauseHasRemedy(t *testing.T) {
-	page := readPage(t, "troubleshoot.md")
+	page := folder(t, "troubleshoot")
 	word := regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`)
 	var causes []string
 	for reason, where := range readCode(t).reasons {

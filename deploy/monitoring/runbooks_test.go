@@ -6,22 +6,22 @@ import (
 	"testing"
 )
 
-// Each alert has a section in docs/troubleshoot.md, and no section is for an unknown alert.
+// Each alert has a section in docs/troubleshoot/README.md, and no section is for an unknown alert.
 func TestEveryAlertHasRunbook(t *testing.T) {
 	var sections []string
-	for _, m := range regexp.MustCompile(`(?m)^### (Berth[A-Za-z0-9]+)\n\n[^#\n]`).FindAllStringSubmatch(readFile(t, "../../docs/troubleshoot.md"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^### (Berth[A-Za-z0-9]+)\n\n[^#\n]`).FindAllStringSubmatch(readFile(t, "../../docs/troubleshoot/README.md"), -1) {
 		sections = append(sections, m[1])
 	}
 	var names []string
 	for _, a := range alerts(t) {
 		names = append(names, a.Alert)
 		if !slices.Contains(sections, a.Alert) {
-			t.Errorf("docs/troubleshoot.md has no section %s, or an empty one", a.Alert)
+			t.Errorf("docs/troubleshoot/README.md has no section %s, or an empty one", a.Alert)
 		}
 	}
 	for _, s := range sections {
 		if !slices.Contains(names, s) {
-			t.Errorf("docs/troubleshoot.md has a section %s without an alert", s)
+			t.Errorf("docs/troubleshoot/README.md has a section %s without an alert", s)
 		}
 	}
 	if len(sections) != len(names) {

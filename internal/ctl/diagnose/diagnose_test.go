@@ -441,7 +441,7 @@ func declared(t *testing.T) (out []Verdict) {
 
 // Each heading that a diagnosis refers to exists.
 func TestReferencedHeadingsExist(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/troubleshoot.md")
+	page, err := os.ReadFile("../../../docs/troubleshoot/README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -452,7 +452,7 @@ func TestReferencedHeadingsExist(t *testing.T) {
 	for _, see := range found {
 		_, heading, _ := strings.Cut(see, ", ")
 		if !strings.Contains(string(page), "# "+strings.Trim(heading, `"`)+"\n") {
-			t.Errorf("docs/troubleshoot.md has no heading %s", heading)
+			t.Errorf("docs/troubleshoot/README.md has no heading %s", heading)
 		}
 	}
 }

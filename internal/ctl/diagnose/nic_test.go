@@ -142,9 +142,9 @@ func TestNIC(t *testing.T) {
 	}
 }
 
-// docs/troubleshoot.md explains exactly the reasons that have a remedy.
+// docs/troubleshoot/README.md explains exactly the reasons that have a remedy.
 func TestRemediesMatchDocumentation(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/troubleshoot.md")
+	page, err := os.ReadFile("../../../docs/troubleshoot/README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,13 +161,13 @@ func TestRemediesMatchDocumentation(t *testing.T) {
 			for _, m := range regexp.MustCompile("`([A-Za-z]+)`").FindAllStringSubmatch(row[1], -1) {
 				explained[m[1]] = true
 				if of.remedies[m[1]] == "" {
-					t.Errorf("reason %s of docs/troubleshoot.md has no remedy", m[1])
+					t.Errorf("reason %s of docs/troubleshoot/README.md has no remedy", m[1])
 				}
 			}
 		}
 		for reason := range of.remedies {
 			if !explained[reason] {
-				t.Errorf("docs/troubleshoot.md does not explain reason %s", reason)
+				t.Errorf("docs/troubleshoot/README.md does not explain reason %s", reason)
 			}
 		}
 		if len(explained) < of.least {

@@ -14,7 +14,7 @@ const UsedElsewhere = "used-elsewhere"
 // OnNode is another cause of AddressShared: the node itself has the address.
 const OnNode = "address-on-node"
 
-// Headings of docs/troubleshoot.md that describe the causes.
+// Headings of docs/troubleshoot/README.md that describe the causes.
 const (
 	inNoAddress = "No address"
 	inNICs      = "No NIC"
@@ -34,7 +34,7 @@ const (
 // Remedy is the remedy for a cause.
 type Remedy struct {
 	Do      string // a sentence; empty if the message includes it
-	Heading string // heading of docs/troubleshoot.md with details
+	Heading string // heading of docs/troubleshoot/README.md with details
 }
 
 // RemedyOf returns the remedy for a cause. known is false for a cause without an entry, for example one that
