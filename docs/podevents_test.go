@@ -51,13 +51,14 @@ func TestEveryCauseHasRemedy(t *testing.T) {
 		if !known {
 			t.Errorf("internal/node/podevents has no remedy for %s", cause)
 		}
-		if !strings.Contains(page, "## "+remedy.Heading+"\n") {
-			t.Errorf("troubleshoot.md has no heading %q, to which Events of %s refer", remedy.Heading, cause)
+		name, heading, _ := strings.Cut(strings.TrimPrefix(remedy.See, "docs/"), ", ")
+		if !strings.Contains(readPage(t, name), "# "+strings.Trim(heading, `"`)+"\n") {
+			t.Errorf("%s has no heading %s, to which Events of %s refer", name, heading, cause)
 		}
 	}
 	for _, reason := range podevents.Reasons() {
 		if !strings.Contains(page, "| `"+reason+"` |") {
-			t.Errorf("troubleshoot.md does not explain Events with reason %s", reason)
+			t.Errorf("docs/troubleshoot does not explain Events with reason %s", reason)
 		}
 	}
 }

@@ -210,10 +210,20 @@ func TestFiguresExist(t *testing.T) {
 	})
 }
 
-// Every package has a row in the map in docs/contribute/architecture.md, or is named in the row of a package around it.
+// A page has one subject. Generated pages are as long as what they are generated from.
+func TestPagesAreShort(t *testing.T) {
+	const most = 300
+	for page, text := range pages(t) {
+		if lines := strings.Count(text, "\n"); lines > most && page != "../CHANGELOG.md" {
+			t.Errorf("%s has %d lines, want at most %d: split it by subject", page, lines, most)
+		}
+	}
+}
+
+// Every package has a row in the map in docs/contribute/packages.md, or is named in the row of a package around it.
 func TestPackagesAreOnMap(t *testing.T) {
 	rows := map[string]string{}
-	for _, m := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|.*$").FindAllStringSubmatch(readPage(t, "contribute/architecture.md"), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|.*$").FindAllStringSubmatch(readPage(t, "contribute/packages.md"), -1) {
 		for _, p := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(m[1], -1) {
 			if rows[p[1]] == "" { // the map comes before the other tables
 				rows[p[1]] = m[0]
@@ -237,7 +247,7 @@ func TestPackagesAreOnMap(t *testing.T) {
 				return nil
 			}
 		}
-		t.Errorf("docs/contribute/architecture.md: the map has no row for %s, and no row of a package around it names it", name)
+		t.Errorf("docs/contribute/packages.md: the map has no row for %s, and no row of a package around it names it", name)
 		return nil
 	})
 	if err != nil {

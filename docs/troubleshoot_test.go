@@ -118,9 +118,9 @@ func text(e ast.Expr) (string, bool) {
 	return s, err == nil
 }
 
-// docs/troubleshoot/README.md explains every reason of a failed call, of a shortage and of a condition.
+// The pages of docs/troubleshoot and docs/alerts explain every reason of a failed call, of a shortage and of a condition.
 func TestEveryReasonIsExplained(t *testing.T) {
-	page := folder(t, "troubleshoot")
+	page := folder(t, "troubleshoot") + folder(t, "alerts")
 	reasons := readCode(t).reasons
 	for _, known := range []string{
 		"subnet-full", "unreachable", "throttled", "growing", "netns-missing", "DropPolicy", "ForwardingAllowed", "panic",
@@ -141,7 +141,7 @@ func TestEveryReasonIsExplained(t *testing.T) {
 	}
 	for reason, where := range reasons {
 		if !strings.Contains(page, "`"+reason+"`") {
-			t.Errorf("troubleshoot.md does not explain %s of %s", reason, where)
+			t.Errorf("docs/troubleshoot and docs/alerts do not explain %s of %s", reason, where)
 		}
 	}
 }
