@@ -9,13 +9,15 @@ import (
 //go:generate make --no-print-directory -C ../.. web
 
 //go:embed dist
-var files embed.FS
+var dist embed.FS
 
-// Page returns the files of the page. index.html refers to the others by relative paths.
-func Page() fs.FS {
-	page, err := fs.Sub(files, "dist")
+// Page has the files of the page. index.html refers to the others by relative paths.
+var Page = page()
+
+func page() fs.FS {
+	files, err := fs.Sub(dist, "dist")
 	if err != nil {
 		panic(err) // the folder is embedded above
 	}
-	return page
+	return files
 }
