@@ -249,10 +249,21 @@ check-format:
 
 .PHONY: generate
 generate: ## Generate all generated files
-	@hack/deps.sh generate
+	@hack/deps.sh generate web
 	@tools=$$(hack/tool.sh generate protoc-gen-go); tools=$${tools%/*}; \
 	for tool in protoc-gen-go-grpc controller-gen; do hack/tool.sh generate "$$tool" >/dev/null; done; \
 	PATH="$$tools:$$PATH" hack/slowly.sh --progress '^[^ ]*\.go$$' "Generating files" go generate -v ./...
+
+# The pages' sources are npm workspaces, with one lock file. Nothing is installed again
+# while the lock file stays the same.
+web/node_modules/.package-lock.json: web/package-lock.json web/.npmrc
+	@hack/deps.sh web
+	@hack/slowly.sh "Installing npm packages" npm ci --prefix web --loglevel error >/dev/null
+	@touch $@
+
+.PHONY: web
+web: web/node_modules/.package-lock.json ## Build the web page of the planner into web/planner/dist (committed)
+	@hack/slowly.sh "Building the planner's page" npm run build --prefix web -w planner --silent
 
 .PHONY: check-generated
 check-generated: ## Check that generated files and module files are up to date
