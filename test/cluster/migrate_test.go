@@ -131,6 +131,7 @@ func TestMigration(t *testing.T) {
 	plan.Values["migration"] = map[string]any{"from": migrate.AmazonVPCCNI}
 	harness.OK(t, m.Chart.Install(t.Context(), plan.Values))
 	m.planned(t, before)
+	const kills = "all nodes move, with kills"
 	m.underCalls(t, func() {
 		for _, step := range []struct {
 			name string
@@ -144,7 +145,7 @@ func TestMigration(t *testing.T) {
 				m.move(t, "rollback", "--nodes="+calmNode)
 				m.served(t, formerName, calmNode, formerName, brokenNode)
 			}},
-			{"all nodes move, with kills", func(t *testing.T) { m.troubled(t); m.served(t, daemonName, calmNode, daemonName, brokenNode) }},
+			{kills, func(t *testing.T) { m.troubled(t); m.served(t, daemonName, calmNode, daemonName, brokenNode) }},
 			{"a second apply changes nothing", m.again},
 			{"verify finds no problem", m.verified},
 			{"nothing is left after finish", m.finish},
@@ -152,10 +153,11 @@ func TestMigration(t *testing.T) {
 			if !t.Run(step.name, func(t *testing.T) {
 				step.do(t)
 				m.unchanged(t, before)
-				if now := m.readySince(t); !maps.Equal(now, ready) {
+				now := m.readySince(t)
+				if calm := m.faults["API server"] == 0 || step.name != kills; calm && !maps.Equal(now, ready) { // controllers miss heartbeats in an outage
 					t.Errorf("Nodes are Ready: %v, want %v: pods of a Node that is not Ready leave their Services", now, ready)
-					ready = now
 				}
+				ready = now
 			}) {
 				return
 			}
@@ -165,17 +167,24 @@ func TestMigration(t *testing.T) {
 		return
 	}
 	m.kubectl(t, "delete", "daemonset", "edge", "--wait")
-	harness.OK(t, m.Chart.Install(t.Context(), map[string]any{"migration": map[string]any{"from": ""}}))
+	plan.Values["migration"] = map[string]any{"from": ""}
+	harness.OK(t, m.Chart.Install(t.Context(), plan.Values))
 	m.kubectl(t, "label", "nodes", "--all", rollout.Label+"-")
 	m.kubectl(t, "rollout", "restart", "deployment/web", "deployment/talk")
 	m.comesAndGoes(t)
 	m.nothingLeft(t)
+	for _, n := range m.Nodes() { // the plugins of both systems have made the rules of edge's host port
+		h, err := m.Machine(n.Name)
+		harness.OK(t, err)
+		if rules := sh(t, h, "iptables-save | grep 9090; true"); rules != "" {
+			t.Errorf("rules of a host port are left on node %s:\n%s", n.Name, rules)
+		}
+	}
 }
 
 func (m *mover) deployTalk(t *testing.T) {
 	t.Helper()
 	script := fmt.Sprintf("%q", talkScript)
-	script = strings.NewReplacer(`\\`, `\\`).Replace(script)
 	file := filepath.Join(t.TempDir(), "talk.yaml")
 	harness.OK(t, os.WriteFile(file, []byte(strings.NewReplacer("IMAGE", agnhost, "SCRIPT", script).Replace(talk)), 0o600))
 	m.kubectl(t, "apply", "--filename="+file)
@@ -271,19 +280,23 @@ func (m *mover) planned(t *testing.T, pods map[string]lasting) {
 // served checks that daemons run on nodes: pairs of the name of a DaemonSet and a node.
 func (m *mover) served(t *testing.T, pairs ...string) {
 	t.Helper()
-	var want, got []string
+	var want []string
 	for i := 0; i < len(pairs); i += 2 {
 		want = append(want, pairs[i+1]+": "+pairs[i])
 	}
-	for _, name := range []string{formerName, daemonName} {
-		for node := range m.daemonPods(t, name) {
-			got = append(got, node+": "+name)
-		}
-	}
 	slices.Sort(want)
-	if slices.Sort(got); !slices.Equal(got, want) {
-		t.Errorf("daemons = %v, want %v", got, want)
-	}
+	harness.Eventually(t, soon, "the daemons run", func() error { // a rollback restores the DaemonSet, which replaces its pods
+		var got []string
+		for _, name := range []string{formerName, daemonName} {
+			for node := range m.daemonPods(t, name) {
+				got = append(got, node+": "+name)
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			return fmt.Errorf("daemons = %v, want %v", got, want)
+		}
+		return nil
+	})
 }
 
 // migrationJSON runs a verb of kubectl berth migrate and decodes its JSON.

@@ -85,7 +85,7 @@ func (n *Node) Plan(ctx context.Context) (migrate.Plan, error) {
 	}
 	p := s.plan()
 	if err := n.formerRuns(ctx); err != nil {
-		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: err.Error(), Remedy: "Before apply, move the aws-node DaemonSet off the node.", Blocks: false})
+		p.Found = append(p.Found, err.Error()+"; apply is refused until it has ended")
 	}
 	return p, nil
 }
