@@ -109,7 +109,7 @@ func lose(addrs ...string) func() error {
 
 // A pod answers ICMP echoes, or where it drops ICMP, ARP and neighbour discovery. One without its address does not, nor
 // does one behind another link answer for it.
-func TestPods(t *testing.T) {
+func TestPodsAnswer(t *testing.T) {
 	n := &nodeOf{t: t, path: nstest.New(t, nstest.Unique("node"))}
 	harness.OK(t, ns.Netlink(n.path, func(h *netlink.Handle) error {
 		return ns.Configure(h, "lo", []netip.Prefix{netip.MustParsePrefix("10.9.9.1/32"), netip.MustParsePrefix("fd00:9:9::1/128")}, nil)
