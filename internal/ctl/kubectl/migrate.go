@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/awsvpccni"
@@ -161,10 +160,7 @@ While the API server does not answer, all of them try again for up to 5 minutes.
 type migration struct {
 	*program
 	*toolRunner
-	clock clock.Clock
-	tell  func(node, what string) // progress of a run
-	// retrying says that the API server does not answer.
-	retrying func(why string)
+	tell func(node, what string) // progress of a run
 	// operatorAccount is the service account of berth-operator; empty: the usual one.
 	operatorAccount string
 }
@@ -180,7 +176,7 @@ func newMigration(p *program, cmd *cobra.Command, from string, f *migrateFlags) 
 	if f.maxUnavailable < 1 {
 		return nil, fmt.Errorf("--max-unavailable is %d: expected at least 1", f.maxUnavailable)
 	}
-	m := &migration{program: p, toolRunner: &toolRunner{requests: &requests{berth: p.daemons, limit: p.timeout}, from: formers[i], image: f.image}, clock: p.Clock}
+	m := &migration{program: p, toolRunner: &toolRunner{requests: &requests{berth: p.daemons, limit: p.timeout, clock: p.Clock}, from: formers[i], image: f.image}}
 	of := m.from.daemonSet
 	if f.daemonSet != "" {
 		of = f.daemonSet

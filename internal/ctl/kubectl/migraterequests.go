@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
 
@@ -24,20 +25,23 @@ type requests struct {
 	api   *api
 	berth string        // Berth's namespace
 	limit time.Duration // of one request
+	clock clock.Clock
+	// retrying says that the API server does not answer.
+	retrying func(why string)
 }
 
 // patiently repeats what reads or changes something while the API server does not answer, for as long as a run would.
 // Errors that the API server answers with are final.
-func (m *migration) patiently(ctx context.Context, do func(context.Context) error) error {
-	began := m.clock.Now()
+func (r *requests) patiently(ctx context.Context, do func(context.Context) error) error {
+	began := r.clock.Now()
 	for {
 		err := do(ctx)
-		if err == nil || !away(err) || m.clock.Now().Sub(began) > rollout.Patience {
+		if err == nil || !away(err) || r.clock.Now().Sub(began) > rollout.Patience {
 			return err
 		}
-		m.retrying("will be retried: " + err.Error())
+		r.retrying("will be retried: " + err.Error())
 		select {
-		case <-m.clock.After(time.Second):
+		case <-r.clock.After(time.Second):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -135,9 +135,9 @@ func (v *Verification) owners(pods []corev1.Pod) map[netip.Addr]*corev1.Pod {
 }
 
 // everyPod reads the pods of the cluster.
-func (m *migration) everyPod(ctx context.Context) (pods []corev1.Pod, err error) {
-	err = m.patiently(ctx, func(ctx context.Context) error {
-		a := &api{rest: m.api.rest}
+func (r *requests) everyPod(ctx context.Context) (pods []corev1.Pod, err error) {
+	err = r.patiently(ctx, func(ctx context.Context) error {
+		a := &api{rest: r.api.rest}
 		pods = list[corev1.Pod](ctx, a, "pods", podsOfAll, nil)
 		return a.err()
 	})
