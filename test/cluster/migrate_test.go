@@ -321,7 +321,7 @@ func (m *mover) troubled(t *testing.T) {
 		deck := slices.Concat(kinds, kinds)
 		m.random.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
 		if calls == 0 { // each kind at least once
-			deck = append([]string{"daemon", "API server", "", "API server"}, deck...)
+			deck = append([]string{"daemon", "API server", "", "tool"}, deck...)
 		}
 		err := m.call(t, deck, "apply")
 		if err == nil {
@@ -335,6 +335,7 @@ func (m *mover) troubled(t *testing.T) {
 		}
 	}
 	t.Logf("kills: %v", m.faults)
+	m.kubectl(t, "rollout", "status", "daemonset/"+daemonName, "--namespace="+addons.Namespace, fmt.Sprintf("--timeout=%.0fs", soon.Seconds()))
 	for _, kind := range kinds {
 		if kind != "" && m.faults[kind] == 0 {
 			t.Errorf("%s was not killed", kind)
@@ -362,7 +363,7 @@ func (m *mover) call(t *testing.T, deck []string, args ...string) error {
 	lines := []string{"kubectl berth migrate " + strings.Join(args, " ")}
 	for s := bufio.NewScanner(out); s.Scan(); {
 		lines = append(lines, time.Now().Format("15:04:05 ")+s.Text())
-		if len(deck) == 0 || killed {
+		if len(deck) == 0 || killed || !strings.Contains(s.Text(), ": ") { // the table at the end is no step
 			continue
 		}
 		fault := deck[0]

@@ -71,6 +71,16 @@ func TestMigrateInPlace(t *testing.T) {
 	if out, code, err = of("verify"); err != nil || code != 0 || !strings.Contains(out, "1 nodes of Berth, 2 pods: 0 problems\nAddresses that answered: 2 by ICMP echo\n") {
 		t.Errorf("verify: exit code = %d, error = %v\n%s", code, err, out)
 	}
+	var daemon corev1.Pod
+	harness.OK(t, m.c.Get(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd-node-0"}, &daemon))
+	ready := daemon.Status.Conditions
+	daemon.Status.Conditions = nil
+	harness.OK(t, m.c.Status().Update(t.Context(), &daemon))
+	if out, code, err = of("verify"); err != nil || code != ExitUnwell || !strings.Contains(out, "! node-0: berthd is not ready: the node's pods were not checked\n") {
+		t.Errorf("verify while berthd is not ready: exit code = %d, error = %v\n%s", code, err, out)
+	}
+	daemon.Status.Conditions = ready
+	harness.OK(t, m.c.Status().Update(t.Context(), &daemon))
 	m.mu.Lock()
 	m.mute = "web-0-1"
 	m.mu.Unlock()

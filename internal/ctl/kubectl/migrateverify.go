@@ -44,6 +44,11 @@ func (m *migration) verify(cmd *cobra.Command, f *migrateFlags) error {
 	v := Verification{From: m.from.name, Reached: []ReachedPod{}, Problems: []string{}}
 	before := map[types.UID]bool{} // the pods that the node tool must have seen
 	serving := func(n *rollout.Node) bool { return n.Label == rollout.Serving && n.Berthd == rollout.Ready }
+	for _, n := range s.Nodes {
+		if n.Label == rollout.Serving && n.Berthd != rollout.Ready && (len(f.nodes) == 0 || slices.Contains(f.nodes, n.Name)) {
+			v.problem(n.Name, "berthd is not ready: the node's pods were not checked")
+		}
+	}
 	if slices.Contains(m.from.verbs, rollout.Verify) && !f.noNodePods {
 		pods, err := m.everyPod(ctx)
 		if err != nil {
