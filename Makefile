@@ -35,6 +35,9 @@ CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
+# make docs: the version that the pages name. Links to files of the tree lead to it if it is a release, else to main.
+DOCS_VERSION ?= $(or $(filter $(VERSION),$(shell git tag --points-at HEAD 2>/dev/null)),dev)
+
 # make images: the prefix of the images' names, and their tag (default: the version).
 IMAGE_PREFIX ?=
 IMAGE_TAG    ?=
@@ -264,6 +267,14 @@ web/node_modules/.package-lock.json: web/package-lock.json web/.npmrc
 .PHONY: web
 web: web/node_modules/.package-lock.json ## Build the web page of the planner into web/planner/dist (committed)
 	@hack/slowly.sh "Building the planner's page" npm run build --prefix web -w planner --silent
+
+.PHONY: docs
+docs: web/node_modules/.package-lock.json ## Build the documentation as static files into dist/docs (DOCS_VERSION=v1.2.3)
+	@hack/docs.sh "$(DOCS_VERSION)"
+
+.PHONY: docs-serve
+docs-serve: web/node_modules/.package-lock.json ## Serve docs/ at http://localhost:5173, and reload pages as they change
+	@DOCS_VERSION="$(DOCS_VERSION)" npm run serve --prefix web -w docs --silent
 
 .PHONY: check-generated
 check-generated: ## Check that generated files and module files are up to date
