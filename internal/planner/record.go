@@ -322,6 +322,8 @@ func (r *recorder) reason(n *node, key attachment.Key) (kind, on, text string) {
 		return KindSubnetFull, n.subnet, "Pods wait: " + why.Message
 	case plan.ReasonENILimit, plan.ReasonFirstIndex:
 		return KindENILimit, n.group.Name, "Pods wait: " + why.Message
+	case plan.ReasonCooling:
+		return KindCooling, n.group.Name, "Pods wait: " + why.Message
 	case plan.ReasonMaxPods:
 		return KindAddressCap, n.group.Name, "Pods wait: " + why.Message
 	case "throttled", "growing":
