@@ -185,16 +185,16 @@ func (c *cluster) start(ctx context.Context, parts *bubble.Parts) error {
 
 // dialer connects a node to the operator. Its token is its name.
 func dialer(to *bufconn.Listener, node string) networkpolicy.Dialer {
-	return func(context.Context) (wire.PoliciesClient, func(), error) {
+	return func(context.Context) (networkpolicy.Leader, error) {
 		conn, err := grpc.NewClient("passthrough:operator", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return to.DialContext(ctx) }),
 			grpc.WithStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
 				return next(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+node), d, c, method, o...)
 			}))
 		if err != nil {
-			return nil, nil, err
+			return networkpolicy.Leader{}, err
 		}
-		return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
+		return networkpolicy.Leader{PoliciesClient: wire.NewPoliciesClient(conn), End: func() { _ = conn.Close() }}, nil
 	}
 }
 

@@ -145,7 +145,7 @@ func New(o Options) *Enforcer {
 
 // Known returns once it is known which policies select a pod, or when ctx ends.
 func (e *Enforcer) Known(ctx context.Context, name policy.PodName, uid string) error {
-	defer e.calls.waits()()
+	defer e.calls.waits(e.Clock.Now())()
 	for {
 		e.mu.Lock()
 		_, known := e.state.Of(name, uid)

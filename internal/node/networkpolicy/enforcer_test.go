@@ -211,7 +211,7 @@ func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *k
 	k := &kernel{foreign: make(chan string, 1)}
 	o := Options{
 		Kernel: k, Dir: dir, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
-		Dial: func(context.Context) (wire.PoliciesClient, func(), error) {
+		Dial: func(context.Context) (Leader, error) {
 			conn, err := grpc.NewClient("passthrough:operator",
 				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.listener.Load().DialContext(ctx) }),
 				grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -219,9 +219,9 @@ func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *k
 					return streamer(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+name), desc, cc, method, opts...)
 				}))
 			if err != nil {
-				return nil, nil, err
+				return Leader{}, err
 			}
-			return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
+			return Leader{PoliciesClient: wire.NewPoliciesClient(conn), End: func() { _ = conn.Close() }}, nil
 		},
 	}
 	with(&o)
