@@ -33,6 +33,7 @@ type Table struct {
 	mu      sync.Mutex
 	conn    *nftables.Conn               // for changes; nil: none is open
 	have    *content                     // in the kernel; nil: unknown
+	changes uint64                       // how often the kernel was changed
 	missed  policy.SetChanges            // what the kernel refused since then
 	ended   map[int]map[string]time.Time // answers of ended connections by family, and until when they are recognized
 	compile compiler
@@ -101,6 +102,7 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 		want = have
 	}
 	t.have, t.missed = nil, nil
+	t.changes++
 	conn, err := t.connection()
 	if err != nil {
 		return err
@@ -207,6 +209,10 @@ func (t *Table) Present() (bool, error) {
 	if t.have == nil {
 		return false, nil
 	}
+	return t.present(t.have.flat())
+}
+
+func (t *Table) present(have content) (bool, error) {
 	conn, err := t.open()
 	if err != nil {
 		return false, err
@@ -215,7 +221,7 @@ func (t *Table) Present() (bool, error) {
 	if there, err := all.There(conn); err != nil || !there {
 		return false, err
 	}
-	for _, c := range t.have.flat().chains {
+	for _, c := range have.chains {
 		all.Tag = c.text
 		if !all.Has(conn, c.Chain) {
 			return false, nil
