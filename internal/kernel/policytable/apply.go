@@ -39,6 +39,8 @@ type Table struct {
 	compile compiler
 	base    base
 	atOnce  int // elements in a transaction; see mostAtOnce
+
+	tracking tracking
 }
 
 // New returns the table of a network namespace, whose content is unknown before the first Apply.
@@ -191,6 +193,9 @@ func (t *Table) Remove() error {
 	defer t.mu.Unlock()
 	t.have, t.missed, t.ended = nil, nil, nil
 	t.disconnect()
+	t.tracking.mu.Lock()
+	t.tracking.close()
+	t.tracking.mu.Unlock()
 	conn, err := t.open()
 	if err != nil {
 		return err

@@ -41,9 +41,10 @@ type kernel struct {
 	pods   []policytable.Pod // nil: unknown
 	sets   map[policy.SetID]map[policy.Element]bool
 
-	foreign  chan string // what other software changes
-	ends     []time.Time // when connections were looked at
-	endTakes time.Duration
+	foreign  chan string   // what other software changes
+	ends     []time.Time   // when connections were looked at
+	endTakes time.Duration // to list connections
+	open     []policytable.Connection
 	failEnd  error
 
 	compared comparison
@@ -132,13 +133,21 @@ func (k *kernel) Watch(context.Context) (<-chan string, error) { return k.foreig
 
 func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
 
-func (k *kernel) End(func(policy.Flow) bool) (int, error) {
+func (k *kernel) Connections() ([]policytable.Connection, error) {
 	k.mu.Lock()
 	k.ends = append(k.ends, time.Now())
-	wait, err := k.endTakes, k.failEnd
+	wait, list, err := k.endTakes, slices.Clone(k.open), k.failEnd
 	k.mu.Unlock()
 	time.Sleep(wait) //nolint:forbidigo // in a bubble
-	return 0, err
+	return list, err
+}
+
+func (k *kernel) End(list []policytable.Connection, allowed func(policy.Flow) bool) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := len(k.open)
+	k.open = slices.DeleteFunc(k.open, func(c policytable.Connection) bool { return slices.Contains(list, c) && !allowed(c.Flow) })
+	return n - len(k.open), nil
 }
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }
