@@ -344,14 +344,23 @@ func TestAddressesOfPolicies(t *testing.T) {
 			t.Errorf("a port of a switch is judged in %+v", in)
 		}
 		defer n.tick()()
+		var during []string
+		n.board.onEnter("Plug", func() {
+			n.policies.mu.Lock()
+			defer n.policies.mu.Unlock()
+			during = textsOf(n.policies.pods[keyFor("a").String()].Addrs)
+		})
 		changed := testNIC("eth0", "p-0")
 		changed.Addresses = []attachment.NICAddress{{CIDR: netip.MustParsePrefix("192.168.0.99/24")}}
 		r.given(changed, testNIC("eth1", "p-1"))
 		waitFor(t, func() bool {
 			n.policies.mu.Lock()
 			defer n.policies.mu.Unlock()
-			return slices.Equal(textsOf(n.policies.pods[keyFor("a").String()].Addrs), []string{"192.168.0.99"})
+			return slices.Equal(textsOf(n.policies.pods[keyFor("a").String()].Addrs), []string{"192.168.0.99"}) && during != nil
 		})
+		if !slices.Equal(during, []string{"192.168.0.99"}) {
+			t.Errorf("policies are enforced for %v when the NIC gets its new address", during)
+		}
 	})
 	t.Run("two attachments", func(t *testing.T) {
 		n := newNode(t, "10.0.0.5", "10.0.0.6")
