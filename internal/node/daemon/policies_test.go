@@ -102,6 +102,7 @@ func (e *fakeEnforcer) Restore(pods map[string]networkpolicy.Pod) {
 func (e *fakeEnforcer) Announce(p networkpolicy.Pod) <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.done = append(e.done, "announce "+p.Name)
 	e.announced = append(e.announced, p)
 	return e.answer
 }
@@ -158,7 +159,7 @@ func TestPoliciesComeFirst(t *testing.T) {
 	r := n.restart(nil)
 	n.kernel.onEnter("AddPod", func() { n.policies.note("link") })
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if got := n.policies.changed(); got != "restore 0, set pod-a, link" {
+	if got := n.policies.changed(); got != "restore 0, announce pod-a, set pod-a, link" {
 		t.Errorf("the ADD did %s", got)
 	}
 	n.policies.want(t, "a", []string{"10.0.0.5"}, nil)
