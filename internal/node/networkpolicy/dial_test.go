@@ -277,7 +277,9 @@ func TestADDsDoNotWaitForAStuckOperator(t *testing.T) {
 			p := running("late", "10.0.0.1")
 			c.feed.SetPod(resolved(p.Name, "one"))
 			known := make(chan error, 1)
-			go func() { known <- one.Known(t.Context(), p.PodName, p.UID) }()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			go func() { known <- one.Known(ctx, p.PodName, p.UID) }()
 			sleep(time.Minute)
 			if dialled != 1 || asked == 0 {
 				t.Errorf("%s: %d calls, and the API server was asked %d times", what, dialled, asked)
