@@ -149,11 +149,11 @@ e2e: web/node_modules/.package-lock.json ## Run the tests with real container ru
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
-	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \
+	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); amazon=$$(hack/lab-images.sh amazon-k8s-cni amazon-k8s-cni-init); \
 	for other in "next $$(go env GOARCH)" "foreign $$([ "$$(go env GOARCH)" = arm64 ] && echo amd64 || echo arm64)"; do set -- $$other; \
 		hack/images.sh -version "0.0.0-$$1" -archs "$$2" -out "dist/lab-images-$$1" -- -formats archive -compress=false -tag "lab-$$1" >/dev/null; done; \
 	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
-		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
+		BERTH_LAB_IMAGES_AMAZON="$$amazon" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
 	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status

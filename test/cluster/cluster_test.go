@@ -25,17 +25,18 @@ import (
 )
 
 // Environment variables set by make e2e: directories of images, separated by colons, those of another version of
-// Berth and of another architecture, the helm program, and the directory of containerd 2.
+// Berth, of another architecture and of the Amazon VPC CNI, the helm program, and the directory of containerd 2.
 const (
 	imagesVariable     = "BERTH_LAB_IMAGES"
 	nextVariable       = "BERTH_LAB_IMAGES_NEXT"
 	foreignVariable    = "BERTH_LAB_IMAGES_FOREIGN"
+	amazonVariable     = "BERTH_LAB_IMAGES_AMAZON"
 	helmVariable       = "BERTH_HELM"
 	containerdVariable = "BERTH_CONTAINERD2"
 )
 
 // needs lists the environment variables that all tests require.
-var needs = []string{imagesVariable, nextVariable, foreignVariable, helmVariable, containerdVariable}
+var needs = []string{imagesVariable, nextVariable, foreignVariable, amazonVariable, helmVariable, containerdVariable}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
