@@ -204,7 +204,7 @@ var groups = []group{
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods on one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
-	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: 20 minutes", comparison, compareWithAmazon},
+	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: a quarter of an hour", comparison, compareWithAmazon},
 }
 
 // names returns the names of groups.
