@@ -74,6 +74,7 @@ func formerReturns(ctx context.Context, s *stage) string {
 		fail("berthctl status does not tell of two CNI plugins:\n%s", &status)
 	}
 	check(errors.Join(m.ipamd.Kill(), os.Remove(m.ipamd.Configuration())))
+	_ = os.Remove(m.fence()) // a checkpoint that ipamd may have written
 	m.sole(ctx, "")
 	m.verify(ctx, s.far())
 	return fmt.Sprintf("ipamd refused twice; without the fence reported %s after its start", ms(took))

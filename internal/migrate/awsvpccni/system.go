@@ -157,10 +157,8 @@ func (n *Node) exclusively(ctx context.Context, command string, run func(survey,
 		return p.Report, err
 	}
 	err = run(s, p)
-	if len(p.Changed) > 0 || err == nil {
-		if after, again := n.survey(ctx); again == nil {
-			p.Pods = after.plan().Pods
-		}
+	if after, again := n.survey(ctx); again == nil {
+		p.Pods = after.plan().Pods
 	}
 	return p.Report, err
 }
