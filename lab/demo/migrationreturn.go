@@ -59,7 +59,12 @@ func formerReturns(ctx context.Context, s *stage) string {
 	// Somebody removes the fence: there are two networks, which is not hidden.
 	check(os.Remove(m.fence()))
 	began := time.Now()
-	m.startFormer(ctx)
+	await(ctx, "ipamd", func() { // it ends if berthd repairs a link that it sets up, and a kubelet starts it again
+		if !m.ipamd.Running() {
+			check(m.ipamd.Start())
+		}
+		check(m.ipamd.Ready(ctx))
+	})
 	check(m.ipamd.Configure())
 	m.sole(ctx, "new pods get their addresses from Amazon VPC CNI")
 	m.sole(ctx, "the daemon of Amazon VPC CNI runs")
