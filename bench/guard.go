@@ -31,7 +31,7 @@ func guardAdds(ctx context.Context, b *bench) []Result {
 	s := series{}
 	for half := range nodes {
 		remove := foreignRoutes(ctx, nodes[half])
-		for i := range 5 * b.options.rounds {
+		for i := range 25 * b.options.rounds { // one or two per cent are less than the noise of few
 			for j := range clients {
 				at := (i + j) % len(clients)
 				took := b.bed.addOnce(ctx, clients[at])
