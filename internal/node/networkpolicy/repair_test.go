@@ -173,9 +173,7 @@ func TestStoring(t *testing.T) {
 		if stored() != before {
 			t.Error("stored again although nothing changed")
 		}
-		client := resolved("client", "two")
-		client.Addrs = running("client", "10.0.0.2").Addrs
-		c.feed.SetPod(client)
+		client := c.addClient()
 		sleep(time.Second)
 		if stored() == before {
 			t.Error("a change of a small set is not stored within a second")
@@ -298,9 +296,7 @@ func TestCondition(t *testing.T) {
 		if n := strings.Count(log.String(), "\n"); n > 4 {
 			t.Errorf("an outage took %d lines: %s", n, &log)
 		}
-		k.mu.Lock()
-		k.fail = errors.New("ENOMEM")
-		k.mu.Unlock()
+		k.fails(errors.New("ENOMEM"))
 		c.feed.SetPod(resolved("stranger", "one"))
 		sleep(time.Minute)
 		wants(false, "NotInForce: the kernel has rejected changes of network policies since ")
