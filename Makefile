@@ -1,4 +1,4 @@
-# The README lists the usual commands; docs/contributing.md describes the build. All
+# The README lists the usual commands; docs/contribute/contributing.md describes the build. All
 # targets work from a fresh clone: hack/deps.sh installs missing Debian packages, and
 # hack/tool.sh builds the pinned Go tools.
 
@@ -35,6 +35,9 @@ CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
+# make docs: the version that the pages name. Links to files of the tree lead to it if it is a release, else to main.
+DOCS_VERSION ?= $(or $(filter $(VERSION),$(shell git tag --points-at HEAD 2>/dev/null)),dev)
+
 # make images: the prefix of the images' names, and their tag (default: the version).
 IMAGE_PREFIX ?=
 IMAGE_TAG    ?=
@@ -56,7 +59,7 @@ TEST_TIMEOUT ?= 45m
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster ./web/planner
 
 # make conformance: the modes, each tested on its own cluster, with the pods' IP
-# families after a slash if they are not the default of the mode (docs/conformance.md).
+# families after a slash if they are not the default of the mode (docs/reference/conformance.md).
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
 CONFORMANCE_MODES ?= node node/ipv6 operator pool
 CONFORMANCE_FLAGS ?=
@@ -181,8 +184,8 @@ conformance: ## Run Kubernetes' own network tests on lab clusters (CONFORMANCE_M
 	$(MAKE) conformance-page || status=$$?; exit $$status
 
 .PHONY: conformance-page
-conformance-page: ## Write the results of make conformance to docs/conformance.md
-	@hack/slowly.sh "Writing docs/conformance.md" go run ./test/upstream -record test/upstream/results -page docs/conformance.md
+conformance-page: ## Write the results of make conformance to docs/reference/conformance.md
+	@hack/slowly.sh "Writing docs/reference/conformance.md" go run ./test/upstream -record test/upstream/results -page docs/reference/conformance.md
 
 # A part of make conformance that takes minutes and records no results.
 .PHONY: conformance-short
@@ -264,6 +267,14 @@ web/node_modules/.package-lock.json: web/package-lock.json web/.npmrc
 .PHONY: web
 web: web/node_modules/.package-lock.json ## Build the web page of the planner into web/planner/dist (committed)
 	@hack/slowly.sh "Building the planner's page" npm run build --prefix web -w planner --silent
+
+.PHONY: docs
+docs: web/node_modules/.package-lock.json ## Build the documentation as static files into dist/docs (DOCS_VERSION=v1.2.3)
+	@hack/docs.sh "$(DOCS_VERSION)"
+
+.PHONY: docs-serve
+docs-serve: web/node_modules/.package-lock.json ## Serve docs/ at http://localhost:5173, and reload pages as they change
+	@DOCS_VERSION="$(DOCS_VERSION)" npm run serve --prefix web -w docs --silent
 
 .PHONY: check-generated
 check-generated: ## Check that generated files and module files are up to date
