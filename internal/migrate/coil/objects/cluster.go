@@ -75,7 +75,7 @@ func (c *Cluster) Plan(ctx context.Context) (p migrate.Plan, err error) {
 		{Name: "remove", What: "once all nodes are moved and finished, remove Coil's objects", Final: true},
 	}
 	for _, lost := range out.Lost {
-		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: lost, Remedy: "see docs/migrate-coil.md"})
+		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: lost, Remedy: "see docs/guides/migrate/coil.md"})
 	}
 	if c.Dump == nil {
 		egresses, err := c.list(ctx, coilAPI+"egresses")
@@ -85,7 +85,7 @@ func (c *Cluster) Plan(ctx context.Context) (p migrate.Plan, err error) {
 		for _, e := range egresses {
 			p.Obstacles = append(p.Obstacles, migrate.Obstacle{
 				What:   fmt.Sprintf("Egress %s/%s is Coil's: its gateways and the tunnels of its clients go on, and pods that berthd starts do not use it", e.Namespace, e.Name),
-				Remedy: "replace it as docs/migrate-coil.md says, by an Egress of another name",
+				Remedy: "replace it as docs/guides/migrate/coil.md says, by an Egress of another name",
 			})
 		}
 	}
@@ -386,7 +386,7 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 		for _, e := range egresses {
 			names = append(names, e.Namespace+"/"+e.Name)
 		}
-		return nil, fmt.Errorf("the Egresses %s are Coil's still: replace them as docs/migrate-coil.md says", strings.Join(names, ", "))
+		return nil, fmt.Errorf("the Egresses %s are Coil's still: replace them as docs/guides/migrate/coil.md says", strings.Join(names, ", "))
 	}
 	did, err := c.removeWebhooks(ctx)
 	if changed = append(changed, did...); err != nil {
