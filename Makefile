@@ -105,7 +105,7 @@ images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=reg
 	@hack/images.sh -version $(VERSION) -- $(if $(IMAGE_PREFIX),-prefix $(IMAGE_PREFIX)) $(if $(IMAGE_TAG),-tag $(IMAGE_TAG))
 
 .PHONY: release
-release: ## Write all files of a release below dist/release (VERSION=v1.2.3, default: the newest in CHANGELOG.md; docs/releasing.md)
+release: ## Write all files of a release below dist/release (VERSION=v1.2.3, default: the newest in CHANGELOG.md; docs/contribute/releasing.md)
 	@hack/images.sh -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -- -prefix $(or $(IMAGE_PREFIX),ghcr.io/berthnet) -formats layout,sbom >/dev/null
 	@hack/slowly.sh "Writing the release" go run ./deploy/release -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)"
 
