@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -43,6 +44,29 @@ func foreignImage(t *testing.T, w *world) {
 		w.rolledOut(t)
 	})
 	w.rest(t)
+}
+
+// installManifest replaces the release of Helm by the install manifest of this release, and then lets Helm take over again,
+// while the Service is called.
+func installManifest(t *testing.T, w *world) {
+	name := w.kubectl(t, "get", "daemonset/"+daemonName, "--namespace="+addons.Namespace, `--output=jsonpath={.spec.template.spec.containers[0].env[?(@.name=="BERTH_CLUSTER_NAME")].value}`)
+	text, err := os.ReadFile(filepath.Join(os.Getenv(releaseVariable), "install-"+string(w.Mode)+".yaml"))
+	harness.OK(t, err)
+	dir := t.TempDir()
+	manifest, values := filepath.Join(dir, "install.yaml"), filepath.Join(dir, "berth.yaml")
+	harness.OK(t, os.WriteFile(manifest, []byte(strings.ReplaceAll(string(text), "MY_CLUSTER", name)), 0o600))
+	harness.OK(t, os.WriteFile(values, []byte(w.helmValues(t)), 0o600))
+	w.underCalls(t, func() {
+		_, err := w.Chart.Helm(t.Context(), "uninstall", lab.Release, "--namespace="+addons.Namespace, "--wait")
+		harness.OK(t, err)
+		w.kubectl(t, "apply", "--server-side", "--filename="+manifest)
+		w.kubectl(t, "set", "env", "daemonset/"+daemonName, "--namespace="+addons.Namespace, "BERTH_EC2_ENDPOINT="+lab.EC2URL)
+		w.rolledOut(t)
+		w.comesAndGoes(t)
+		harness.OK(t, w.helmUpgrade(t, "--install", "--values="+values, "--take-ownership", "--force-conflicts"))
+		w.rolledOut(t)
+	})
+	w.comesAndGoes(t)
 }
 
 // importForeign gives the machines the node image of this release for another architecture, as if pulled from a registry

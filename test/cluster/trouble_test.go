@@ -17,6 +17,7 @@ var (
 	withOwn     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // Berth allocates the addresses
 	inVPC       = []lab.Mode{lab.NodeMode, lab.OperatorMode}
 	withCluster = []lab.Mode{lab.OperatorMode, lab.PoolMode}
+	inNode      = []lab.Mode{lab.NodeMode}
 	inOperator  = []lab.Mode{lab.OperatorMode}
 	inPort      = []lab.Mode{lab.PortMode}
 )
@@ -55,6 +56,7 @@ var troubles = []trouble{
 	{"CRD deleted", inOperator, missingKind},
 	{"older CRD", inOperator, olderKind},
 	{"role bindings deleted", inOperator, missingRole},
+	{"install manifest", inNode, installManifest},
 	{"source addresses", inVPC, sources}, // a data centre's router does not check them
 }
 
