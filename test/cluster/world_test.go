@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -70,7 +69,7 @@ func raiseEmpty(t *testing.T, o lab.Options) *world {
 	harness.OK(t, err)
 	settings := kernelSettings(t)
 	o.Dir, o.BinDir, o.Nodes = dir, harness.BinDir, cmp.Or(o.Nodes, 2)
-	o.Kubelets.Images, o.Kubelets.Helm = append(filepath.SplitList(os.Getenv(imagesVariable)), o.Kubelets.Images...), os.Getenv(helmVariable)
+	o.Kubelets = fromRelease(*o.Kubelets)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
 	defer cancel()
 	l, err := lab.Start(ctx, o)

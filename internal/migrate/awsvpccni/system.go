@@ -146,9 +146,9 @@ func (p *progress) did(changed bool, err error, what, point string) error {
 	return failpoint.Hit(point)
 }
 
-// Apply implements migrate.System.
-func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
-	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "apply"}}
+// exclusively runs a command on the surveyed node while neither daemon runs, and reports what becomes of each pod after it.
+func (n *Node) exclusively(ctx context.Context, command string, run func(survey, *progress) error) (migrate.Report, error) {
+	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: command}}
 	end, err := n.begin(ctx)
 	if err != nil {
 		return p.Report, err
@@ -158,14 +158,21 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	if err != nil {
 		return p.Report, err
 	}
-	if blocked := s.plan().Blocked(); len(blocked) > 0 {
-		return p.Report, fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
-	}
-	err = n.apply(ctx, s, p)
+	err = run(s, p)
 	if after, again := n.survey(ctx); again == nil {
 		p.Pods = after.plan().Pods
 	}
 	return p.Report, err
+}
+
+// Apply implements migrate.System.
+func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
+	return n.exclusively(ctx, "apply", func(s survey, p *progress) error {
+		if blocked := s.plan().Blocked(); len(blocked) > 0 {
+			return fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
+		}
+		return n.apply(ctx, s, p)
+	})
 }
 
 func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
@@ -237,31 +244,27 @@ func describe(p migrate.Pod) string {
 
 // Rollback implements migrate.System.
 func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
-	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "rollback"}}
-	end, err := n.begin(ctx)
-	if err != nil {
-		return p.Report, err
-	}
-	defer end()
-	s, err := n.survey(ctx)
-	if err != nil {
-		return p.Report, err
-	}
-	if s.quarantine > 0 {
-		return p.Report, fmt.Errorf("%d records of attachments are damaged: look at the files that end in .bad in %s", s.quarantine, n.records())
-	}
-	if begun, err := s.begun(); err != nil || !begun {
-		return p.Report, err
-	}
-	if left := s.unconvertible(); len(left) > 0 {
-		p.Problems = left
-		return p.Report, errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
-	}
-	err = n.rollback(ctx, s, p)
-	if after, again := n.survey(ctx); again == nil {
-		p.Pods = after.plan().Pods
-	}
-	return p.Report, err
+	return n.exclusively(ctx, "rollback", func(s survey, p *progress) error {
+		if s.quarantine > 0 {
+			return fmt.Errorf("%d records of attachments are damaged: look at the files that end in .bad in %s", s.quarantine, n.records())
+		}
+		begun, err := s.begun()
+		if err != nil {
+			return err
+		}
+		if !begun {
+			unfenced, err := n.files.unfence()
+			if unfenced {
+				p.Changed = append(p.Changed, "removed the checkpoint that keeps ipamd from starting")
+			}
+			return err
+		}
+		if left := s.unconvertible(); len(left) > 0 {
+			p.Problems = left
+			return errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
+		}
+		return n.rollback(ctx, s, p)
+	})
 }
 
 // begun reports whether there is something to roll back. A reboot has ended ipamd's pods and removed its checkpoint, which is
