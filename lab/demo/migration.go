@@ -286,12 +286,12 @@ func formerPodsAgain(ctx context.Context, s *stage) string {
 // toolFailpoints are the steps at which the tool is killed.
 var toolFailpoints = map[string][]string{
 	"apply": {
-		"migrate.checkpoint.after", "migrate.conflist.after", "migrate.setup.after", "adopt.record.after", "adopt.link.after@2",
+		"migrate.checkpoint.after", "migrate.hold.after", "migrate.conflist.after", "migrate.setup.after", "adopt.record.after", "adopt.link.after@2",
 		"adopt.rules.after@2", "adopt.routes.after@3", "migrate.adopted.after",
 	},
 	"rollback": {
 		"rollback.staged.after", "rollback.tables.after", "giveback.record.after", "giveback.routes.after@2", "giveback.rules.after",
-		"giveback.rename.after", "giveback.clean.after@2", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after",
+		"giveback.rename.after", "giveback.clean.after@2", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after", "rollback.uninstall.after",
 	},
 }
 

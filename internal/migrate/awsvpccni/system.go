@@ -22,14 +22,16 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/reach"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
 	"github.com/berthnet/berth/internal/node/foreign"
+	"github.com/berthnet/berth/internal/node/install"
 )
 
-var _ = failpoint.Register("migrate.checkpoint.after", "migrate.conflist.after", "migrate.setup.after", "migrate.adopted.after",
-	"rollback.staged.after", "rollback.tables.after", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after")
+var _ = failpoint.Register("migrate.checkpoint.after", "migrate.hold.after", "migrate.conflist.after", "migrate.setup.after", "migrate.adopted.after",
+	"rollback.staged.after", "rollback.tables.after", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after", "rollback.uninstall.after")
 
 // Metadata is the metadata service of the instance.
 type Metadata interface {
@@ -83,7 +85,7 @@ func (n *Node) Plan(ctx context.Context) (migrate.Plan, error) {
 	}
 	p := s.plan()
 	if err := n.formerRuns(ctx); err != nil {
-		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: err.Error(), Remedy: "Before apply, move the aws-node DaemonSet off the node.", Blocks: false})
+		p.Found = append(p.Found, err.Error()+"; apply is refused until it has ended")
 	}
 	return p, nil
 }
@@ -176,6 +178,10 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	changed, err := n.files.setAside()
 	if err := p.did(changed, err, "set ipamd's checkpoint aside: ipamd refuses to start", "migrate.checkpoint.after"); err != nil {
+		return err
+	}
+	held, err := install.Hold(n.o.Config.CNIConfDir, n.o.Config.CNIConfName, install.Network{Name: n.o.Config.CNINetwork, Socket: n.o.Config.Socket})
+	if err := p.did(held, err, "wrote Berth's CNI configuration: new pods wait for berthd", "migrate.hold.after"); err != nil {
 		return err
 	}
 	changed, err = n.files.hideConflist()
@@ -335,6 +341,10 @@ func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
 	if err := p.did(changed, err, "put "+n.files.list()+" back", "rollback.conflist.after"); err != nil {
 		return err
 	}
+	changed, err = install.Uninstall(n.o.Config.CNIConfDir, n.o.Config.CNIConfName)
+	if err := p.did(changed, err, "removed Berth's CNI configuration", "rollback.uninstall.after"); err != nil {
+		return err
+	}
 	changed, err = n.files.restore()
 	if changed {
 		p.Changed = append(p.Changed, "put ipamd's checkpoint back: ipamd can start")
@@ -390,7 +400,15 @@ func (s survey) staged() (c foreign.Checkpoint) {
 
 // Verify implements migrate.System.
 func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
-	p := migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
+	p, err := migrate.Lasting(func() (migrate.Report, error) { return n.verify(ctx) })
+	if err == nil && len(p.Problems) > 0 {
+		err = fmt.Errorf("%d problems", len(p.Problems))
+	}
+	return p, err
+}
+
+func (n *Node) verify(ctx context.Context) (p migrate.Report, err error) {
+	p = migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
 	s, err := n.survey(ctx)
 	if err != nil {
 		return p, err
@@ -410,10 +428,9 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 			p.Problems = append(p.Problems, fmt.Sprintf("%s/%s: %v", r.Pod.Namespace, r.Pod.Name, err))
 		}
 	}
-	if len(p.Problems) > 0 {
-		return p, fmt.Errorf("%d problems", len(p.Problems))
-	}
-	return p, nil
+	silent, err := reach.Pods(ctx, "", p.Pods)
+	p.Problems = append(p.Problems, silent...)
+	return p, err
 }
 
 // both describes how ipamd could hand out addresses of Berth's pods. runs is the error of formerRuns.

@@ -41,9 +41,10 @@ type kernel struct {
 	pods   []policytable.Pod // nil: unknown
 	sets   map[policy.SetID]map[policy.Element]bool
 
-	foreign  chan string // what other software changes
-	ends     []time.Time // when connections were looked at
-	endTakes time.Duration
+	foreign  chan string   // what other software changes
+	ends     []time.Time   // when connections were looked at
+	endTakes time.Duration // to list connections
+	open     []policytable.Connection
 	failEnd  error
 
 	compared comparison
@@ -146,13 +147,21 @@ func (k *kernel) Watch(context.Context) (<-chan string, error) { return k.foreig
 
 func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
 
-func (k *kernel) End(func(policy.Flow) bool) (int, error) {
+func (k *kernel) Connections() ([]policytable.Connection, error) {
 	k.mu.Lock()
 	k.ends = append(k.ends, time.Now())
-	wait, err := k.endTakes, k.failEnd
+	wait, list, err := k.endTakes, slices.Clone(k.open), k.failEnd
 	k.mu.Unlock()
 	sleep(wait)
-	return 0, err
+	return list, err
+}
+
+func (k *kernel) End(list []policytable.Connection, allowed func(policy.Flow) bool) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := len(k.open)
+	k.open = slices.DeleteFunc(k.open, func(c policytable.Connection) bool { return slices.Contains(list, c) && !allowed(c.Flow) })
+	return n - len(k.open), nil
 }
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }
@@ -225,7 +234,7 @@ func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *k
 	k := &kernel{foreign: make(chan string, 1)}
 	o := Options{
 		Kernel: k, Dir: dir, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
-		Dial: func(context.Context) (wire.PoliciesClient, func(), error) {
+		Dial: func(context.Context) (Leader, error) {
 			conn, err := grpc.NewClient("passthrough:operator",
 				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.listener.Load().DialContext(ctx) }),
 				grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -233,9 +242,9 @@ func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *k
 					return streamer(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+name), desc, cc, method, opts...)
 				}))
 			if err != nil {
-				return nil, nil, err
+				return Leader{}, err
 			}
-			return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
+			return Leader{PoliciesClient: wire.NewPoliciesClient(conn), End: func() { _ = conn.Close() }}, nil
 		},
 	}
 	with(&o)
