@@ -180,7 +180,7 @@ func operatorTable(o *Operator) []Setting {
 
 func (o *OperatorCluster) rows() []Setting {
 	return []Setting{
-		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
+		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, clusterName),
 			Doc: "Name of the cluster. ENIs are tagged with it, and only ENIs with this tag are ever cleaned up, so clusters that share a VPC need different names."},
 		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool, IPAMPort)),
 			Doc: "Features of the operator, separated by commas: `eni-operator` (ENIs of nodes), `pool` (address pools) or `port` (pods' NICs that are ports of VPCs). Only the first needs EC2. Empty for --egress or --network-policies alone."},
