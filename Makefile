@@ -156,9 +156,9 @@ e2e: web/node_modules/.package-lock.json ## Run the tests with real container ru
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
-	images=$$(hack/lab-images.sh); $(MAKE) release >/dev/null; previous=$$(hack/previous-release.sh); \
+	images=$$(hack/lab-images.sh); amazon=$$(hack/lab-images.sh amazon-k8s-cni amazon-k8s-cni-init); $(MAKE) release >/dev/null; previous=$$(hack/previous-release.sh); \
 	export BERTH_LAB_IMAGES="$$images" BERTH_RELEASE="$$PWD/dist/release" BERTH_RELEASE_PREVIOUS="$$previous" \
-		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
+		BERTH_LAB_IMAGES_AMAZON="$$amazon" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
 	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; unset BERTH_RELEASE; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status

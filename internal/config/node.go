@@ -65,7 +65,7 @@ func (c *ServingSettings) rows() []Setting {
 		{Flag: "foreign-addresses", Default: ForeignTell, parse: oneOf(&c.ForeignAddresses, ForeignTell, ForeignRemove),
 			Doc: "What to do when other software adds a running pod's address to a link of the node, which cuts the pod off. `tell`: report it by the condition AddressesExclusive, an Event on the pod and a metric. `remove`: also remove the address from the link, unless the node needs it."},
 		{Flag: "aws-node-dir", Default: "/run/aws-node", parse: absolutePath(&c.AWSCheckpoints, false),
-			Doc: "Directory where the Amazon VPC CNI, if it runs or ran on the node, keeps the addresses of its pods (`ipam.json`). Addresses that its pods hold are not handed out."},
+			Doc: "Directory where the Amazon VPC CNI, if it runs or ran on the node, keeps the addresses of its pods (`ipam.json`). Addresses that its pods hold are not handed out. With `--adopt-enis=amazon-vpc-cni`, berthd keeps a checkpoint there with which the Amazon VPC CNI does not start."},
 	}
 }
 

@@ -26,17 +26,18 @@ import (
 )
 
 // Environment variables set by make e2e: directories of images, separated by colons, those of this release and of the
-// previous one, the helm program, and the directory of containerd 2.
+// previous one, those of the Amazon VPC CNI, the helm program, and the directory of containerd 2.
 const (
 	imagesVariable     = "BERTH_LAB_IMAGES"
 	releaseVariable    = "BERTH_RELEASE"
 	previousVariable   = "BERTH_RELEASE_PREVIOUS"
+	amazonVariable     = "BERTH_LAB_IMAGES_AMAZON"
 	helmVariable       = "BERTH_HELM"
 	containerdVariable = "BERTH_CONTAINERD2"
 )
 
 // needs lists the environment variables that all tests require.
-var needs = []string{imagesVariable, releaseVariable, previousVariable, helmVariable, containerdVariable}
+var needs = []string{imagesVariable, releaseVariable, previousVariable, amazonVariable, helmVariable, containerdVariable}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -134,7 +135,7 @@ func TestCluster(t *testing.T) {
 
 // fromRelease completes options of a lab so that Berth is installed from a release, by default this one.
 func fromRelease(k lab.Kubelets) *lab.Kubelets {
-	k.Images, k.Helm = filepath.SplitList(os.Getenv(imagesVariable)), os.Getenv(helmVariable)
+	k.Images, k.Helm = append(filepath.SplitList(os.Getenv(imagesVariable)), k.Images...), os.Getenv(helmVariable)
 	k.Release = cmp.Or(k.Release, os.Getenv(releaseVariable))
 	return &k
 }

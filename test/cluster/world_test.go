@@ -61,7 +61,8 @@ func raise(t *testing.T, o lab.Options) *world {
 	return w
 }
 
-// raiseEmpty starts a cluster for one test, of two nodes unless the options say otherwise.
+// raiseEmpty starts a cluster for one test, of two nodes unless the options say otherwise. Images of the options are
+// added to the usual ones.
 func raiseEmpty(t *testing.T, o lab.Options) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "trouble")
