@@ -239,10 +239,11 @@ func (p *Page) Fill(role, name, text string) {
 	p.Press("\b" + text)
 }
 
-// Choose opens files with a file field.
-func (p *Page) Choose(name, path string) {
+// Choose opens a file with a file field, which Chromium's accessibility tree has with the name of the chosen file.
+func (p *Page) Choose(label, path string) {
 	p.t.Helper()
-	p.do("open a file with", "button", name, chromedp.SetUploadFiles(name, []string{path}, p.named("button", name)))
+	field := chromedp.CSS(fmt.Sprintf("input[type=file][aria-label=%q]", label))
+	p.do("open a file with", "field", label, chromedp.SetUploadFiles(field, []string{path}, chromedp.NodeReady))
 }
 
 // Press types keys (package kb has those without a character).

@@ -18,7 +18,7 @@ export function Editor({ scenario, abilities }: { scenario: Scenario; abilities?
           </option>
         ))}
       </datalist>
-      <Section path="name" title="Scenario" open>
+      <Section path="scenario" title="Scenario" open>
         <Text path="name" label="Name" />
         <Text path="description" label="Description" multiline />
         <div class="grid">
