@@ -293,8 +293,10 @@ func TestThemesAndMotion(t *testing.T) {
 	}
 	system := background()
 	p.Click("button", "System theme")
+	p.Await(`document.documentElement.dataset.theme === 'light'`)
 	light := background()
 	p.Click("button", "Light theme")
+	p.Await(`document.documentElement.dataset.theme === 'dark'`)
 	if dark := background(); system != dark || light == dark {
 		t.Errorf("backgrounds: %s by the system, %s light, %s dark", system, light, dark)
 	}

@@ -2,7 +2,6 @@ package planner_test
 
 import (
 	"context"
-	"encoding/csv"
 	"fmt"
 	"math"
 	"net/http/httptest"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
@@ -28,9 +28,14 @@ const axe = "../node_modules/axe-core/axe.min.js"
 
 var wide = browser.Options{Width: 1440, Height: 1000}
 
+func TestMain(m *testing.M) {
+	engine.Child()
+	os.Exit(m.Run())
+}
+
 // serve serves the page and the simulation, as `berthctl plan --serve` does.
 func serve(t *testing.T) (url string) {
-	server := httptest.NewServer(engine.Handler(planner.Page, engine.ServeOptions{}))
+	server := httptest.NewServer(engine.Handler(planner.Page, engine.ServeOptions{Simulate: engine.InChild}))
 	t.Cleanup(server.Close)
 	return server.URL + "/"
 }
@@ -79,7 +84,7 @@ func TestPageShowsTheSimulation(t *testing.T) {
 // checkPage simulates a scenario in the page and beside it, and compares all numbers.
 func checkPage(t testing.TB, p *browser.Page, s engine.Scenario) {
 	t.Helper()
-	result, err := engine.Simulate(context.Background(), s)
+	result, err := engine.InChild(context.Background(), s)
 	if err != nil {
 		t.Fatalf("%+v: %v", s, err)
 	}
@@ -98,12 +103,12 @@ func checkPage(t testing.TB, p *browser.Page, s engine.Scenario) {
 	}))`) {
 		shown[tab.Caption] = tab.Rows
 	}
-	want := tables(result)
-	for caption, rows := range want {
+	all := tables(result)
+	for caption, rows := range all {
 		compare(t, caption, shown[caption], rows)
 	}
 	for caption := range shown {
-		if want[caption] == nil {
+		if all[caption] == nil {
 			t.Errorf("the page has a table that the result does not have: %s", caption)
 		}
 	}
@@ -112,8 +117,12 @@ func checkPage(t testing.TB, p *browser.Page, s engine.Scenario) {
 	if !strings.HasSuffix(name, ".csv") {
 		t.Errorf("the file of addresses over time is named %s", name)
 	}
-	if got, want := string(content), addresses(result); got != want {
-		t.Errorf("the file %s:\n%s\nwant:\n%s", name, got, want)
+	var want strings.Builder // of `berthctl plan --csv`
+	if err := result.WriteCSV(&want); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want.String(), string(content)); diff != "" {
+		t.Errorf("the file %s is not that of the command (-command +page):\n%s", name, diff)
 	}
 }
 
@@ -250,7 +259,7 @@ func limitRows(out map[string][][]string, a engine.OfAlternative) {
 	const caption = "Events of the alternatives in the order of time"
 	limits := map[string]string{
 		engine.KindSubnetFull: "Subnet full", engine.KindENILimit: "ENI limit", engine.KindMaxPods: "Kubelet max-pods", engine.KindAddressCap: "Cap of the settings",
-		engine.KindThrottled: "EC2 rate limit", engine.KindBranchLimit: "Branch limit", engine.KindNoPrefix: "No free /28", engine.KindOtherReason: "Other",
+		engine.KindThrottled: "EC2 rate limit", engine.KindBranchLimit: "Branch limit", engine.KindCooling: "Addresses cooling", engine.KindOtherReason: "Other",
 	}
 	for _, e := range a.Events {
 		if limits[e.Kind] == "" {
@@ -280,22 +289,6 @@ func series(out map[string][][]string, caption string, at []float64, names []str
 		rows = append(rows, row)
 	}
 	out[caption] = rows
-}
-
-// addresses is the file of addresses over time, in the format of `berthctl plan --csv`.
-func addresses(r *engine.Result) string {
-	var out strings.Builder
-	w := csv.NewWriter(&out)
-	_ = w.Write([]string{"alternative", "seconds", "subnet", "used", "warm", "cooling", "enis", "others", "free"})
-	for _, a := range r.Alternatives {
-		for i, at := range a.Series.At {
-			for _, n := range a.Series.Subnets {
-				_ = w.Write([]string{a.Name, text(at), n.Name, text(n.Used[i]), text(n.Warm[i]), text(n.Cooling[i]), text(n.ENIs[i]), text(n.Others), text(n.Free[i])})
-			}
-		}
-	}
-	w.Flush()
-	return out.String()
 }
 
 // scenarios are random ones of an hour or two.
