@@ -31,8 +31,8 @@ func TestPageShowsRandomSimulations(t *testing.T) {
 	p := open(t, browser.Start(t), wide)
 	generator := scenarios()
 	for seed := range 40 {
-		if checkPage(t, p, generator.Example(100+seed)); t.Failed() {
-			t.Fatalf("with seed %d", 100+seed)
+		if checkPage(t, p, generator.Example(1000+seed)); t.Failed() {
+			t.Fatalf("with seed %d", 1000+seed)
 		}
 	}
 }
@@ -221,11 +221,13 @@ func TestPageLooksAsDocumented(t *testing.T) {
 	b := browser.Start(t)
 	for name, o := range map[string]browser.Options{"wide": wide, "dark": dark, "narrow": {Width: 390, Height: 844}} {
 		t.Run(name, func(t *testing.T) {
-			p := open(t, b, o)
+			p := openExample(t, b, "small-subnet", o)
 			simulate(p)
-			browser.Value[bool](p, `(document.activeElement.blur(), document.getElementById('addresses').scrollIntoView({ block: 'end' }), true)`)
-			if name != "narrow" {
+			browser.Value[bool](p, `(document.activeElement.blur(), true)`)
+			if name == "wide" {
 				browser.Value[bool](p, `(scrollTo(0, 0), true)`)
+			} else {
+				browser.Value[bool](p, `(document.getElementById('addresses').scrollIntoView(), true)`)
 			}
 			data, got := p.Picture()
 			path := "../../docs/pictures/planner-" + name + ".png"

@@ -40,9 +40,12 @@ func serve(t *testing.T) (url string) {
 	return server.URL + "/"
 }
 
-// open opens the page, and waits until it has an example.
-func open(t *testing.T, b *browser.Browser, o browser.Options) *browser.Page {
-	p := b.Open(t, serve(t), o)
+// open opens the page, and waits until it has the first example.
+func open(t *testing.T, b *browser.Browser, o browser.Options) *browser.Page { return openExample(t, b, "", o) }
+
+// openExample opens the page by the address of an example.
+func openExample(t *testing.T, b *browser.Browser, name string, o browser.Options) *browser.Page {
+	p := b.Open(t, serve(t)+"#"+name, o)
 	p.Await(`document.querySelectorAll('#example option').length > 1 && document.querySelector('#instance-types option')`)
 	return p
 }

@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import type { Event, Outcome, Result, Totals } from '../api'
-import { number } from '../ui/format'
+import { number, short } from '../ui/format'
 import { limitName } from './charts'
 
 type Row = [label: string, value: (totals: Totals) => number, better?: 'less' | 'more', unit?: string]
@@ -48,7 +48,7 @@ export function TotalsTable({ result }: { result: Result }) {
         <caption class="hidden">Totals of the alternatives side by side. The best value of each row is marked.</caption>
         <thead>
           <tr>
-            <th scope="col">After {result.duration.replace(/(?<=[hm])0[ms](0s)?$/, '')}</th>
+            <th scope="col">After {short(result.duration)}</th>
             {result.alternatives.map((outcome) => (
               <th scope="col" key={outcome.name}>
                 {outcome.name}
