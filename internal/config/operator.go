@@ -180,7 +180,7 @@ func operatorTable(o *Operator) []Setting {
 
 func (o *OperatorCluster) rows() []Setting {
 	return []Setting{
-		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
+		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, clusterName),
 			Doc: "Name of the cluster. ENIs are tagged with it, and only ENIs with this tag are ever cleaned up, so clusters that share a VPC need different names."},
 		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool, IPAMPort)),
 			Doc: "Features of the operator, separated by commas: `eni-operator` (ENIs of nodes), `pool` (address pools) or `port` (pods' NICs that are ports of VPCs). Only the first needs EC2. Empty for --egress or --network-policies alone."},
@@ -291,6 +291,6 @@ func (o *OperatorWatching) rows() []Setting {
 		{Flag: "pprof-address", parse: checked(&o.PprofAddr, orEmpty(loopbackPort)),
 			Doc: "Loopback address on which /debug/pprof is served. Not set: none."},
 		{Flag: "planner-address", parse: checked(&o.PlannerAddr, orEmpty(loopbackPort)),
-			Doc: "Loopback address on which the [planner](../plan.md) is served: its page, and simulations, each in a process of its own with the lowest priority. It shows nothing of the cluster and changes nothing. You reach it by kubectl port-forward. Not set: not at all."},
+			Doc: "Loopback address on which the [planner](../guides/plan.md) is served: its page, and simulations, each in a process of its own with the lowest priority. It shows nothing of the cluster and changes nothing. You reach it by kubectl port-forward. Not set: not at all."},
 	}
 }

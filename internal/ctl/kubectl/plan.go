@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -156,13 +157,15 @@ func planned(e v1alpha1.ENISpec) v1alpha1.ENISpec {
 	return e
 }
 
-func primarySubnet(n *v1alpha1.NodeNetwork) string {
+// primarySubnet returns the subnet of the instance, as far as its ENIs tell.
+func primarySubnet(n *v1alpha1.NodeNetwork) (id string) {
+	first := int32(math.MaxInt32)
 	for _, e := range n.Status.ENI.ENIs {
-		if e.DeviceIndex == 0 {
-			return e.SubnetID
+		if e.DeviceIndex < first {
+			first, id = e.DeviceIndex, e.SubnetID
 		}
 	}
-	return ""
+	return id
 }
 
 // subnetsOf returns the subnets whose blocks NodeNetworks or flags tell, by ID.
