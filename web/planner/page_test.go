@@ -41,7 +41,9 @@ func serve(t *testing.T) (url string) {
 }
 
 // open opens the page, and waits until it has the first example.
-func open(t *testing.T, b *browser.Browser, o browser.Options) *browser.Page { return openExample(t, b, "", o) }
+func open(t *testing.T, b *browser.Browser, o browser.Options) *browser.Page {
+	return openExample(t, b, "", o)
+}
 
 // openExample opens the page by the address of an example.
 func openExample(t *testing.T, b *browser.Browser, name string, o browser.Options) *browser.Page {
