@@ -67,7 +67,7 @@ const (
 	KindAddressCap   = "address-cap"   // maxPods or maxAllocate of the settings
 	KindThrottled    = "throttled"     // EC2's rate limits, and Berth's limiter that keeps to them
 	KindBranchLimit  = "branch-limit"  // branch interfaces of the node's trunk
-	KindNoPrefix     = "no-prefix"     // the subnet has no free /28
+	KindCooling      = "cooling"       // every address that the node may have is in use or cooling
 	KindOtherReason  = "other"         // the text says which
 	KindScale        = "scale"         // replicas changed
 	KindRollout      = "rollout"       // a rollout began

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 	"github.com/berthnet/berth/internal/ec2/eni"
@@ -72,8 +73,8 @@ func (p *Problems) name(field, name string, seen map[string]bool) {
 	switch {
 	case name == "":
 		p.add(field, "expected a name")
-	case len(name) > 63 || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == ',' || r == '"' }):
-		p.add(field, "%q: expected at most 63 characters, without commas, quotation marks and control characters", name)
+	case len(name) > 63 || strings.ContainsFunc(name, unicode.IsControl):
+		p.add(field, "%q: expected at most 63 characters, without control characters", name)
 	case seen[name]:
 		p.add(field, "%q: expected a name that no other has", name)
 	}
@@ -413,5 +414,8 @@ func (v *variant) completeNodes(out *Problems, field string, g NodeGroup) {
 		}
 		// Pods of the host network are not simulated.
 		v.maxPods[g.Name] = max(0, c.MaxPods-maxpods.HostPods)
+		if v.eni.Trunk && !c.Unlimited { // pods with branch interfaces need no addresses of ENIs
+			v.maxPods[g.Name] = min(c.Recommended, c.Allowed+limits.Branches(g.InstanceType)) - maxpods.HostPods
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -115,7 +116,8 @@ func (c *Cluster) Begin(ctx context.Context) (changed []string, err error) {
 	return append(changed, did...), err
 }
 
-// stop scales Coil's controllers to nothing, and waits for their pods to end: they would cut blocks.
+// stop scales Coil's controllers to nothing, and waits until their pods are gone: until then they cut blocks. The
+// Deployment's own count leaves out pods that are being deleted.
 func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 	for _, name := range carvers {
 		path := c.deployment(name)
@@ -124,7 +126,7 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 			if err != nil {
 				return changed, err
 			}
-			if d == nil || d.Spec.Replicas == 0 && d.Status.Replicas == 0 {
+			if d == nil {
 				break
 			}
 			if d.Spec.Replicas != 0 {
@@ -135,8 +137,15 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 				changed = append(changed, "stopped Deployment "+c.Namespace+"/"+name)
 				continue
 			}
+			left, err := c.podsOf(ctx, d)
+			if err != nil {
+				return changed, err
+			}
+			if len(left) == 0 {
+				break
+			}
 			if tries > 60 {
-				return changed, fmt.Errorf("Deployment %s/%s still has %d pods", c.Namespace, name, d.Status.Replicas)
+				return changed, fmt.Errorf("the pods %s of Deployment %s/%s do not end: if their machine is off, delete them with --force", strings.Join(left, ", "), c.Namespace, name)
 			}
 			select {
 			case <-c.Clock.After(time.Second):
@@ -146,6 +155,19 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 		}
 	}
 	return changed, nil
+}
+
+// podsOf returns the names of a Deployment's pods that may still run.
+func (c *Cluster) podsOf(ctx context.Context, d *object) (names []string, err error) {
+	pods, err := c.list(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", metav1.FormatLabelSelector(&d.Spec.Selector))
+	for i := range pods {
+		p := &pods[i]
+		owner := metav1.GetControllerOf(p)
+		if owner != nil && owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, d.Name+"-") && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			names = append(names, p.Name)
+		}
+	}
+	return names, err
 }
 
 // start undoes stop.
