@@ -26,7 +26,7 @@ import (
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
-var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
+var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
 
 // DefaultNetwork is the network's name in the configuration that Coil's installer writes.
 const DefaultNetwork = "k8s-pod-network"
@@ -245,6 +245,11 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s is Coil's still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
 		}
 	}
+	for _, p := range s.pods {
+		if p.Egress.inForce {
+			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s sends through Coil's gateways still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, p.egressRemedy())
+		}
+	}
 	berth, err := n.announced(ctx)
 	if err != nil {
 		return migrate.Report{}, err
@@ -325,11 +330,18 @@ func (n *Node) settle(rec attachment.Record) (changed bool, err error) {
 	if err := failpoint.Hit("coil.settle.after"); err != nil {
 		return changed, err
 	}
+	did, err := removeEgress(rec)
+	if changed = changed || did; err != nil {
+		return changed, err
+	}
+	if err := failpoint.Hit("coil.egress.after"); err != nil {
+		return changed, err
+	}
 	gateways, err := n.links.gatewaysOf(rec)
 	if err != nil {
 		return changed, err
 	}
-	did, err := insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
+	did, err = insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
 	if changed = changed || did; err != nil {
 		return changed, err
 	}
@@ -401,6 +413,8 @@ func (n *Node) former(rec attachment.Record, form form, blocks []netip.Prefix) (
 		}
 	}
 	switch {
+	case rec.Egress != nil && len(rec.Egress.Egresses) > 0:
+		return a, "it uses an Egress of Berth, and Coil makes tunnels only when a pod starts; delete the pod"
 	case n.cfg.Known != nil:
 		return a, "Coil v1 finds pods in its etcd alone; delete the pod"
 	case !form.known():
@@ -424,6 +438,14 @@ func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Re
 		if err := n.links.addAddresses(rec, form); err != nil {
 			return err
 		}
+	}
+	if rec.Adopted != nil {
+		if err := restoreEgress(ctx, rec); err != nil {
+			return err
+		}
+	}
+	if err := failpoint.Hit("coil.tunnels.after"); err != nil {
+		return err
 	}
 	if _, err := insideOf(rec, func(in *inside) (bool, error) { return true, in.restore(form) }); err != nil {
 		return err
