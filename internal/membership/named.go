@@ -133,7 +133,9 @@ func NamedForCoil(annotations map[string]string) []Ref {
 }
 
 // HasCoilClients reports whether annotations of an Egress say that it has clients of Coil.
-func HasCoilClients(annotations map[string]string) bool { return annotations[v1alpha1.AnnotationCoilClients] == "true" }
+func HasCoilClients(annotations map[string]string) bool {
+	return annotations[v1alpha1.AnnotationCoilClients] == "true"
+}
 
 // parse reads one annotation. wrong is why it is invalid; empty: it is valid.
 func parse(namespace, value string) (refs []Ref, wrong string) {

@@ -1,6 +1,7 @@
 // Package objects moves Coil's objects in the Kubernetes API. Unlike package coil it needs no node.
 //
 //	cluster.go  the steps of a cluster
+//	egress.go   Egresses
 //	api.go      requests to the API server
 package objects
 
@@ -34,12 +35,14 @@ type Cluster struct {
 	// Namespace has the Deployments of Coil's controllers.
 	Namespace string
 	Clock     clock.Clock
+	// OriginatingOnly is coild's --enable-originating-only, which is a setting of each Egress with Berth.
+	OriginatingOnly bool
 	// Dump is what Coil v1 has in etcd; nil: Coil v2, whose objects are in the API server.
 	Dump *etcd.Dump
 }
 
-// carvers are the Deployments of Coil's controllers that cut blocks, by version.
-var carvers = []string{"coil-controller", "coil-ipam-controller", "coil-controllers"}
+// controllers are the Deployments of Coil's controllers, by version. They cut blocks, and make gateways.
+var controllers = []string{"coil-controller", "coil-ipam-controller", "coil-controllers", "coil-egress-controller"}
 
 const (
 	// replicasKey is the annotation of a Deployment that remembers its replicas while it stands still.
@@ -77,19 +80,8 @@ func (c *Cluster) Plan(ctx context.Context) (p migrate.Plan, err error) {
 	for _, lost := range out.Lost {
 		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: lost, Remedy: "see docs/migrate-coil.md"})
 	}
-	if c.Dump == nil {
-		egresses, err := c.list(ctx, coilAPI+"egresses")
-		if err != nil {
-			return p, err
-		}
-		for _, e := range egresses {
-			p.Obstacles = append(p.Obstacles, migrate.Obstacle{
-				What:   fmt.Sprintf("Egress %s/%s is Coil's: its gateways and the tunnels of its clients go on, and pods that berthd starts do not use it", e.Namespace, e.Name),
-				Remedy: "replace it as docs/migrate-coil.md says, by an Egress of another name",
-			})
-		}
-	}
-	return p.Complete(), nil
+	err = c.planEgresses(ctx, &p)
+	return p.Complete(), err
 }
 
 // Begin stops Coil's controllers and creates Berth's objects. It changes nothing that was done before.
@@ -112,12 +104,16 @@ func (c *Cluster) Begin(ctx context.Context) (changed []string, err error) {
 		}
 	}
 	did, err := c.annotate(ctx)
+	if changed = append(changed, did...); err != nil {
+		return changed, err
+	}
+	did, err = c.importEgresses(ctx)
 	return append(changed, did...), err
 }
 
-// stop scales Coil's controllers to nothing, and waits for their pods to end: they would cut blocks.
+// stop scales Coil's controllers to nothing, and waits for their pods to end.
 func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
-	for _, name := range carvers {
+	for _, name := range controllers {
 		path := c.deployment(name)
 		for tries := 0; ; tries++ {
 			d, err := c.get(ctx, path)
@@ -150,7 +146,7 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 
 // start undoes stop.
 func (c *Cluster) start(ctx context.Context) (changed []string, err error) {
-	for _, name := range carvers {
+	for _, name := range controllers {
 		d, err := c.get(ctx, c.deployment(name))
 		if err != nil {
 			return changed, err
@@ -368,7 +364,11 @@ func (c *Cluster) Back(ctx context.Context) (changed []string, err error) {
 		}
 		changed = append(changed, "removed AddressPool "+p.Name)
 	}
-	did, err := c.start(ctx)
+	did, err := c.backEgresses(ctx)
+	if changed = append(changed, did...); err != nil {
+		return changed, err
+	}
+	did, err = c.start(ctx)
 	return append(changed, did...), err
 }
 
@@ -377,18 +377,11 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 	if c.Dump != nil {
 		return nil, nil // they are in its etcd
 	}
-	egresses, err := c.list(ctx, coilAPI+"egresses")
-	if err != nil {
-		return nil, err
-	}
-	if len(egresses) > 0 {
-		var names []string
-		for _, e := range egresses {
-			names = append(names, e.Namespace+"/"+e.Name)
-		}
-		return nil, fmt.Errorf("the Egresses %s are Coil's still: replace them as docs/migrate-coil.md says", strings.Join(names, ", "))
-	}
 	did, err := c.removeWebhooks(ctx)
+	if changed = append(changed, did...); err != nil {
+		return changed, err
+	}
+	did, err = c.finishEgresses(ctx)
 	if changed = append(changed, did...); err != nil {
 		return changed, err
 	}
@@ -404,7 +397,7 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 			changed = append(changed, "removed Coil's "+strings.TrimSuffix(kind, "s")+" "+o.Name)
 		}
 	}
-	for _, name := range append(slices.Clone(carvers), "coil-egress-controller") {
+	for _, name := range controllers {
 		d, err := c.get(ctx, c.deployment(name))
 		if err != nil {
 			return changed, err
