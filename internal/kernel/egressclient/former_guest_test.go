@@ -21,7 +21,7 @@ ip link add fou-dummy type dummy
 ip fou add port 5555 ipproto 4
 ip fou add port 5555 ipproto 41 -6
 ip link add fou4_0a010302 mtu 1472 type ipip remote 10.1.3.2 local 10.1.0.2 ttl 225 encap fou encap-sport 5555 encap-dport 5555
-ip link add fou6_00000003 mtu 1444 type ip6tnl remote fd01:0:3::2 local fd01::2 hoplimit 225 encaplimit none encap fou encap-sport 5555 encap-dport 5555 encap-csum6
+ip link add fou6_00000003 mtu 1444 type ip6tnl remote fd01:0:3::2 local fd01::2 hoplimit 225 encaplimit none encap fou encap-sport 5555 encap-dport 5555 encap-udp6-csum
 ip link add coil_ipip4 type ipip external
 ip link add coil_ipip6 type ip6tnl external
 for l in fou4_0a010302 fou6_00000003 coil_ipip4 coil_ipip6; do ip link set $l up; done

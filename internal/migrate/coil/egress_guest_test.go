@@ -209,7 +209,7 @@ func TestClientsOfRecordedEgresses(t *testing.T) {
 				if len(e.clients) < 2 || len(e.gateways) == 0 {
 					t.Fatalf("%d clients and %d gateways, want some", len(e.clients), len(e.gateways))
 				}
-				e.talk()
+				e.converse()
 				e.seen("Coil", false)
 				before := e.egressDump()
 				e.with(func(n *coil.Node) {
@@ -254,6 +254,25 @@ func TestClientsOfRecordedEgresses(t *testing.T) {
 			})
 		}
 	}
+}
+
+// converse starts a conversation with each address of each pod. This kernel renames links only while they are down, so that
+// datagrams may be lost.
+func (e *egressNode) converse() {
+	e.t.Helper()
+	var conns []*echo.Conn
+	for _, p := range e.Pods {
+		s, err := echo.Serve(e.PodNetns(p))
+		harness.OK(e.t, err)
+		e.t.Cleanup(func() { _ = s.Close() })
+		for _, a := range p.Addresses() {
+			c, err := echo.Connect(e.t.Context(), e.Router(), "tcp", netip.AddrPortFrom(a, echo.Port), netip.Addr{})
+			harness.OK(e.t, err)
+			conns = append(conns, c)
+		}
+	}
+	e.talks = harness.Converse(e.t, 100*time.Millisecond, 30*time.Second, conns...)
+	e.talks.GoOn(e.t, len(conns))
 }
 
 // change sets up Berth's tunnels in each client, as berthd does.

@@ -120,6 +120,16 @@ func TestDecide(t *testing.T) {
 	second.Key.IfName = "net1"
 	nameless := naming(1, "nat")
 	nameless.Pod.UID = ""
+	ofCoil := func(coil bool) egress {
+		o := object("nat", 1)
+		if coil {
+			o.Annotations = map[string]string{v1alpha1.AnnotationCoilClients: "true"}
+		}
+		trimEgress(o)
+		return readEgress(o)
+	}
+	namingForCoil := sourcetest.Request(1)
+	namingForCoil.Options.Annotations = map[string]string{v1alpha1.AnnotationCoilEgressPrefix + "internet": "nat"}
 	for name, tt := range map[string]struct {
 		b       *observed
 		req     attachment.Request
@@ -128,6 +138,10 @@ func TestDecide(t *testing.T) {
 		says    string
 		has     int // number of Egresses; -1: no egress
 	}{
+		"names one for Coil, no EgressClient":   {b: known(ofCoil(true)), req: namingForCoil, waits: "no-egressclient", says: "the pod names Egress internet/nat"},
+		"names one for Coil, and is a client":   {b: with(known(ofCoil(true)), clientOf(1, useNamed("nat"))), req: namingForCoil, has: 1},
+		"names one for Coil that has none":      {b: known(ofCoil(false)), req: namingForCoil, has: -1},
+		"names one for Coil, nothing known":     {b: late, req: namingForCoil, waits: "starting"},
 		"names none, selected by none":          {b: known(nat), req: sourcetest.Request(1), has: -1},
 		"names one, and is a client":            {b: with(known(nat), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
 		"names one, no EgressClient":            {b: known(nat), req: naming(1, "nat"), waits: "no-egressclient", says: "the pod names Egress internet/nat"},
@@ -461,5 +475,38 @@ func TestReportsUntilTheStatusShowsThem(t *testing.T) {
 	}
 	if list := b.due(); len(list) != 0 {
 		t.Errorf("due() without EgressClients = %v, want none", list)
+	}
+}
+
+// A pod that another network made keeps the tunnels that it has from there until each of its Egresses allows it and has a
+// gateway, and stays with Berth's gateways from then on.
+func TestAdoptedPodsWaitForGateways(t *testing.T) {
+	adopted := record(1)
+	adopted.Adopted = &attachment.Adopted{From: "coil", HostLink: "veth1"}
+	ending := gatewayNumber(1)
+	ending.ending = true
+	refusing := clientOf(1, useNamed("nat"))
+	refusing.refused = []v1alpha1.EgressRefusal{{Namespace: "internet", Name: "web", Reason: v1alpha1.EgressNotFound, Named: true}}
+	used := adopted
+	used.Egress = &attachment.Egress{State: attachment.EgressSetUp, Egresses: []attachment.UsedEgress{{Namespace: "internet", Name: "nat", UID: string(useNamed("nat").uid)}}}
+	for name, tt := range map[string]struct {
+		rec    attachment.Record
+		client egressClient
+		egress egress
+		change bool
+	}{
+		"a gateway":              {adopted, clientOf(1, useNamed("nat")), egressWith("nat", gatewayNumber(1)), true},
+		"no gateway":             {adopted, clientOf(1, useNamed("nat")), egressWith("nat"), false},
+		"a gateway that ends":    {adopted, clientOf(1, useNamed("nat")), egressWith("nat", ending), false},
+		"another one is refused": {adopted, refusing, egressWith("nat", gatewayNumber(1)), false},
+		"another Egress unknown": {adopted, clientOf(1, useNamed("nat"), useNamed("web")), egressWith("nat", gatewayNumber(1)), false},
+		"no gateway any more":    {used, clientOf(1, useNamed("nat")), egressWith("nat"), true},
+		"Berth's own pod":        {record(1), clientOf(1, useNamed("nat")), egressWith("nat"), true},
+	} {
+		b := known(tt.egress)
+		b.putClient(tt.client)
+		if e, differs := b.desired(tt.rec); differs != tt.change {
+			t.Errorf("%s: desired() = %+v, %t; want a change: %t", name, e, differs, tt.change)
+		}
 	}
 }
