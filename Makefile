@@ -1,4 +1,4 @@
-# The README lists the usual commands; docs/contributing.md describes the build. All
+# The README lists the usual commands; docs/contribute/contributing.md describes the build. All
 # targets work from a fresh clone: hack/deps.sh installs missing Debian packages, and
 # hack/tool.sh builds the pinned Go tools.
 
@@ -56,7 +56,7 @@ TEST_TIMEOUT ?= 45m
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
 # make conformance: the modes, each tested on its own cluster, with the pods' IP
-# families after a slash if they are not the default of the mode (docs/conformance.md).
+# families after a slash if they are not the default of the mode (docs/reference/conformance.md).
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
 CONFORMANCE_MODES ?= node node/ipv6 operator pool
 CONFORMANCE_FLAGS ?=
@@ -181,8 +181,8 @@ conformance: ## Run Kubernetes' own network tests on lab clusters (CONFORMANCE_M
 	$(MAKE) conformance-page || status=$$?; exit $$status
 
 .PHONY: conformance-page
-conformance-page: ## Write the results of make conformance to docs/conformance.md
-	@hack/slowly.sh "Writing docs/conformance.md" go run ./test/upstream -record test/upstream/results -page docs/conformance.md
+conformance-page: ## Write the results of make conformance to docs/reference/conformance.md
+	@hack/slowly.sh "Writing docs/reference/conformance.md" go run ./test/upstream -record test/upstream/results -page docs/reference/conformance.md
 
 # A part of make conformance that takes minutes and records no results.
 .PHONY: conformance-short
@@ -249,10 +249,21 @@ check-format:
 
 .PHONY: generate
 generate: ## Generate all generated files
-	@hack/deps.sh generate
+	@hack/deps.sh generate web
 	@tools=$$(hack/tool.sh generate protoc-gen-go); tools=$${tools%/*}; \
 	for tool in protoc-gen-go-grpc controller-gen; do hack/tool.sh generate "$$tool" >/dev/null; done; \
 	PATH="$$tools:$$PATH" hack/slowly.sh --progress '^[^ ]*\.go$$' "Generating files" go generate -v ./...
+
+# The pages' sources are npm workspaces, with one lock file. Nothing is installed again
+# while the lock file stays the same.
+web/node_modules/.package-lock.json: web/package-lock.json web/.npmrc
+	@hack/deps.sh web
+	@hack/slowly.sh "Installing npm packages" npm ci --prefix web --loglevel error >/dev/null
+	@touch $@
+
+.PHONY: web
+web: web/node_modules/.package-lock.json ## Build the web page of the planner into web/planner/dist (committed)
+	@hack/slowly.sh "Building the planner's page" npm run build --prefix web -w planner --silent
 
 .PHONY: check-generated
 check-generated: ## Check that generated files and module files are up to date

@@ -2,6 +2,9 @@ module github.com/berthnet/berth
 
 go 1.26.6
 
+// npm packages may contain Go files.
+ignore node_modules
+
 require (
 	github.com/aws/aws-sdk-go-v2 v1.47.6
 	github.com/aws/aws-sdk-go-v2/config v1.33.14

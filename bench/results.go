@@ -22,7 +22,7 @@ type Result struct {
 	Runs      int     `json:"runs"` // measurements per median
 }
 
-// budget is the limit of a figure in docs/design.md, "Budgets": an upper or lower limit of the ratio, or,
+// budget is the limit of a figure in docs/contribute/design.md, "Budgets": an upper or lower limit of the ratio, or,
 // without a reference, of the value.
 type budget struct {
 	figure  string

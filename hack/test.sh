@@ -158,7 +158,7 @@ group "${fresh[@]}" -p 2 <<<"$fresh_packages"
 [ "${RACE:-all}" != auto ] || fresh=(-race) # the remaining packages may use Go's cache
 group "${fresh[@]}" -p 2 < <(some -vxFf <(echo "$every"; echo "$labs") <<<"$all")
 
-echo "Running slice ${BERTH_SAMPLE:-0} of the sampled and rotating tests (docs/contributing.md, \"Samples\"); race detector: ${RACE:-all}."
+echo "Running slice ${BERTH_SAMPLE:-0} of the sampled and rotating tests (docs/contribute/testing.md, \"Samples\"); race detector: ${RACE:-all}."
 budget=()
 [ "${RACE:-all}" != auto ] || [ "${BERTH_SAMPLE:-0}" = all ] || [ -n "$counted" ] || budget=(-budget hack/budget.tsv)
 BERTH_LEFTOVERS=check "$testrun" "${groups[@]}" "${budget[@]}" -accounts-file dist/test-accounts.tsv \

@@ -198,9 +198,9 @@ for the nodes, whose role permits no call. KUBEBUILDER_ASSETS names the folder o
 plane's programs; hack/kubebox.sh builds them and prints it.
 
 With --vpc-ports pods of any mode may request NICs that are ports of a VPC, in addition to
-the interface of the mode (docs/ports.md).
+the interface of the mode (docs/guides/ports/README.md).
 
-With --egress pods reach the outside through gateways of Egresses (docs/egress.md), which needs
+With --egress pods reach the outside through gateways of Egresses (docs/guides/egress.md), which needs
 a kernel with Foo-over-UDP.
 
 With --kubelets the nodes run containerd, kubelet and kube-proxy, and Berth is installed

@@ -78,7 +78,7 @@ func (c *Cluster) Plan(ctx context.Context) (p migrate.Plan, err error) {
 		{Name: "remove", What: "once all nodes are moved and finished, remove Coil's objects", Final: true},
 	}
 	for _, lost := range out.Lost {
-		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: lost, Remedy: "see docs/migrate-coil.md"})
+		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: lost, Remedy: "see docs/guides/migrate/coil.md"})
 	}
 	err = c.planEgresses(ctx, &p)
 	return p.Complete(), err

@@ -1,0 +1,195 @@
+// The requests and replies of the planner's HTTP API: internal/planner/scenario.go and result.go.
+// Paths are relative, because the operator serves the page below a prefix.
+import type { FieldError } from './ui/fields'
+
+export interface Change {
+  at: string
+  count: number
+}
+
+export interface Subnet {
+  name: string
+  cidr?: string
+  ipv6?: boolean
+  used?: number
+  zone?: string
+}
+
+export interface NodeGroup {
+  name: string
+  instanceType: string
+  count: number
+  subnets: string[]
+  maxPods?: number
+  changes?: Change[]
+  replace?: { every: string; nodes?: number }
+}
+
+export interface Settings {
+  name?: string
+  mode?: 'node' | 'operator'
+  cooling?: string
+  shrinkDelay?: string
+  listingInterval?: string
+  eni?: Record<string, unknown>
+}
+
+export interface Deployment {
+  name: string
+  replicas: number
+  changes?: Change[]
+  rollouts?: { at: string; maxSurge?: string; maxUnavailable?: string }[]
+  ready?: string
+  lifetime?: string
+  crashLoop?: { from: string; until?: string; after?: string; pods?: number }
+  branch?: boolean
+}
+
+export interface Alternative {
+  name: string
+  settings?: Settings
+  instanceTypes?: Record<string, string>
+  counts?: Record<string, number>
+  cidrs?: Record<string, string>
+}
+
+export interface Scenario {
+  name?: string
+  description?: string
+  duration?: string
+  sample?: string
+  seed?: number
+  subnets: Subnet[]
+  nodes: NodeGroup[]
+  settings?: Settings
+  ec2?: { rateLimits?: number; latency?: string; attachTime?: string }
+  workload?: { daemonPods?: number; deployments?: Deployment[] }
+  alternatives?: Alternative[]
+}
+
+export interface Totals {
+  peakHeld: number
+  endHeld: number
+  peakIdle: number
+  meanIdle: number
+  idleHours: number
+  peakENIs: number
+  leastFree: number
+  calls: number
+  throttled: number
+  refused: number
+  pods: number
+  waited: number
+  waiting: number
+  pending: number
+  wait: { p50: number; p99: number; max: number }
+}
+
+export interface Event {
+  at: string
+  kind: string
+  on?: string
+  text: string
+  for?: string
+  pods?: number
+}
+
+export interface Calls {
+  action: string
+  calls: number
+  throttled: number
+  subnetFull: number
+  eniLimit: number
+  otherErrors: number
+}
+
+export interface SubnetSeries {
+  name: string
+  cidr: string
+  size: number
+  others: number
+  used: number[]
+  warm: number[]
+  cooling: number[]
+  enis: number[]
+  free: number[]
+  ipv6?: number[]
+}
+
+export interface ResultSeries {
+  at: number[]
+  subnets: SubnetSeries[]
+  nodes: number[]
+  enis: number[]
+  running: number[]
+  waiting: number[]
+  pending: number[]
+  calls: number[]
+  throttled: number[]
+  refused: number[]
+  branches: number[]
+}
+
+export interface Outcome {
+  name: string
+  totals: Totals
+  events: Event[] | null
+  calls: Calls[] | null
+  series: ResultSeries
+  stopped?: string
+}
+
+export interface Result {
+  name?: string
+  description?: string
+  duration: string
+  alternatives: Outcome[]
+}
+
+export interface InstanceType {
+  type: string
+  enis: number
+  ipv4PerENI: number
+  ipv6PerENI: number
+  prefixes: boolean
+  branches: number
+  maxPods: number
+}
+
+/** What the server can simulate. */
+export interface Abilities {
+  types: InstanceType[]
+  bounds: { nodes: number; pods: number; duration: string; alternatives: number }
+  version: string
+}
+
+/** A reply that is not a success. */
+export class Refusal extends Error {
+  constructor(
+    message: string,
+    readonly fields: FieldError[],
+  ) {
+    super(message)
+  }
+}
+
+async function request<T>(path: string, init?: RequestInit): Promise<T> {
+  let response: Response
+  try {
+    response = await fetch(path, init)
+  } catch (error) {
+    if (init?.signal?.aborted) throw error
+    throw new Refusal('The planner does not answer. Check that `berthctl plan --serve` is still running.', [])
+  }
+  const body = (await response.json().catch(() => null)) as (T & { error?: string; fields?: { field: string; message: string }[] }) | null
+  if (response.ok && body !== null) return body
+  const fields = body?.fields?.map(({ field, message }) => ({ path: field, message })) ?? []
+  throw new Refusal(body?.error ?? `The planner answered with status ${response.status}.`, fields)
+}
+
+export const abilities = () => request<Abilities>('api/types')
+
+export const examples = async () => (await request<{ scenarios: Scenario[] }>('api/scenarios')).scenarios
+
+export const simulate = (scenario: Scenario, signal: AbortSignal) =>
+  request<Result>('api/simulate', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(scenario), signal })
