@@ -1,8 +1,9 @@
-//go:build guest
+//go:build guest && e2e
 
 package coil_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/egressclient"
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
@@ -211,6 +213,11 @@ func TestClientsOfRecordedEgresses(t *testing.T) {
 				}
 				e.converse()
 				e.seen("Coil", false)
+				through, err := echo.Connect(t.Context(), e.PodNetns(e.clients[0]), "tcp", netip.AddrPortFrom(outside4, echo.Port), netip.Addr{})
+				harness.OK(t, err)
+				defer through.Close()
+				_, err = through.Ask(t.Context(), "x")
+				harness.OK(t, err)
 				before := e.egressDump()
 				e.with(func(n *coil.Node) {
 					p, err := n.Plan(t.Context())
@@ -226,7 +233,12 @@ func TestClientsOfRecordedEgresses(t *testing.T) {
 						t.Errorf("finish with clients of Coil: %v", err)
 					}
 				})
+				_, err = through.Ask(t.Context(), "x")
+				harness.OK(t, err)
 				e.change()
+				if _, err := through.Ask(t.Context(), "x"); !errors.Is(err, unix.ECONNRESET) {
+					t.Errorf("a connection through Coil's gateway: %v, want that it is reset", err)
+				}
 				e.seen("Berth", true)
 				e.do((*coil.Node).Verify, false)
 

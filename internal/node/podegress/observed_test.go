@@ -508,5 +508,8 @@ func TestAdoptedPodsWaitForGateways(t *testing.T) {
 		if e, differs := b.desired(tt.rec); differs != tt.change {
 			t.Errorf("%s: desired() = %+v, %t; want a change: %t", name, e, differs, tt.change)
 		}
+		if got := setupOf(tt.rec, 5555, nil).Adopted; got != (tt.rec.Adopted != nil) {
+			t.Errorf("%s: the setup says that another network made the pod: %t", name, got)
+		}
 	}
 }
