@@ -60,7 +60,7 @@ func TestPlanOfClients(t *testing.T) {
 	if fate, why := client.fate(); fate != migrate.Replace || !strings.Contains(why, "uses an Egress of Coil") {
 		t.Errorf("fate of a client without name = %s, %q", fate, why)
 	}
-	client.Pod = attachment.Pod{Namespace: "shop", Name: "web"}
+	client.Pod, client.Netns.Path = attachment.Pod{Namespace: "shop", Name: "web"}, "/run/netns/web"
 	if fate, _ := client.fate(); fate != migrate.Adopt {
 		t.Errorf("fate of a client = %s, want %s", fate, migrate.Adopt)
 	}

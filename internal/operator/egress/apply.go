@@ -169,6 +169,9 @@ func (n notOurs) Error() string {
 	if owner == nil {
 		return "it exists already, and belongs to no Egress: delete or rename it, or give the Egress another name"
 	}
+	if strings.HasPrefix(owner.APIVersion, "coil.cybozu.com/") {
+		return "it belongs to Coil's Egress until kubectl berth migrate coil apply --finish"
+	}
 	if owner.Kind == "Egress" {
 		return "it belongs to an earlier Egress of this name, and Kubernetes has not deleted it yet"
 	}
