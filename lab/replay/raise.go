@@ -326,6 +326,9 @@ func (r *Raised) pod(n Node, p Pod, node string) error {
 		if err != nil {
 			return err
 		}
+		if err := receiveFoU(h, p); err != nil {
+			return err
+		}
 		for _, l := range p.Links {
 			if l.IsTunnel() {
 				if err := addTunnel(h, l); err != nil {

@@ -66,11 +66,6 @@ func addTunnel(h *netlink.Handle, l Link) error {
 		}
 		link = t
 	}
-	if d.Encap != nil {
-		if err := receive(h, l.Kind == "ip6tnl", int(d.Encap.Dport)); err != nil {
-			return err
-		}
-	}
 	if err := h.LinkAdd(link); err != nil {
 		return err
 	}
@@ -96,6 +91,23 @@ func renameFallback(h *netlink.Handle, from, to string) error {
 		return err
 	}
 	return h.LinkSetName(l, to)
+}
+
+// receiveFoU makes the FoU ports of a pod with tunnels, one for each family of its addresses.
+func receiveFoU(h *netlink.Handle, p Pod) error {
+	for _, l := range p.Links {
+		var d tunnelData
+		if l.Kind != "ipip" && l.Kind != "ip6tnl" || json.Unmarshal(l.Data, &d) != nil || d.Encap == nil {
+			continue
+		}
+		for _, a := range p.Addresses() {
+			if err := receive(h, a.Is6(), int(d.Encap.Dport)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return nil
 }
 
 // receive makes a FoU port.

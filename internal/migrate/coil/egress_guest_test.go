@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -243,8 +244,8 @@ func TestClientsOfRecordedEgresses(t *testing.T) {
 				e.do((*coil.Node).Verify, false)
 
 				e.do((*coil.Node).Rollback, true)
-				if now := e.egressDump(); now != before {
-					t.Errorf("clients after the rollback:\n%s\nwant:\n%s", now, before)
+				if diff := cmp.Diff(before, e.egressDump()); diff != "" {
+					t.Errorf("clients after the rollback (-before +now):\n%s", diff)
 				}
 				e.seen("rolled back", false)
 
