@@ -39,7 +39,7 @@ func check(ctx context.Context, netnsPath string, s Setup) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	coil, err := k.former(s)
+	coil, err := readFormer(k, s)
 	if err != nil {
 		return nil, err
 	}

@@ -20,8 +20,10 @@ const FormerProtocol = 30
 // aside is added to the metric of a route of Coil that is not in force.
 const aside = 1 << 30
 
-// former are the routes of Coil to destinations.
+// former are the routes of Coil to destinations in a pod, which another network made.
 type former struct {
+	nl             *netlink.Handle
+	do             func(what string, change func() error) error // makes one change
 	inForce, aside []netlink.Route
 }
 
@@ -77,48 +79,47 @@ const (
 	FormerGatewayMark = "egress-dummy"
 )
 
-// former reads Coil's routes of a pod that another network made.
-func (k *kernel) former(s Setup) (former, error) {
-	if !s.Adopted {
-		return former{}, nil
+// readFormer reads Coil's routes of a pod that another network made.
+func readFormer(k *kernel, s Setup) (f former, err error) {
+	if s.Adopted {
+		f, err = formerOf(k.at.NL)
 	}
-	return formerOf(k.at.NL)
+	f.nl, f.do = k.at.NL, k.do
+	return f, err
 }
 
-// keepFormer copies Coil's routes to metrics at which they are not used.
-func (k *kernel) keepFormer(f former) error {
+// keep copies Coil's routes to metrics at which they are not used.
+func (f former) keep() error {
 	for _, r := range f.inForce {
 		kept := movedTo(r, r.Priority+aside)
-		if err := k.do("set aside Coil's "+nameOf(r), func() error { return k.at.NL.RouteReplace(&kept) }); err != nil {
+		if err := f.do("set aside Coil's "+nameOf(r), func() error { return f.nl.RouteReplace(&kept) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// leaveFormer removes Coil's routes that precede Berth's. Those of IPv6 with the same metric have been replaced.
-func (k *kernel) leaveFormer(f former) error {
-	for _, r := range f.inForce {
-		if err := k.do("remove Coil's "+nameOf(r), func() error { return ifThere(k.at.NL.RouteDel(&r)) }); err != nil {
+// leave removes Coil's routes that precede Berth's. Those of IPv6 with the same metric have been replaced.
+func (f former) leave() error { return f.remove(f.inForce) }
+
+func (f former) remove(list []netlink.Route) error {
+	for _, r := range list {
+		if err := f.do("remove Coil's "+nameOf(r), func() error { return ifThere(f.nl.RouteDel(&r)) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// restoreFormer puts Coil's routes in force again, in place of Berth's, and dropFormer removes their copies.
-func (k *kernel) restoreFormer(f former) error {
+// restore puts Coil's routes in force again, in place of Berth's.
+func (f former) restore() error {
 	for _, r := range f.aside {
 		back := movedTo(r, r.Priority-aside)
-		if err := k.do("restore Coil's "+nameOf(back), func() error { return k.at.NL.RouteReplace(&back) }); err != nil {
+		if err := f.do("restore Coil's "+nameOf(back), func() error { return f.nl.RouteReplace(&back) }); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (k *kernel) dropFormer(f former) error {
-	return k.leaveFormer(former{inForce: f.aside})
 }
 
 // movedTo returns a route with another metric.
@@ -134,8 +135,8 @@ func nameOf(r netlink.Route) string {
 }
 
 // release removes everything of Berth's egress. A pod of Coil has its tunnels again; they need the FoU port.
-func (k *kernel) release(was state, f former) error {
-	if err := k.restoreFormer(f); err != nil {
+func (f former) release(k *kernel, was state) error {
+	if err := f.restore(); err != nil {
 		return err
 	}
 	if f.any() {
@@ -144,5 +145,5 @@ func (k *kernel) release(was state, f former) error {
 	if err := k.clear(was); err != nil {
 		return err
 	}
-	return k.dropFormer(f)
+	return f.remove(f.aside)
 }

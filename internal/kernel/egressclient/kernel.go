@@ -96,12 +96,12 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 	if err != nil {
 		return err
 	}
-	coil, err := k.former(s)
+	coil, err := readFormer(k, s)
 	if err != nil {
 		return err
 	}
 	if len(s.Egresses) == 0 {
-		return k.release(was, coil)
+		return coil.release(k, was)
 	}
 	link, further, err := k.links(s)
 	if err != nil {
@@ -137,9 +137,9 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 	steps := []func() error{
 		func() error { return k.setRoutes(was, p, devices, true) },
 		func() error { return k.addRules(was, p) },
-		func() error { return k.keepFormer(coil) },
+		coil.keep,
 		func() error { return k.setRoutes(was, p, devices, false) },
-		func() error { return k.leaveFormer(coil) },
+		coil.leave,
 		func() error { return k.revert(was.loosened, loose) },
 		func() error {
 			if was.fresh() || was.filter == want.summary() {

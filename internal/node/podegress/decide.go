@@ -32,7 +32,7 @@ func (o *observed) decide(req attachment.Request) decision {
 		return decision{err: &source.Exhausted{Reason: "egress-annotation", Message: err.Error(), Err: err}}
 	}
 	m, there := o.egressClient(req.Pod)
-	ofCoil, wait := o.namedForCoil(req.Options.Annotations)
+	ofCoil, wait := namedForCoil(o, req.Options.Annotations)
 	if wait != nil {
 		return decision{wait: wait}
 	}
@@ -62,7 +62,7 @@ func (o *observed) decide(req attachment.Request) decision {
 
 // namedForCoil returns the Egresses that a pod names with Coil's annotation and that have such clients. A pod with the
 // annotation waits until the Egresses are known.
-func (o *observed) namedForCoil(annotations map[string]string) (named []membership.Ref, wait *source.Exhausted) {
+func namedForCoil(o *observed, annotations map[string]string) (named []membership.Ref, wait *source.Exhausted) {
 	all := membership.NamedForCoil(annotations)
 	if len(all) > 0 && !o.sync.Listed(egresses) {
 		return nil, o.orUnreachable(waiters.Missing("starting", "Egress %s, which the pod names for Coil: the API server has not listed the Egresses yet", all[0]))

@@ -80,7 +80,7 @@ func (c *Cluster) Plan(ctx context.Context) (p migrate.Plan, err error) {
 	for _, lost := range out.Lost {
 		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: lost, Remedy: "see docs/guides/migrate/coil.md"})
 	}
-	err = c.planEgresses(ctx, &p)
+	err = egresses{c}.plan(ctx, &p)
 	return p.Complete(), err
 }
 
@@ -107,7 +107,7 @@ func (c *Cluster) Begin(ctx context.Context) (changed []string, err error) {
 	if changed = append(changed, did...); err != nil {
 		return changed, err
 	}
-	did, err = c.importEgresses(ctx)
+	did, err = egresses{c}.importAll(ctx)
 	return append(changed, did...), err
 }
 
@@ -364,7 +364,7 @@ func (c *Cluster) Back(ctx context.Context) (changed []string, err error) {
 		}
 		changed = append(changed, "removed AddressPool "+p.Name)
 	}
-	did, err := c.backEgresses(ctx)
+	did, err := egresses{c}.back(ctx)
 	if changed = append(changed, did...); err != nil {
 		return changed, err
 	}
@@ -381,7 +381,7 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 	if changed = append(changed, did...); err != nil {
 		return changed, err
 	}
-	did, err = c.finishEgresses(ctx)
+	did, err = egresses{c}.finish(ctx)
 	if changed = append(changed, did...); err != nil {
 		return changed, err
 	}

@@ -28,12 +28,15 @@ const gatewayPolicy = "/apis/admissionregistration.k8s.io/v1/validatingadmission
 // coilAccount is the service account of Coil's gateways in the namespaces of Egresses.
 const coilAccount = "coil-egress"
 
+// egresses moves the Egresses of a Cluster.
+type egresses struct{ *Cluster }
+
 func egressPath(e *v1alpha1.Egress) string {
 	return berthAPI + "namespaces/" + e.Namespace + "/egresses/" + e.Name
 }
 
-// egresses returns Berth's Egresses for Coil's.
-func (c *Cluster) egresses(ctx context.Context) (list []*v1alpha1.Egress, err error) {
+// convert returns Berth's Egresses for Coil's.
+func (c egresses) convert(ctx context.Context) (list []*v1alpha1.Egress, err error) {
 	if c.Dump != nil {
 		return nil, nil
 	}
@@ -91,16 +94,16 @@ func onMovedNodes(e *v1alpha1.Egress) error {
 	return err
 }
 
-// planEgresses adds to a plan what becomes of Egresses.
-func (c *Cluster) planEgresses(ctx context.Context, p *migrate.Plan) error {
-	list, err := c.egresses(ctx)
+// plan adds to a plan what becomes of Egresses.
+func (c egresses) plan(ctx context.Context, p *migrate.Plan) error {
+	list, err := c.convert(ctx)
 	if err != nil || len(list) == 0 {
 		return err
 	}
 	var names []string
 	for _, e := range list {
 		names = append(names, e.Namespace+"/"+e.Name)
-		if why, err := c.foreignEgress(ctx, e); err != nil {
+		if why, err := c.foreign(ctx, e); err != nil {
 			return err
 		} else if why != "" {
 			p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: why, Remedy: "delete it, or give it another name", Blocks: true})
@@ -123,8 +126,8 @@ func (c *Cluster) planEgresses(ctx context.Context, p *migrate.Plan) error {
 	return err
 }
 
-// foreignEgress returns why Berth's Egress cannot be created: somebody else has.
-func (c *Cluster) foreignEgress(ctx context.Context, e *v1alpha1.Egress) (why string, err error) {
+// foreign returns why Berth's Egress cannot be created: somebody else has.
+func (c egresses) foreign(ctx context.Context, e *v1alpha1.Egress) (why string, err error) {
 	has, err := c.get(ctx, egressPath(e))
 	if err != nil || has == nil || has.Annotations[importedKey] != "" {
 		return "", err
@@ -132,9 +135,9 @@ func (c *Cluster) foreignEgress(ctx context.Context, e *v1alpha1.Egress) (why st
 	return fmt.Sprintf("Egress %s/%s of Berth exists, and was not made for Coil's", e.Namespace, e.Name), nil
 }
 
-// importEgresses creates Berth's Egresses, once Coil's controllers stand still.
-func (c *Cluster) importEgresses(ctx context.Context) (changed []string, err error) {
-	list, err := c.egresses(ctx)
+// importAll creates Berth's Egresses, once Coil's controllers stand still.
+func (c egresses) importAll(ctx context.Context) (changed []string, err error) {
+	list, err := c.convert(ctx)
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
@@ -142,10 +145,10 @@ func (c *Cluster) importEgresses(ctx context.Context) (changed []string, err err
 		return nil, errors.Join(err, errors.New("Coil has Egresses, and Berth runs without: set egress.enabled of the chart"))
 	}
 	for _, e := range list {
-		if why, err := c.foreignEgress(ctx, e); err != nil || why != "" {
+		if why, err := c.foreign(ctx, e); err != nil || why != "" {
 			return changed, errors.Join(err, errors.New(why+": delete it, or give it another name"))
 		}
-		did, err := c.importEgress(ctx, e)
+		did, err := c.importOne(ctx, e)
 		if changed = append(changed, did...); err != nil {
 			return changed, err
 		}
@@ -153,7 +156,7 @@ func (c *Cluster) importEgresses(ctx context.Context) (changed []string, err err
 	return changed, nil
 }
 
-func (c *Cluster) importEgress(ctx context.Context, e *v1alpha1.Egress) (changed []string, err error) {
+func (c egresses) importOne(ctx context.Context, e *v1alpha1.Egress) (changed []string, err error) {
 	if has, err := c.get(ctx, egressPath(e)); err != nil || has != nil {
 		return nil, err
 	}
@@ -211,9 +214,9 @@ func (c *Cluster) await(ctx context.Context, path string, such func(*object) boo
 	return errors.New("Kubernetes has not deleted it within a minute; repeat the command")
 }
 
-// backEgresses removes Berth's Egresses that importEgresses made. Coil's controller, once it runs, makes its Deployments
+// back removes Berth's Egresses that importAll made. Coil's controller, once it runs, makes its Deployments
 // again, which adopt the pods that they had.
-func (c *Cluster) backEgresses(ctx context.Context) (changed []string, err error) {
+func (c egresses) back(ctx context.Context) (changed []string, err error) {
 	list, err := c.list(ctx, berthAPI+"egresses")
 	if err != nil {
 		return nil, err
@@ -243,15 +246,15 @@ func (c *Cluster) backEgresses(ctx context.Context) (changed []string, err error
 	return changed, nil
 }
 
-// finishEgresses gives Berth's Egresses the Services of Coil's, with their addresses, and removes Coil's Egresses and
+// finish gives Berth's Egresses the Services of Coil's, with their addresses, and removes Coil's Egresses and
 // gateways. No client of Coil is left on any node.
-func (c *Cluster) finishEgresses(ctx context.Context) (changed []string, err error) {
+func (c egresses) finish(ctx context.Context) (changed []string, err error) {
 	list, err := c.list(ctx, coilAPI+"egresses")
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range list {
-		did, err := c.finishEgress(ctx, &e)
+		did, err := c.finishOne(ctx, &e)
 		if changed = append(changed, did...); err != nil {
 			return changed, err
 		}
@@ -259,7 +262,7 @@ func (c *Cluster) finishEgresses(ctx context.Context) (changed []string, err err
 	return changed, nil
 }
 
-func (c *Cluster) finishEgress(ctx context.Context, e *object) (changed []string, err error) {
+func (c egresses) finishOne(ctx context.Context, e *object) (changed []string, err error) {
 	name := e.Namespace + "/" + e.Name
 	berths, err := c.get(ctx, berthAPI+"namespaces/"+e.Namespace+"/egresses/"+e.Name)
 	if err != nil {
