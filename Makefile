@@ -35,6 +35,9 @@ CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
+# make docs: the version that the pages name. Links to files of the tree lead to it if it is a release, else to main.
+DOCS_VERSION ?= $(or $(filter $(VERSION),$(shell git tag --points-at HEAD 2>/dev/null)),dev)
+
 # make images: the prefix of the images' names, and their tag (default: the version).
 IMAGE_PREFIX ?=
 IMAGE_TAG    ?=
@@ -53,7 +56,7 @@ TEST_TIMEOUT ?= 45m
 # Egresses on a cluster in the virtual machine, all slices of the rotation, the IPv4
 # tests of make test with other IP families, two short soaks, and some of Kubernetes'
 # own tests.
-E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
+E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster ./web/planner
 
 # make conformance: the modes, each tested on its own cluster, with the pods' IP
 # families after a slash if they are not the default of the mode (docs/reference/conformance.md).
@@ -126,8 +129,8 @@ else
 endif
 
 .PHONY: test
-test: ## Run the tests for each change, and one slice of the rotation (SAMPLE=7, SAMPLE=all)
-	@hack/deps.sh test ovn vm
+test: web/node_modules/.package-lock.json ## Run the tests for each change, and one slice of the rotation (SAMPLE=7, SAMPLE=all)
+	@hack/deps.sh test ovn vm browser
 	@BERTH_SAMPLE="$(SAMPLE)" RACE=$(RACE) hack/test.sh "$(PKG)" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
@@ -140,9 +143,9 @@ soak: ## Kill programs at random for an hour, and write a report (SOAK_TIME=8h, 
 # test/cluster). They need the whole machine, so packages run one after the other. Each
 # mounts its own cgroups, so each has its own sandbox.
 .PHONY: e2e
-e2e: ## Run the tests with real container runtimes and whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
+e2e: web/node_modules/.package-lock.json ## Run the tests with real container runtimes and whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
 	@$(if $(filter file,$(origin E2E_PKG)),echo "Tests that the gate (make test) does not run in full:"; hack/sampled.sh list)
-	@hack/deps.sh test e2e cluster neutron vm
+	@hack/deps.sh test e2e cluster neutron vm browser
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
@@ -264,6 +267,14 @@ web/node_modules/.package-lock.json: web/package-lock.json web/.npmrc
 .PHONY: web
 web: web/node_modules/.package-lock.json ## Build the web page of the planner into web/planner/dist (committed)
 	@hack/slowly.sh "Building the planner's page" npm run build --prefix web -w planner --silent
+
+.PHONY: docs
+docs: web/node_modules/.package-lock.json ## Build the documentation as static files into dist/docs (DOCS_VERSION=v1.2.3)
+	@hack/docs.sh "$(DOCS_VERSION)"
+
+.PHONY: docs-serve
+docs-serve: web/node_modules/.package-lock.json ## Serve docs/ at http://localhost:5173, and reload pages as they change
+	@DOCS_VERSION="$(DOCS_VERSION)" npm run serve --prefix web -w docs --silent
 
 .PHONY: check-generated
 check-generated: ## Check that generated files and module files are up to date

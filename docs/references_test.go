@@ -3,6 +3,7 @@ package docs
 import (
 	"encoding/json"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -216,6 +217,21 @@ func TestPagesAreShort(t *testing.T) {
 	for page, text := range pages(t) {
 		if lines := strings.Count(text, "\n"); lines > most && page != "../CHANGELOG.md" {
 			t.Errorf("%s has %d lines, want at most %d: split it by subject", page, lines, most)
+		}
+	}
+}
+
+// docs/README.md, which is the navigation of the site, links to each page, and docs/alerts/README.md to those of alerts.
+func TestIndexListsPages(t *testing.T) {
+	index := readPage(t, "README.md")
+	generated, err := filepath.Glob("reference/*.md")
+	if err != nil || len(generated) < 10 {
+		t.Fatalf("%d pages in docs/reference: %v", len(generated), err)
+	}
+	for _, page := range append(slices.Collect(maps.Keys(pages(t))), generated...) {
+		alert := filepath.Dir(page) == "alerts" && page != "alerts/README.md" // TestEveryAlertHasRunbook
+		if !alert && page != "README.md" && !strings.HasPrefix(page, "../") && !strings.Contains(index, "]("+page+")") {
+			t.Errorf("docs/README.md does not link to %s", page)
 		}
 	}
 }

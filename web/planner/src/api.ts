@@ -173,7 +173,10 @@ export class Refusal extends Error {
   }
 }
 
-async function request<T>(path: string, init?: RequestInit): Promise<T> {
+/** How often a request is repeated while the server runs as many simulations as it may. */
+const tries = 15
+
+async function request<T>(path: string, init?: RequestInit, left = tries): Promise<T> {
   let response: Response
   try {
     response = await fetch(path, init)
@@ -181,10 +184,25 @@ async function request<T>(path: string, init?: RequestInit): Promise<T> {
     if (init?.signal?.aborted) throw error
     throw new Refusal('The planner does not answer. Check that `berthctl plan --serve` is still running.', [])
   }
+  if (response.status === 429 && left > 0) {
+    await pause(Number(response.headers.get('Retry-After') ?? 2), init?.signal)
+    return request(path, init, left - 1)
+  }
   const body = (await response.json().catch(() => null)) as (T & { error?: string; fields?: { field: string; message: string }[] }) | null
   if (response.ok && body !== null) return body
   const fields = body?.fields?.map(({ field, message }) => ({ path: field, message })) ?? []
-  throw new Refusal(body?.error ?? `The planner answered with status ${response.status}.`, fields)
+  const message = fields.length > 0 ? `The scenario has ${fields.length === 1 ? 'a mistake' : `${fields.length} mistakes`}.` : body?.error
+  throw new Refusal(message ?? `The planner answered with status ${response.status}.`, fields)
+}
+
+function pause(seconds: number, signal?: AbortSignal | null): Promise<void> {
+  return new Promise((done, failed) => {
+    const timer = setTimeout(done, seconds * 1000)
+    signal?.addEventListener('abort', () => {
+      clearTimeout(timer)
+      failed(signal.reason)
+    })
+  })
 }
 
 export const abilities = () => request<Abilities>('api/types')

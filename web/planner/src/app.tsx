@@ -3,7 +3,7 @@ import { type Abilities, Refusal, type Result, type Scenario, abilities as fetch
 import { Editor } from './editor/editor'
 import { json, read, yaml } from './files'
 import { Results } from './results/results'
-import { blank, change } from './scenario'
+import { blank, change, located } from './scenario'
 import { Edit, type FieldError } from './ui/fields'
 import { download, fileName } from './ui/format'
 import { Icon } from './ui/icons'
@@ -31,7 +31,8 @@ function draft(): Scenario | null {
 export function App() {
   const [abilities, setAbilities] = useState<Abilities>()
   const [examples, setExamples] = useState<Scenario[]>([])
-  const [scenario, setScenario] = useState<Scenario>(() => draft() ?? blank)
+  const [before] = useState(draft)
+  const [scenario, setScenario] = useState<Scenario>(before ?? blank)
   const [problem, setProblem] = useState<Problem | null>(null)
   const [result, setResult] = useState<{ of: Scenario; result: Result } | null>(null)
   const [status, setStatus] = useState('')
@@ -44,7 +45,7 @@ export function App() {
     fetchAbilities().then(setAbilities, fail)
     fetchExamples().then((list) => {
       setExamples(list)
-      const wanted = list.find((example) => example.name === decodeURIComponent(location.hash.slice(1))) ?? (draft() ? undefined : list[0])
+      const wanted = list.find((example) => example.name === decodeURIComponent(location.hash.slice(1))) ?? (before ? undefined : list[0])
       if (wanted) setScenario(wanted)
     }, fail)
   }, [])
@@ -84,7 +85,8 @@ export function App() {
       setStatus(`Simulated ${reply.duration.replace(/(?<=[hm])0[ms](0s)?$/, '')} of ${count} ${count === 1 ? 'alternative' : 'alternatives'}.`)
     } catch (error) {
       if (current.signal.aborted) return
-      setProblem(problemOf(error))
+      const { message, fields } = problemOf(error)
+      setProblem({ message, fields: located(fields, scenario) })
       setStatus('')
     }
     if (running.current === current) setBusy(false)
@@ -106,7 +108,7 @@ export function App() {
       </a>
       <header class="top">
         <h1>
-          <svg class="icon" viewBox="0 0 16 16" width="20" height="20" aria-hidden="true" focusable="false">
+          <svg class="icon" viewBox="0 0 16 16" width="22" height="22" aria-hidden="true" focusable="false">
             <path d="M8 4.500v9M5.500 6.500h5M2.500 9.500a5.500 4.500 0 0 0 11 0M8 1.500a1.500 1.500 0 1 0 0 3 1.500 1.500 0 0 0 0-3z" />
           </svg>
           Berth planner

@@ -1,5 +1,5 @@
 import type { Scenario } from './api'
-import { type Path, get, set } from './ui/fields'
+import { type FieldError, type Path, entry, get, set } from './ui/fields'
 
 /** The scenario of "New": the least that can be simulated. */
 export const blank: Scenario = {
@@ -7,7 +7,7 @@ export const blank: Scenario = {
   duration: '24h',
   subnets: [{ name: 'a', cidr: '10.0.0.0/24' }],
   nodes: [{ name: 'workers', instanceType: 'm5.large', count: 3, subnets: ['a'] }],
-  settings: { name: 'defaults', mode: 'node' },
+  settings: { mode: 'node' },
   workload: { deployments: [{ name: 'web', replicas: 10 }] },
 }
 
@@ -61,4 +61,19 @@ export function freeName(base: string, taken: (string | undefined)[]): string {
     const name = n === 1 ? base : `${base}-${n}`
     if (!taken.includes(name)) return name
   }
+}
+
+/** The errors of the server, at the fields that a person can change: an alternative changes node groups and subnets by name. */
+export function located(errors: FieldError[], scenario: Scenario): FieldError[] {
+  const maps: Record<string, string> = { instanceType: 'instanceTypes', count: 'counts', cidr: 'cidrs' }
+  return errors.map((error) => {
+    const map = /^(alternatives\[\d+\]\.(?:instanceTypes|counts|cidrs))\.(.+)$/.exec(error.path)
+    if (map) return { ...error, path: entry(map[1]!, map[2]!) }
+    const replaced = /^(alternatives\[\d+\])\.(nodes|subnets)\[(\d+)\]\.(instanceType|count|cidr)$/.exec(error.path)
+    if (!replaced) return error
+    const [, alternative, list, index, field] = replaced
+    const name = scenario[list as 'nodes' | 'subnets'][Number(index)]?.name ?? ''
+    const path = entry(`${alternative}.${maps[field!]}`, name)
+    return get(scenario, path) === undefined ? error : { ...error, path }
+  })
 }

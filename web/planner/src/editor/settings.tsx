@@ -14,6 +14,9 @@ const watermarks = [
   ['maxAboveWatermark', 'maxAboveWatermark'],
 ] as const
 
+/** What Berth does without any target or watermark, in node and operator mode. */
+const defaults: Record<string, string> = { warmENITarget: '1', preAllocate: '8' }
+
 /** The settings of Berth that an alternative has. Targets and watermarks exclude each other. */
 export function SettingsFields({ path, subnets, nameless }: { path: Path; subnets: string[]; nameless?: boolean }) {
   const { document, errors, change } = useContext(Edit)
@@ -21,6 +24,7 @@ export function SettingsFields({ path, subnets, nameless }: { path: Path; subnet
   const has = (fields: readonly (readonly [string, string])[]) =>
     fields.some(([field]) => get(document, `${eni}.${field}`) !== undefined || errors.some((error) => error.path === `${eni}.${field}`))
   const kind = has(watermarks) ? 'watermarks' : has(warm) || get(document, `${path}.mode`) !== 'operator' ? 'warm' : 'watermarks'
+  const unset = !has(warm) && !has(watermarks)
   const choose = (next: string) => {
     const { ...fields } = (get(document, eni) ?? {}) as Record<string, unknown>
     for (const [field] of [...warm, ...watermarks]) delete fields[field]
@@ -29,7 +33,7 @@ export function SettingsFields({ path, subnets, nameless }: { path: Path; subnet
   return (
     <>
       <div class="grid">
-        {!nameless && <Text path={`${path}.name`} label="Name in the results" placeholder="defaults" />}
+        {!nameless && <Text path={`${path}.name`} label="Name in the results" placeholder="as given" />}
         <Choice
           path={`${path}.mode`}
           label="Mode"
@@ -62,7 +66,7 @@ export function SettingsFields({ path, subnets, nameless }: { path: Path; subnet
         </div>
         <div class="grid">
           {(kind === 'warm' ? warm : watermarks).map(([field, label]) => (
-            <Count key={field} path={`${eni}.${field}`} label={label} />
+            <Count key={field} path={`${eni}.${field}`} label={label} placeholder={unset ? defaults[field] : undefined} />
           ))}
         </div>
       </fieldset>

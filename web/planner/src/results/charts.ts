@@ -59,7 +59,7 @@ export function subnets(result: Result): Group[] {
             { label: 'Free', values: subnet.free, colour: '--free' },
             { label: 'Warm', values: subnet.warm, colour: '--warm' },
             { label: 'Cooling', values: subnet.cooling, colour: '--cooling' },
-            { label: 'Used by pods', values: subnet.used, colour: '--used' },
+            { label: 'Used', values: subnet.used, colour: '--used' },
             { label: 'ENIs', values: subnet.enis, colour: '--enis' },
             { label: 'Others', values: outcome.series.at.map(() => subnet.others), colour: '--others' },
           ],
@@ -98,15 +98,15 @@ const counts: [key: keyof Omit<ResultSeries, 'at' | 'subnets'>, title: string, u
 ]
 
 /** Values of the cluster over time, with a line for each alternative, and the names of those that are always 0. */
-export function lines(result: Result): { groups: Group[]; zero: string[] } {
-  const group: Group = { title: 'Cluster', charts: [] }
+export function lines(result: Result): { group: Group; zero: string[] } {
+  const group: Group = { title: 'ENIs, calls and pods', charts: [] }
   const zero: string[] = []
   for (const [key, title, unit] of counts) {
     const series: Series[] = result.alternatives.map((outcome, i) => ({ label: outcome.name, values: outcome.series[key], ...styleOf(i) }))
     if (series.every(({ values }) => values.every((value) => value === 0))) zero.push(title.toLowerCase().replace('ec2', 'EC2').replace('enis', 'ENIs'))
     else group.charts.push({ title, unit, times: longest(result), series })
   }
-  return { groups: group.charts.length > 0 ? [group] : [], zero }
+  return { group, zero }
 }
 
 /** The times of all alternatives; one that ended early has fewer. */

@@ -1,3 +1,4 @@
+import type { ComponentChildren } from 'preact'
 import { useMemo, useState } from 'preact/hooks'
 import { Chart, type ChartData } from '../ui/chart'
 import { download } from '../ui/format'
@@ -13,7 +14,7 @@ export interface Group {
 }
 
 /** Charts of a group show the same series, on the same scale if they are stacked. */
-export function ChartGroup({ group, file }: { group: Group; file: string }) {
+export function ChartGroup({ group, file, heading: Heading = 'h3', children }: { group: Group; file: string; heading?: 'h2' | 'h3'; children?: ComponentChildren }) {
   const [hidden, setHidden] = useState(group.hidden ?? [])
   const charts = useMemo(() => {
     const top = Math.max(...group.charts.map((data) => highest(data, hidden)))
@@ -22,13 +23,14 @@ export function ChartGroup({ group, file }: { group: Group; file: string }) {
   return (
     <section>
       <div class="heading">
-        <h3>{group.title}</h3>
+        <Heading>{group.title}</Heading>
         <div class="tools">
           <button type="button" class="small" onClick={() => void picture(charts).then((blob) => download(`${file}.png`, blob))}>
             <Icon name="save" /> PNG<span class="hidden"> of {group.title}</span>
           </button>
         </div>
       </div>
+      {children}
       <div class="charts">
         {charts.map(({ data, shown }) => (
           <Chart

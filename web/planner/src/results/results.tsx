@@ -1,11 +1,10 @@
-import type { ComponentChildren } from 'preact'
 import { useMemo } from 'preact/hooks'
 import type { Outcome, Result } from '../api'
 import { csv } from '../files'
 import { download, fileName } from '../ui/format'
 import { Icon } from '../ui/icons'
 import { CallsTable, EventsTable, TotalsTable } from './tables'
-import { ChartGroup, type Group } from './group'
+import { ChartGroup } from './group'
 import { lines, subnets } from './charts'
 
 /** What the simulation found, for all alternatives side by side. */
@@ -33,10 +32,19 @@ export function Results({ result, stale }: { result: Result; stale: boolean }) {
       <section class="panel" aria-labelledby="limits">
         <EventsTable result={result} />
       </section>
-      <Charts title="Addresses by subnet" groups={addresses} name={name} />
-      <Charts title="ENIs, calls and pods" groups={others.groups} name={name}>
-        {others.zero.length > 0 && <p class="hint">Always 0: {others.zero.join(', ')}.</p>}
-      </Charts>
+      {addresses.length > 0 && (
+        <section class="panel groups" aria-labelledby="addresses">
+          <h2 id="addresses">Addresses by subnet</h2>
+          {addresses.map((group) => (
+            <ChartGroup key={group.title} group={group} file={fileName(name, group.title)} />
+          ))}
+        </section>
+      )}
+      <div class="panel">
+        <ChartGroup group={others.group} file={fileName(name, others.group.title)} heading="h2">
+          {others.zero.length > 0 && <p class="hint">Always 0: {others.zero.join(', ')}.</p>}
+        </ChartGroup>
+      </div>
       <section class="panel" aria-labelledby="calls">
         <CallsTable result={result} />
       </section>
@@ -49,22 +57,5 @@ function Stopped({ outcome }: { outcome: Outcome }) {
     <p class="error">
       <Icon name="warning" /> {outcome.name} ended early: {outcome.stopped}
     </p>
-  )
-}
-
-function Charts({ title, groups, name, children }: { title: string; groups: Group[]; name: string; children?: ComponentChildren }) {
-  if (groups.length === 0) return null
-  return (
-    <section class="panel" aria-labelledby={fileName(title)}>
-      <div class="heading">
-        <h2 id={fileName(title)}>{title}</h2>
-      </div>
-      {children}
-      <div class="groups">
-        {groups.map((group) => (
-          <ChartGroup key={group.title} group={group} file={fileName(name, group.title)} />
-        ))}
-      </div>
-    </section>
   )
 }

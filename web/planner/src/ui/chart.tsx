@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from 'preact/hooks'
 import uPlot from 'uplot'
 import 'uplot/dist/uPlot.min.css'
-import { clock, number } from './format'
+import { clock, number, tick } from './format'
 import { onThemeChange } from './theme'
 
 /** One line, or one area of a stack. */
@@ -53,7 +53,7 @@ export function plot(data: ChartData, size: { width: number; height: number }, s
   const axis = { stroke: () => colour('--muted'), grid: { stroke: () => colour('--grid'), width: 1 }, ticks: { show: false }, font: '12px Inter, sans-serif' }
   const options: uPlot.Options = {
     ...size,
-    padding: [8, 12, 0, 0],
+    padding: [8, 24, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: 'planner' }, drag: { x: false, y: false }, points: { show: !data.stacked } },
     scales: {
@@ -61,8 +61,8 @@ export function plot(data: ChartData, size: { width: number; height: number }, s
       y: { range: (_, __, max) => [0, Math.max(data.top ?? max, 1) * 1.05] },
     },
     axes: [
-      { ...axis, incrs, space: 80, size: 28, values: (_, splits) => splits.map((s) => clock(s)) },
-      { ...axis, size: 52, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6], values: (_, splits) => splits.map((s) => number(s)) },
+      { ...axis, incrs, space: 80, size: 28, values: (_, splits, __, ___, apart) => splits.map((s) => tick(s, apart)) },
+      { ...axis, size: 46, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6], values: (_, splits) => splits.map((s) => number(s)) },
     ],
     hooks: { draw: [(u) => drawMarks(u, data.marks ?? [])] },
     series: [

@@ -69,7 +69,7 @@ interface FieldProps {
 
 function useField(path: Path) {
   const { document, errors, change } = useContext(Edit)
-  const own = errors.filter((error) => error.path === path)
+  const own = errors.filter((error) => error.path === path || error.path.replace(/\[\d+\]$/, '') === path) // or about an entry of its list
   const id = fieldId(path)
   return {
     value: get(document, path),

@@ -1,10 +1,13 @@
-/** A time of the simulation, in seconds since its start, as the axes and tables show it. */
+/** A time of the simulation as hours, minutes and seconds since its start: 36:05:00. */
 export function clock(seconds: number): string {
   const whole = Math.round(seconds)
   const two = (n: number) => String(n).padStart(2, '0')
-  const days = Math.floor(whole / 86400)
-  const text = `${two(Math.floor(whole / 3600) % 24)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`
-  return days > 0 ? `${days}d ${text}` : text
+  return [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60].map(two).join(':')
+}
+
+/** A time at an axis, whose ticks are that many seconds apart. */
+export function tick(seconds: number, apart: number): string {
+  return apart >= 60 ? clock(seconds).slice(0, -3) : clock(seconds)
 }
 
 const numbers = new Intl.NumberFormat('en-US', { maximumFractionDigits: 3 })
