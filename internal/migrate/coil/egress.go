@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/google/nftables"
@@ -118,6 +119,39 @@ func removeEgress(rec attachment.Record) (changed bool, err error) {
 		return h.LinkDel(links[mark]) // last, since it says that there is something to remove
 	})
 	return changed, err
+}
+
+// answerBy has the answers of a client with --enable-originating-only, whose table is a copy of the main table, leave by
+// gateways, one of each family. A node of Berth answers no ARP requests for Coil's gateway.
+func answerBy(of attachment.Netns, ifName string, gateways []netip.Addr) error {
+	return inPod(of, func(_ netns.NsHandle, h *netlink.Handle) error {
+		link, err := h.LinkByName(ifName)
+		if rtnl.IsNoLink(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("look up %s: %w", ifName, err)
+		}
+		for _, gw := range gateways {
+			family := rtnl.FamilyOf(gw)
+			rules, err := rtnl.Whole(func() ([]netlink.Rule, error) { return h.RuleList(family) })
+			if err != nil {
+				return fmt.Errorf("list rules: %w", err)
+			}
+			for _, r := range rules {
+				if r.Priority != ruleOwnWay || !isEgressRule(r) {
+					continue
+				}
+				def := &netlink.Route{
+					LinkIndex: link.Attrs().Index, Table: r.Table, Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(gw), 0)), Gw: gw.AsSlice(), Protocol: unix.RTPROT_BOOT,
+				}
+				if err := h.RouteReplace(def); err != nil {
+					return fmt.Errorf("set the default route of table %d by %s: %w", r.Table, gw, err)
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // Priorities and tables of Coil's rules in clients.
