@@ -35,6 +35,10 @@ CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
+# make release: its version, and the architectures of programs and images.
+RELEASE_VERSION := $(if $(filter file,$(origin VERSION)),v$(shell sed -n 's/^\#\# \[\([0-9][^]]*\)].*/\1/p' CHANGELOG.md | head -n 1),$(VERSION))
+RELEASE_ARCHS   ?= amd64 arm64
+
 # make docs: the version that the pages name. Links to files of the tree lead to it if it is a release, else to main.
 DOCS_VERSION ?= $(or $(filter $(VERSION),$(shell git tag --points-at HEAD 2>/dev/null)),dev)
 
@@ -97,13 +101,20 @@ build: ## Build the programs into bin/
 
 .PHONY: chart
 chart: ## Package the Helm chart of this version into dist/
-	@mkdir -p dist
-	@version=$(VERSION:v%=%); [[ $$version =~ ^[0-9]+\.[0-9]+\.[0-9]+ ]] || version=0.0.0-g$$version; \
-	"$$(hack/tool.sh helm helm)" package deploy/chart --version "$$version" --app-version "$(VERSION)" --destination dist
+	@hack/slowly.sh "Packaging the chart" go run ./deploy/release -chart -version "$(VERSION)" -out dist
 
 .PHONY: images
 images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=registry.example/network, IMAGE_TAG=v1.2.3)
 	@hack/images.sh -version $(VERSION) -- $(if $(IMAGE_PREFIX),-prefix $(IMAGE_PREFIX)) $(if $(IMAGE_TAG),-tag $(IMAGE_TAG))
+
+.PHONY: release
+release: ## Write all files of a release below dist/release (VERSION=v1.2.3, default: the newest in CHANGELOG.md; docs/contribute/releasing.md)
+	@hack/images.sh -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -- -prefix $(or $(IMAGE_PREFIX),ghcr.io/berthnet) -formats layout,sbom >/dev/null
+	@hack/slowly.sh "Writing the release" go run ./deploy/release -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)"
+
+.PHONY: check-release
+check-release: ## Check that a release depends on the sources only (RELEASE_ARCHS="amd64 arm64")
+	@hack/check-release.sh $(if $(filter-out file,$(origin RELEASE_ARCHS)),$(RELEASE_ARCHS))
 
 # Images for nodes of a lab: Berth's own, and those of hack/lab-images.sh for clusters.
 .PHONY: lab-images
@@ -111,10 +122,6 @@ lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their
 	@hack/images.sh -version $(VERSION) -archs "$$(go env GOARCH)" -out dist/lab-images -- -formats archive -compress=false -tag lab >/dev/null
 	@echo dist/lab-images
 	@hack/lab-images.sh $(LAB_IMAGES)
-
-.PHONY: check-images
-check-images: ## Check that the images depend on the sources only
-	@hack/check-images.sh
 
 .PHONY: demo
 demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=migrate, MODE=migrate FROM=coil, MODE=cluster, KEEP=1)
@@ -149,14 +156,12 @@ e2e: web/node_modules/.package-lock.json ## Run the tests with real container ru
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
-	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \
-	for other in "next $$(go env GOARCH)" "foreign $$([ "$$(go env GOARCH)" = arm64 ] && echo amd64 || echo arm64)"; do set -- $$other; \
-		hack/images.sh -version "0.0.0-$$1" -archs "$$2" -out "dist/lab-images-$$1" -- -formats archive -compress=false -tag "lab-$$1" >/dev/null; done; \
-	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
-		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
+	images=$$(hack/lab-images.sh); amazon=$$(hack/lab-images.sh amazon-k8s-cni amazon-k8s-cni-init); $(MAKE) release >/dev/null; previous=$$(hack/previous-release.sh); \
+	export BERTH_LAB_IMAGES="$$images" BERTH_RELEASE="$$PWD/dist/release" BERTH_RELEASE_PREVIOUS="$$previous" \
+		BERTH_LAB_IMAGES_AMAZON="$$amazon" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
-	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status
+	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; unset BERTH_RELEASE; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status
 
 .PHONY: sampled
 sampled: ## Run all tests that make test samples

@@ -64,7 +64,7 @@ esac
 
 # The Amazon VPC CNI, from which a node of a lab moves.
 case $all in
-*/lab/demo*) for program in aws-k8s-agent routed-eni-cni-plugin; do hack/tool.sh amazonvpccni "$program" >/dev/null; done ;;
+*/lab/demo* | */test/guest*) for program in aws-k8s-agent routed-eni-cni-plugin; do hack/tool.sh amazonvpccni "$program" >/dev/null; done ;;
 esac
 
 # The kernel of the virtual machine, which must be downloaded outside the sandbox.

@@ -245,7 +245,7 @@ func TestMaxPods(t *testing.T) {
 	})
 	goldenRun(t, "max-pods.txt", "max-pods", "--instance-type", "m5.24xlarge")
 	goldenRun(t, "max-pods-subnet.txt", "max-pods", "--instance-type", "m5.large", "--free-addresses", "15")
-	goldenRun(t, "max-pods-all.txt", "max-pods", "--all", "--max-eni", "2", "--ip-families", "dual", "--trunk-eni", "--first-interface-index", "1")
+	goldenRun(t, "max-pods-all.txt", "max-pods", "--all", "--max-eni", "2", "--trunk-eni", "--prefix-delegation")
 	goldenRun(t, "eni-max-pods.txt", "max-pods", "-o", "eni-max-pods")
 	goldenRun(t, "max-pods-ipv6.txt", "max-pods", "--instance-type", "m5.large", "--ip-families", "ipv6")
 }

@@ -110,47 +110,58 @@ func (e *engine) quiet() bool {
 }
 
 // after calls f once d has passed, on the goroutine of run.
-func (e *engine) after(d time.Duration, f func()) {
+func (e *engine) after(owner string, d time.Duration, f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	heap.Push(&e.queue, event{time.Now().Add(max(0, d)), e.seq, f})
+	heap.Push(&e.queue, event{time.Now().Add(max(0, d)), owner, e.seq, f})
+}
+
+// clock is virtual time as its owner, such as a node, sees it. One event may wake goroutines of several owners, which
+// then make timers at the same time: the order of their events is that of the owners' names.
+type clock struct {
+	*engine
+	owner string
 }
 
 // Now implements clock.Clock.
-func (e *engine) Now() time.Time { return time.Now() }
+func (c clock) Now() time.Time { return time.Now() }
 
 // Boot implements clock.Clock.
-func (e *engine) Boot() time.Duration { return time.Since(time.Time{}) }
+func (c clock) Boot() time.Duration { return time.Since(time.Time{}) }
 
 // After implements clock.Clock.
-func (e *engine) After(d time.Duration) <-chan time.Time {
-	c := make(chan time.Time, 1)
-	e.after(d, func() { c <- time.Now() })
-	return c
+func (c clock) After(d time.Duration) <-chan time.Time {
+	ch := make(chan time.Time, 1)
+	c.after(c.owner, d, func() { ch <- time.Now() })
+	return ch
 }
 
 // Turn waits until the goroutine's turn among those that one event woke: see clock.Turn.
-func (e *engine) Turn(name string, number uint64) {
-	t := turn{name, number, make(chan struct{})}
-	e.mu.Lock()
-	heap.Push(&e.turns, t)
-	e.mu.Unlock()
+func (c clock) Turn(name string, number uint64) {
+	t := turn{c.owner, name, number, 0, make(chan struct{})}
+	c.mu.Lock()
+	c.seq++
+	t.seq = c.seq
+	heap.Push(&c.turns, t)
+	c.mu.Unlock()
 	<-t.ready
 }
 
-// event is something that happens at a time. Events of the same time happen in the order of seq.
+// event is something that happens at a time. Events of the same time happen in the order of their owners' names, and
+// those of an owner in the order of seq.
 type event struct {
-	at   time.Time
-	seq  uint64
-	fire func()
+	at    time.Time
+	owner string
+	seq   uint64
+	fire  func()
 }
 
 type events []event
 
 func (q events) Len() int { return len(q) }
 func (q events) Less(i, j int) bool {
-	return cmp.Or(q[i].at.Compare(q[j].at), cmp.Compare(q[i].seq, q[j].seq)) < 0
+	return cmp.Or(q[i].at.Compare(q[j].at), cmp.Compare(q[i].owner, q[j].owner), cmp.Compare(q[i].seq, q[j].seq)) < 0
 }
 func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
 func (q *events) Push(x any)   { *q = append(*q, x.(event)) }
@@ -158,16 +169,16 @@ func (q *events) Pop() any     { return pop((*[]event)(q)) }
 
 // turn is a goroutine that waits to go on.
 type turn struct {
-	name   string
-	number uint64
-	ready  chan struct{}
+	owner, name string
+	number, seq uint64
+	ready       chan struct{}
 }
 
 type turns []turn
 
 func (q turns) Len() int { return len(q) }
 func (q turns) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(q[i].name, q[j].name), cmp.Compare(q[i].number, q[j].number)) < 0
+	return cmp.Or(cmp.Compare(q[i].owner, q[j].owner), cmp.Compare(q[i].name, q[j].name), cmp.Compare(q[i].number, q[j].number), cmp.Compare(q[i].seq, q[j].seq)) < 0
 }
 func (q turns) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
 func (q *turns) Push(x any)   { *q = append(*q, x.(turn)) }

@@ -23,7 +23,7 @@ type ServeOptions struct {
 	AtOnce int
 	// Most is how long a simulation may take; 30 s.
 	Most time.Duration
-	// Simulate runs a simulation; Simulate of this package.
+	// Simulate runs a simulation; Simulate of this package. A server uses InChild.
 	Simulate func(context.Context, Scenario) (*Result, error)
 }
 
@@ -53,7 +53,15 @@ func Handler(page fs.FS, o ServeOptions) http.Handler {
 	mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusNotFound, Failure{Error: r.Method + " " + r.URL.Path + ": the API has GET /api/types, GET /api/scenarios and POST /api/simulate"})
 	})
-	mux.Handle("GET /", http.FileServerFS(page))
+	files := http.FileServerFS(page)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			reply(w, http.StatusMethodNotAllowed, Failure{Error: r.Method + ": expected GET or HEAD"})
+			return
+		}
+		files.ServeHTTP(w, r)
+	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")

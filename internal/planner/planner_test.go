@@ -7,7 +7,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
 
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/test/harness/check"
 )
 
@@ -136,3 +139,42 @@ func TestMistakes(t *testing.T) {
 		}
 	}
 }
+
+// The defaults are those of berthd and berth-operator.
+func TestDefaults(t *testing.T) {
+	node := check.Must(config.NewLoader(pflag.NewFlagSet("", pflag.ContinueOnError)).Load([]string{"BERTH_CLUSTER_NAME=x"}))(t)
+	check.Equal(t, node.ListingInterval, listingInterval, "--listing-interval of berthd")
+	check.Equal(t, node.CoolingPeriod, (&variant{}).cooling(), "--cooling-period")
+	check.Equal(t, node.ShrinkDelay, eni.Timing{}.WithDefaults().ShrinkDelay, "--shrink-delay")
+	v := check.Must(check.Must(Parse([]byte(threeNodes)))(t).plans())(t)[0]
+	check.Equal(t, v.eni.Policy, node.Policy(), "policy in node mode")
+	operator := check.Must(config.NewOperatorLoader(pflag.NewFlagSet("", pflag.ContinueOnError)).Load([]string{"BERTH_CLUSTER_NAME=x"}))(t)
+	check.Equal(t, operator.ListingInterval, listingIntervalOfOperator, "--listing-interval of berth-operator")
+}
+
+// A day of a hundred nodes, as the budget of the command has it.
+func BenchmarkDay(b *testing.B) {
+	for _, mode := range []string{ModeNode, ModeOperator} {
+		b.Run(mode, func(b *testing.B) {
+			s := check.Must(Parse([]byte(`
+subnets: [{name: a, cidr: 10.0.0.0/20}]
+nodes: [{name: workers, instanceType: m5.large, count: 100, subnets: [a]}]
+settings: {mode: ` + mode + `}
+workload:
+  deployments: [{name: web, replicas: 1000, rollouts: [{at: 5h}]}]
+`)))(b)
+			for b.Loop() {
+				check.Must(Simulate(b.Context(), s))(b)
+			}
+		})
+	}
+}
+
+// The worked example of AWS's best practices: three c5.large, two CoreDNS pods.
+const threeNodes = `
+duration: 1h
+subnets: [{name: a, cidr: 10.0.0.0/24}]
+nodes: [{name: workers, instanceType: c5.large, count: 3, subnets: [a]}]
+workload:
+  deployments: [{name: coredns, replicas: 2}]
+`

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -317,19 +318,20 @@ func (r *recorder) reason(n *node, key attachment.Key) (kind, on, text string) {
 	if why == nil { // a branch
 		return KindThrottled, "", "Pods wait for branch interfaces"
 	}
+	text = "Pods wait: " + strings.TrimPrefix(why.Message, "no address is free: ")
 	switch why.Reason {
 	case plan.ReasonSubnetFull:
-		return KindSubnetFull, n.subnet, "Pods wait: " + why.Message
+		return KindSubnetFull, n.subnet, text
 	case plan.ReasonENILimit, plan.ReasonFirstIndex:
-		return KindENILimit, n.group.Name, "Pods wait: " + why.Message
+		return KindENILimit, n.group.Name, text
 	case plan.ReasonCooling:
-		return KindCooling, n.group.Name, "Pods wait: " + why.Message
+		return KindCooling, n.group.Name, text
 	case plan.ReasonMaxPods:
-		return KindAddressCap, n.group.Name, "Pods wait: " + why.Message
+		return KindAddressCap, n.group.Name, text
 	case "throttled", "growing":
-		return KindThrottled, "", "Pods wait: " + why.Message
+		return KindThrottled, "", text
 	}
-	return KindOtherReason, n.group.Name, "Pods wait: " + why.Message
+	return KindOtherReason, n.group.Name, text
 }
 
 // finish completes the result.

@@ -71,7 +71,8 @@ type Settings struct {
 	Mode string `json:"mode,omitempty"`
 	// Cooling is how long the address of an ended pod is not used again; 30s if empty. "0s" is none.
 	Cooling *Duration `json:"cooling,omitempty"`
-	// ShrinkDelay and ListingInterval are the settings of these names; 1m each if empty.
+	// ShrinkDelay and ListingInterval are the settings of these names, with their defaults if empty: 1m, and 5m in node
+	// mode or 1m in operator mode.
 	ShrinkDelay     Duration `json:"shrinkDelay,omitzero"`
 	ListingInterval Duration `json:"listingInterval,omitzero"`
 	// ENI has the fields of a NodeNetwork's spec.eni. Subnets are given by name in subnetIDs.

@@ -366,6 +366,7 @@ func (l *workload) bind(p *pod, n *node) {
 		return
 	}
 	l.w.tasks.Go(func() {
+		l.w.Turn("pod", p.number)
 		_, err := n.src.Acquire(ctx, attachment.Request{Key: p.key(), Pod: attachment.Pod{Namespace: "default", Name: p.key().ContainerID}})
 		l.w.Turn("pod", p.number)
 		switch {
@@ -383,6 +384,7 @@ func (p *pod) key() attachment.Key {
 
 // plugBranch creates the pod's branch interface, with the delays between attempts that the operator has.
 func (l *workload) plugBranch(ctx context.Context, p *pod) {
+	l.w.Turn("branch", p.number)
 	for failures := 0; ctx.Err() == nil; failures++ {
 		ports, err := l.w.operator.branches.Create(ctx, []vpcport.NewPort{{NetworkID: cloudfake.VPC, Name: p.key().String(), Device: p.key().String(), Host: p.node.instance}})
 		l.w.Turn("branch", p.number)
@@ -406,6 +408,7 @@ func (l *workload) plugBranch(ctx context.Context, p *pod) {
 func (l *workload) unplugBranch(p *pod) {
 	n := p.node
 	l.w.tasks.Go(func() {
+		l.w.Turn("branch", p.number)
 		for failures := 0; l.w.ctx.Err() == nil; failures++ {
 			err := l.w.operator.branches.Delete(l.w.ctx, p.port)
 			l.w.Turn("branch", p.number)

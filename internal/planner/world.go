@@ -25,7 +25,7 @@ const cluster = "planner" // value of eni.TagCluster
 // world is the cluster of one alternative. Its goroutine is that of engine.run, and those that run one at a time after
 // clock.Turn: nothing is locked.
 type world struct {
-	*engine
+	clock
 	sc       *variant
 	rng      *rand.Rand
 	cloud    *cloudfake.Cloud
@@ -68,10 +68,10 @@ type node struct {
 }
 
 func newWorld(e *engine, p *variant) (*world, error) {
-	w := &world{engine: e, sc: p, rng: rand.New(rand.NewPCG(p.Seed, 1)), replaced: map[string]int{}}
+	w := &world{clock: clock{e, ""}, sc: p, rng: rand.New(rand.NewPCG(p.Seed, 1)), replaced: map[string]int{}}
 	w.ctx, w.end = context.WithCancel(context.Background())
 	w.cloud = cloudfake.New(cloudfake.Options{
-		Clock: e, Latency: p.EC2.Latency.Or(latency), AttachTime: p.EC2.AttachTime.Or(attachTime), Buckets: buckets(p.EC2.RateLimits), Seed: p.Seed,
+		Clock: w.clock, Latency: p.EC2.Latency.Or(latency), AttachTime: p.EC2.AttachTime.Or(attachTime), Buckets: buckets(p.EC2.RateLimits), Seed: p.Seed,
 	})
 	for i, s := range p.Subnets {
 		zone := cmp.Or(s.Zone, "a")
@@ -98,6 +98,10 @@ func blockIPv6(i int) string { return fmt.Sprintf("2001:db8:0:%x::/64", i) }
 const (
 	latency    = 150 * time.Millisecond
 	attachTime = 2 * time.Second
+
+	// The defaults of --listing-interval (TestDefaults).
+	listingInterval           = 5 * time.Minute
+	listingIntervalOfOperator = time.Minute
 )
 
 // buckets returns EC2's documented rate limits (EC2 Developer Guide, "Request throttling for the Amazon EC2 API"), times
@@ -122,14 +126,18 @@ func buckets(factor *float64) map[string]cloudfake.Bucket {
 
 func (w *world) timing() eni.Timing {
 	s := w.sc.settings
-	return eni.Timing{ShrinkDelay: s.ShrinkDelay.Std(), ListingInterval: s.ListingInterval.Std()}
+	listing := listingInterval
+	if s.Mode == ModeOperator {
+		listing = listingIntervalOfOperator
+	}
+	return eni.Timing{ShrinkDelay: s.ShrinkDelay.Std(), ListingInterval: s.ListingInterval.Or(listing)}
 }
 
 func (w *world) startOperator() error {
-	api := pace.Cloud(w.cloud, pace.Options{Observer: w.rec, Clock: w.engine})
+	api := pace.Cloud(w.cloud, pace.Options{Observer: w.rec, Clock: w.clock})
 	var mu sync.Mutex
 	f, err := fleet.New(fleet.Config{
-		Cluster: cluster, Cloud: api, Clock: w.engine, Timing: w.timing(),
+		Cluster: cluster, Cloud: api, Clock: w.clock, Timing: w.timing(),
 		Random: func(n int64) int64 {
 			mu.Lock()
 			defer mu.Unlock()
@@ -140,7 +148,7 @@ func (w *world) startOperator() error {
 		return err
 	}
 	w.operator = &operator{api: api, fleet: f, branches: branch.Open(branch.Settings{
-		Cloud: api, Cluster: cluster, VPC: cloudfake.VPC, Families: w.sc.eni.Policy.Families, Ended: w.ctx.Done(), Clock: w.engine,
+		Cloud: api, Cluster: cluster, VPC: cloudfake.VPC, Families: w.sc.eni.Policy.Families, Ended: w.ctx.Done(), Clock: w.clock,
 	})}
 	w.tasks.Go(func() { _ = f.Run(w.ctx) })
 	return nil
@@ -172,16 +180,17 @@ func (w *world) startNode(g *NodeGroup) bool {
 }
 
 func (w *world) startDaemon(n *node) (err error) {
+	c := clock{w.engine, n.name}
 	settings := w.sc.eni
 	settings.InstanceType = n.instanceType
 	o := enisource.Options{
-		InstanceID: n.instance, Datapath: &links{engine: w.engine, attach: w.sc.EC2.AttachTime.Or(attachTime), has: map[string]bool{}},
-		Cooling: w.sc.cooling(), Clock: w.engine,
+		InstanceID: n.instance, Datapath: &links{clock: c, attach: w.sc.EC2.AttachTime.Or(attachTime), has: map[string]bool{}},
+		Cooling: w.sc.cooling(), Clock: c,
 	}
 	if w.operator == nil {
 		n.src, err = enisource.New(o, eni.Config{
 			Settings: settings, Cluster: cluster, Timing: w.timing(), Rand: rand.New(rand.NewPCG(w.sc.Seed, uint64(w.started)+2)),
-			Cloud: pace.Cloud(w.cloud, pace.Options{Peers: true, Observer: w.rec, Clock: w.engine}),
+			Cloud: pace.Cloud(w.cloud, pace.Options{Peers: true, Observer: w.rec, Clock: c}),
 		})
 		return err
 	}
@@ -220,7 +229,7 @@ func (w *world) stopNode(n *node) {
 
 // later is engine.after for as long as the simulation goes on.
 func (w *world) later(d time.Duration, f func()) {
-	w.after(d, func() {
+	w.after(w.owner, d, func() {
 		if w.ctx.Err() == nil {
 			f()
 		}
@@ -251,7 +260,7 @@ func (n *node) branchesOf() int { return limits.Branches(n.instanceType) }
 
 // links is a data path whose links of ENIs appear once EC2 has attached them.
 type links struct {
-	engine *engine
+	clock  clock
 	attach time.Duration
 	has    map[string]bool
 }
@@ -285,7 +294,7 @@ func (l *links) wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-l.engine.After(d):
+	case <-l.clock.After(d):
 		return nil
 	}
 }

@@ -81,7 +81,7 @@ const (
 	seeNoEgress  = `docs/troubleshoot/pods.md, "No egress"`
 	seeEgresses  = `docs/troubleshoot/egress.md, "Conditions of Egresses"`
 	seeWaits     = `docs/troubleshoot/pods.md, "No address"`
-	seeDaemon    = `docs/troubleshoot/pods.md, "berthd is not there"`
+	seeDaemon    = `docs/troubleshoot/pods.md, "berthd does not answer"`
 	seeSandbox   = `docs/troubleshoot/pods.md, "A pod stays in ContainerCreating"`
 	seeNode      = `docs/troubleshoot/nodes.md, "The node stays NotReady"`
 	seePackets   = `docs/troubleshoot/packets.md, "Packets do not arrive"`

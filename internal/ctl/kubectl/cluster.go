@@ -107,7 +107,7 @@ a problem (status, node, pod, pools, vpcs, egresses, policies, policy, trace).`,
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("context", completion{p}.contexts)
-	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newPolicies(p), newPolicy(p), newTrace(p), newTop(p), newEvents(p), newMigrate(p), newSettings(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newPolicies(p), newPolicy(p), newTrace(p), newTop(p), newEvents(p), newMigrate(p), newPlan(p), newSettings(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }
 

@@ -45,7 +45,7 @@ func show(p *view.Printer, r *planner.Result) {
 	if r.Name != "" {
 		p.Printf("%s, %v\n", r.Name, r.Duration.Std().String())
 	}
-	head := []string{""}
+	head := []string{"RESULT"}
 	for _, a := range r.Alternatives {
 		head = append(head, strings.ToUpper(a.Name))
 	}

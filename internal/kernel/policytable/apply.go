@@ -33,11 +33,14 @@ type Table struct {
 	mu      sync.Mutex
 	conn    *nftables.Conn               // for changes; nil: none is open
 	have    *content                     // in the kernel; nil: unknown
+	changes uint64                       // how often the kernel was changed
 	missed  policy.SetChanges            // what the kernel refused since then
 	ended   map[int]map[string]time.Time // answers of ended connections by family, and until when they are recognized
 	compile compiler
 	base    base
 	atOnce  int // elements in a transaction; see mostAtOnce
+
+	tracking tracking
 }
 
 // New returns the table of a network namespace, whose content is unknown before the first Apply.
@@ -101,6 +104,7 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 		want = have
 	}
 	t.have, t.missed = nil, nil
+	t.changes++
 	conn, err := t.connection()
 	if err != nil {
 		return err
@@ -189,6 +193,9 @@ func (t *Table) Remove() error {
 	defer t.mu.Unlock()
 	t.have, t.missed, t.ended = nil, nil, nil
 	t.disconnect()
+	t.tracking.mu.Lock()
+	t.tracking.close()
+	t.tracking.mu.Unlock()
 	conn, err := t.open()
 	if err != nil {
 		return err
@@ -207,6 +214,10 @@ func (t *Table) Present() (bool, error) {
 	if t.have == nil {
 		return false, nil
 	}
+	return t.present(t.have.flat())
+}
+
+func (t *Table) present(have content) (bool, error) {
 	conn, err := t.open()
 	if err != nil {
 		return false, err
@@ -215,7 +226,7 @@ func (t *Table) Present() (bool, error) {
 	if there, err := all.There(conn); err != nil || !there {
 		return false, err
 	}
-	for _, c := range t.have.flat().chains {
+	for _, c := range have.chains {
 		all.Tag = c.text
 		if !all.Has(conn, c.Chain) {
 			return false, nil

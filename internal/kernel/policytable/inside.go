@@ -61,6 +61,10 @@ func (i *Inside) Close() error {
 	defer i.mu.Unlock()
 	i.have = nil
 	i.disconnect()
+	i.tracking.mu.Lock()
+	defer i.tracking.mu.Unlock()
+	i.tracking.close()
+	i.tracking.closed = true
 	return errors.Join(err, i.ns.Close())
 }
 

@@ -22,14 +22,16 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/reach"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
 	"github.com/berthnet/berth/internal/node/foreign"
+	"github.com/berthnet/berth/internal/node/install"
 )
 
-var _ = failpoint.Register("migrate.checkpoint.after", "migrate.conflist.after", "migrate.setup.after", "migrate.adopted.after",
-	"rollback.staged.after", "rollback.tables.after", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after")
+var _ = failpoint.Register("migrate.checkpoint.after", "migrate.hold.after", "migrate.conflist.after", "migrate.setup.after", "migrate.adopted.after",
+	"rollback.staged.after", "rollback.tables.after", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after", "rollback.uninstall.after")
 
 // Metadata is the metadata service of the instance.
 type Metadata interface {
@@ -83,7 +85,7 @@ func (n *Node) Plan(ctx context.Context) (migrate.Plan, error) {
 	}
 	p := s.plan()
 	if err := n.formerRuns(ctx); err != nil {
-		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: err.Error(), Remedy: "Before apply, move the aws-node DaemonSet off the node.", Blocks: false})
+		p.Found = append(p.Found, err.Error()+"; apply is refused until it has ended")
 	}
 	return p, nil
 }
@@ -144,9 +146,9 @@ func (p *progress) did(changed bool, err error, what, point string) error {
 	return failpoint.Hit(point)
 }
 
-// Apply implements migrate.System.
-func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
-	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "apply"}}
+// exclusively runs a command on the surveyed node while neither daemon runs, and reports what becomes of each pod after it.
+func (n *Node) exclusively(ctx context.Context, command string, run func(survey, *progress) error) (migrate.Report, error) {
+	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: command}}
 	end, err := n.begin(ctx)
 	if err != nil {
 		return p.Report, err
@@ -156,19 +158,30 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	if err != nil {
 		return p.Report, err
 	}
-	if blocked := s.plan().Blocked(); len(blocked) > 0 {
-		return p.Report, fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
-	}
-	err = n.apply(ctx, s, p)
+	err = run(s, p)
 	if after, again := n.survey(ctx); again == nil {
 		p.Pods = after.plan().Pods
 	}
 	return p.Report, err
 }
 
+// Apply implements migrate.System.
+func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
+	return n.exclusively(ctx, "apply", func(s survey, p *progress) error {
+		if blocked := s.plan().Blocked(); len(blocked) > 0 {
+			return fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
+		}
+		return n.apply(ctx, s, p)
+	})
+}
+
 func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	changed, err := n.files.setAside()
 	if err := p.did(changed, err, "set ipamd's checkpoint aside: ipamd refuses to start", "migrate.checkpoint.after"); err != nil {
+		return err
+	}
+	held, err := install.Hold(n.o.Config.CNIConfDir, n.o.Config.CNIConfName, install.Network{Name: n.o.Config.CNINetwork, Socket: n.o.Config.Socket})
+	if err := p.did(held, err, "wrote Berth's CNI configuration: new pods wait for berthd", "migrate.hold.after"); err != nil {
 		return err
 	}
 	changed, err = n.files.hideConflist()
@@ -231,31 +244,27 @@ func describe(p migrate.Pod) string {
 
 // Rollback implements migrate.System.
 func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
-	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "rollback"}}
-	end, err := n.begin(ctx)
-	if err != nil {
-		return p.Report, err
-	}
-	defer end()
-	s, err := n.survey(ctx)
-	if err != nil {
-		return p.Report, err
-	}
-	if s.quarantine > 0 {
-		return p.Report, fmt.Errorf("%d records of attachments are damaged: look at the files that end in .bad in %s", s.quarantine, n.records())
-	}
-	if begun, err := s.begun(); err != nil || !begun {
-		return p.Report, err
-	}
-	if left := s.unconvertible(); len(left) > 0 {
-		p.Problems = left
-		return p.Report, errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
-	}
-	err = n.rollback(ctx, s, p)
-	if after, again := n.survey(ctx); again == nil {
-		p.Pods = after.plan().Pods
-	}
-	return p.Report, err
+	return n.exclusively(ctx, "rollback", func(s survey, p *progress) error {
+		if s.quarantine > 0 {
+			return fmt.Errorf("%d records of attachments are damaged: look at the files that end in .bad in %s", s.quarantine, n.records())
+		}
+		begun, err := s.begun()
+		if err != nil {
+			return err
+		}
+		if !begun {
+			unfenced, err := n.files.unfence()
+			if unfenced {
+				p.Changed = append(p.Changed, "removed the checkpoint that keeps ipamd from starting")
+			}
+			return err
+		}
+		if left := s.unconvertible(); len(left) > 0 {
+			p.Problems = left
+			return errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
+		}
+		return n.rollback(ctx, s, p)
+	})
 }
 
 // begun reports whether there is something to roll back. A reboot has ended ipamd's pods and removed its checkpoint, which is
@@ -332,6 +341,10 @@ func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
 	if err := p.did(changed, err, "put "+n.files.list()+" back", "rollback.conflist.after"); err != nil {
 		return err
 	}
+	changed, err = install.Uninstall(n.o.Config.CNIConfDir, n.o.Config.CNIConfName)
+	if err := p.did(changed, err, "removed Berth's CNI configuration", "rollback.uninstall.after"); err != nil {
+		return err
+	}
 	changed, err = n.files.restore()
 	if changed {
 		p.Changed = append(p.Changed, "put ipamd's checkpoint back: ipamd can start")
@@ -387,7 +400,15 @@ func (s survey) staged() (c foreign.Checkpoint) {
 
 // Verify implements migrate.System.
 func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
-	p := migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
+	p, err := migrate.Lasting(func() (migrate.Report, error) { return n.verify(ctx) })
+	if err == nil && len(p.Problems) > 0 {
+		err = fmt.Errorf("%d problems", len(p.Problems))
+	}
+	return p, err
+}
+
+func (n *Node) verify(ctx context.Context) (p migrate.Report, err error) {
+	p = migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
 	s, err := n.survey(ctx)
 	if err != nil {
 		return p, err
@@ -407,10 +428,9 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 			p.Problems = append(p.Problems, fmt.Sprintf("%s/%s: %v", r.Pod.Namespace, r.Pod.Name, err))
 		}
 	}
-	if len(p.Problems) > 0 {
-		return p, fmt.Errorf("%d problems", len(p.Problems))
-	}
-	return p, nil
+	silent, err := reach.Pods(ctx, "", p.Pods)
+	p.Problems = append(p.Problems, silent...)
+	return p, err
 }
 
 // both describes how ipamd could hand out addresses of Berth's pods. runs is the error of formerRuns.

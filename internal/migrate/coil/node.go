@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/coil/etcd"
+	"github.com/berthnet/berth/internal/migrate/reach"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
@@ -468,6 +469,10 @@ func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Re
 
 // Verify implements migrate.System.
 func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
+	return migrate.Lasting(func() (migrate.Report, error) { return n.verify(ctx) })
+}
+
+func (n *Node) verify(ctx context.Context) (migrate.Report, error) {
 	s, err := n.observe(ctx)
 	if err != nil {
 		return migrate.Report{}, err
@@ -490,5 +495,11 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 			problems = append(problems, fmt.Sprintf("%s/%s: %v", rec.Pod.Namespace, rec.Pod.Name, err))
 		}
 	}
-	return n.report(ctx, "verify", nil, problems)
+	r, err := n.report(ctx, "verify", nil, problems)
+	if err != nil {
+		return r, err
+	}
+	silent, err := reach.Pods(ctx, n.cfg.Netns, r.Pods)
+	r.Problems = append(r.Problems, silent...)
+	return r, err
 }

@@ -102,6 +102,7 @@ func (e *fakeEnforcer) Restore(pods map[string]networkpolicy.Pod) {
 func (e *fakeEnforcer) Announce(p networkpolicy.Pod) <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.done = append(e.done, "announce "+p.Name)
 	e.announced = append(e.announced, p)
 	return e.answer
 }
@@ -158,7 +159,7 @@ func TestPoliciesComeFirst(t *testing.T) {
 	r := n.restart(nil)
 	n.kernel.onEnter("AddPod", func() { n.policies.note("link") })
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if got := n.policies.changed(); got != "restore 0, set pod-a, link" {
+	if got := n.policies.changed(); got != "restore 0, announce pod-a, set pod-a, link" {
 		t.Errorf("the ADD did %s", got)
 	}
 	n.policies.want(t, "a", []string{"10.0.0.5"}, nil)
@@ -344,14 +345,23 @@ func TestAddressesOfPolicies(t *testing.T) {
 			t.Errorf("a port of a switch is judged in %+v", in)
 		}
 		defer n.tick()()
+		var during []string
+		n.board.onEnter("Plug", func() {
+			n.policies.mu.Lock()
+			defer n.policies.mu.Unlock()
+			during = textsOf(n.policies.pods[keyFor("a").String()].Addrs)
+		})
 		changed := testNIC("eth0", "p-0")
 		changed.Addresses = []attachment.NICAddress{{CIDR: netip.MustParsePrefix("192.168.0.99/24")}}
 		r.given(changed, testNIC("eth1", "p-1"))
 		waitFor(t, func() bool {
 			n.policies.mu.Lock()
 			defer n.policies.mu.Unlock()
-			return slices.Equal(textsOf(n.policies.pods[keyFor("a").String()].Addrs), []string{"192.168.0.99"})
+			return slices.Equal(textsOf(n.policies.pods[keyFor("a").String()].Addrs), []string{"192.168.0.99"}) && during != nil
 		})
+		if !slices.Equal(during, []string{"192.168.0.99"}) {
+			t.Errorf("policies are enforced for %v when the NIC gets its new address", during)
+		}
 	})
 	t.Run("two attachments", func(t *testing.T) {
 		n := newNode(t, "10.0.0.5", "10.0.0.6")

@@ -297,6 +297,28 @@ func TestUninstall(t *testing.T) {
 	read(t, o.plugin()) // running pods need the plugin for their DEL
 }
 
+// The runtime has a configuration without STATUS until berthd completes it, also where a reboot has emptied that of berthd.
+func TestHold(t *testing.T) {
+	o := volatile(t)
+	must(t, os.MkdirAll(o.ConfDir, 0o755))
+	for _, after := range []string{"nothing", "a reboot"} {
+		for _, want := range []bool{true, false} {
+			if got, err := Hold(o.ConfDir, o.ConfName, o.Network); got != want || err != nil {
+				t.Errorf("after %s: Hold() = %v, %v; want %v", after, got, err, want)
+			}
+		}
+		held := read(t, o.conf())
+		if p := pluginsOf([]byte(held)); len(p) != 1 || p[0].Type != pluginName || p[0].Socket != o.Network.Socket || strings.Contains(held, withStatus) {
+			t.Errorf("after %s: held configuration: %s", after, held)
+		}
+		mustInstall(t, o)
+		if got, err := Hold(o.ConfDir, o.ConfName, o.Network); got || err != nil || read(t, o.conf()) == held {
+			t.Errorf("after %s: Hold() beside berthd's = %v, %v\n%s", after, got, err, read(t, o.conf()))
+		}
+		o.reboot(t)
+	}
+}
+
 func TestInstallFailures(t *testing.T) {
 	for _, tc := range []struct {
 		name  string

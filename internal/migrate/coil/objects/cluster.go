@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -111,7 +112,8 @@ func (c *Cluster) Begin(ctx context.Context) (changed []string, err error) {
 	return append(changed, did...), err
 }
 
-// stop scales Coil's controllers to nothing, and waits for their pods to end.
+// stop scales Coil's controllers to nothing, and waits until their pods are gone: until then they cut blocks and make gateways. The
+// Deployment's own count leaves out pods that are being deleted.
 func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 	for _, name := range controllers {
 		path := c.deployment(name)
@@ -120,7 +122,7 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 			if err != nil {
 				return changed, err
 			}
-			if d == nil || d.Spec.Replicas == 0 && d.Status.Replicas == 0 {
+			if d == nil {
 				break
 			}
 			if d.Spec.Replicas != 0 {
@@ -131,8 +133,15 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 				changed = append(changed, "stopped Deployment "+c.Namespace+"/"+name)
 				continue
 			}
+			left, err := c.podsOf(ctx, d)
+			if err != nil {
+				return changed, err
+			}
+			if len(left) == 0 {
+				break
+			}
 			if tries > 60 {
-				return changed, fmt.Errorf("Deployment %s/%s still has %d pods", c.Namespace, name, d.Status.Replicas)
+				return changed, fmt.Errorf("the pods %s of Deployment %s/%s do not end: if their machine is off, delete them with --force", strings.Join(left, ", "), c.Namespace, name)
 			}
 			select {
 			case <-c.Clock.After(time.Second):
@@ -142,6 +151,19 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 		}
 	}
 	return changed, nil
+}
+
+// podsOf returns the names of a Deployment's pods that may still run.
+func (c *Cluster) podsOf(ctx context.Context, d *object) (names []string, err error) {
+	pods, err := c.list(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", metav1.FormatLabelSelector(&d.Spec.Selector))
+	for i := range pods {
+		p := &pods[i]
+		owner := metav1.GetControllerOf(p)
+		if owner != nil && owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, d.Name+"-") && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			names = append(names, p.Name)
+		}
+	}
+	return names, err
 }
 
 // start undoes stop.

@@ -84,6 +84,17 @@ func names(t *testing.T, c client.Client) (list []string) {
 	return list
 }
 
+// waiting is a clock whose timers do something, and fire at once.
+type waiting struct {
+	clock.Real
+	do func()
+}
+
+func (w waiting) After(time.Duration) <-chan time.Time {
+	w.do()
+	return time.After(0)
+}
+
 // The objects of a real cluster become Berth's, with the same indexes and nodes; a second run changes nothing, a rollback
 // removes them, and in the end nothing of Coil is left.
 func TestObjectsOfCluster(t *testing.T) {
@@ -125,7 +136,22 @@ func TestObjectsOfCluster(t *testing.T) {
 		}
 	}
 	begin := func() ([]string, error) { return m.Begin(t.Context()) }
+
+	// A pod of Coil's controller that is being deleted still cuts blocks, though its Deployment does not count it.
+	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "c", Image: "c"}}}}
+	pod.Namespace, pod.Name, pod.Labels = "kube-system", "coil-controller-x-y", map[string]string{"app": "coil-controller"}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "coil-controller-x", UID: "x", Controller: new(true)}}
+	harness.OK(t, c.Create(t.Context(), pod))
+	harness.OK(t, c.Delete(t.Context(), pod))
+	waits := 0
+	m.Clock = waiting{do: func() {
+		if waits++; waits == 2 {
+			is("objects while Coil's controller ends", strings.Join(names(t, c), "\n"), "")
+			harness.OK(t, c.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
+		}
+	}}
 	run("begin", begin, true)
+	is("waits for Coil's controller", fmt.Sprint(waits), "2")
 	run("begin again", begin, false)
 	is("objects", strings.Join(names(t, c), "\n"), strings.Join(want, "\n"))
 	is("annotation", annotation(v1alpha1.AnnotationPool), "dual")

@@ -1,0 +1,104 @@
+package networkpolicy
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/policytable"
+)
+
+// endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
+const endShare = 10
+
+// endAfterPods is how long a look at connections waits after a change of pods alone, since a pod that starts has none.
+const endAfterPods = 50 * time.Millisecond
+
+// looks are looks at connections, to end those that policies forbid by now. Connections are listed in a goroutine of their own: that takes
+// milliseconds, in which the next pod's policies would wait. The rest belongs to the goroutine of Run.
+type looks struct {
+	running sync.WaitGroup
+	listed  chan *look // receives the look that is under way; nil: none is
+
+	last   time.Time        // when one ended
+	took   time.Duration    // that one
+	due    <-chan time.Time // when the next one begins; nil: it is not known
+	now    bool             // it begins without delay
+	wanted bool             // pods, policies or sets changed since one began
+	found  *look            // that has listed connections
+	at     *view            // what the kernel enforces; nil: it is unknown
+	failed error            // of the last look
+}
+
+// look is one look at connections.
+type look struct {
+	took   time.Duration
+	open   []policytable.Connection
+	inside map[string]insideConnections // by attachment
+	err    error                        // why connections of the node are not known
+}
+
+// insideConnections are those that a pod's table judges.
+type insideConnections struct {
+	kernel PodKernel
+	open   []policytable.Connection
+	err    error
+}
+
+// end ends connections that policies forbid by now, if it is known which there are, and lists them now or later if there may be others since.
+func (e *Enforcer) end(v view) error {
+	l := &e.own.looks
+	if l.found != nil {
+		if l.failed = e.endFound(v); l.failed != nil {
+			l.now = true
+			return l.failed
+		}
+	}
+	if l.listed != nil || !l.wanted && !l.now {
+		return l.failed
+	}
+	now := e.Clock.Now()
+	wait := l.last.Add(endShare * l.took).Sub(now)
+	if !l.now {
+		wait = max(wait, endAfterPods)
+	}
+	if wait > 0 {
+		if l.due == nil {
+			l.due = e.Clock.After(wait)
+		}
+		return l.failed
+	}
+	l.due, l.now, l.wanted = nil, false, false
+	listed := make(chan *look, 1)
+	l.listed = listed
+	l.running.Go(func() {
+		found := &look{inside: e.insides.connections()}
+		found.open, found.err = e.Kernel.Connections()
+		found.took = e.Clock.Now().Sub(now)
+		listed <- found
+	})
+	return l.failed
+}
+
+// endFound ends connections of those that were found.
+func (e *Enforcer) endFound(v view) error {
+	l, began := &e.own.looks, e.Clock.Now()
+	found := l.found
+	l.found = nil
+	n, err := 0, found.err
+	if err == nil {
+		n, err = e.Kernel.End(found.open, v.allows)
+	}
+	err = errors.Join(err, e.insides.end(v, found.inside))
+	l.last = e.Clock.Now()
+	l.took = found.took + l.last.Sub(began)
+	if n > 0 {
+		e.Log.Info("policies forbid connections that were open", "ended", n)
+	}
+	if err != nil {
+		return fmt.Errorf("end connections: %w", err)
+	}
+	return failpoint.Hit("networkpolicy.ended")
+}
