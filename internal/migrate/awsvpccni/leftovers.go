@@ -25,7 +25,7 @@ import (
 // Finish implements migrate.System. berthd may run.
 func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "finish"}}
-	if err := n.formerRuns(ctx); err != nil {
+	if err := n.files.formerRuns(ctx); err != nil {
 		return p.Report, fmt.Errorf("%w: stop it first", err)
 	}
 	s, err := n.survey(ctx)
