@@ -5,6 +5,7 @@ package cluster
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -190,5 +191,10 @@ func TestBareMetalQuickStart(t *testing.T) {
 
 // The tutorial, as it is, in this tree.
 func TestTutorial(t *testing.T) {
+	t.Cleanup(func() { // of a tutorial that failed
+		if out, err := exec.Command(filepath.Join(harness.Tree(), "bin", "vpclab"), "down").CombinedOutput(); err != nil {
+			t.Logf("vpclab down: %v: %s", err, out)
+		}
+	})
 	walkthrough.Run(t, "lab.md", harness.Tree(), 2*soon)
 }
