@@ -41,6 +41,7 @@ type Table struct {
 	atOnce  int // elements in a transaction; see mostAtOnce
 
 	tracking
+	subscription subscription
 }
 
 // New returns the table of a network namespace, whose content is unknown before the first Apply.
@@ -168,16 +169,26 @@ const buffers = 64 << 20
 // connection returns the connection that stays open. To close one makes the kernel wait until what was removed before is
 // freed: some 10 ms, in which nobody else changes anything.
 func (t *Table) connection() (*nftables.Conn, error) {
-	var err error
-	if t.conn == nil {
-		t.conn, err = t.open(nftables.AsLasting())
+	if t.conn != nil {
+		return t.conn, nil
 	}
-	return t.conn, err
+	var portID uint32
+	conn, err := t.open(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		portID = c.PID()
+		return nil
+	}))
+	if err != nil {
+		return nil, err
+	}
+	t.conn = conn
+	t.subscription.ignore(portID)
+	return conn, nil
 }
 
 // disconnect closes the connection, with what is queued there and answers that were not read.
 func (t *Table) disconnect() {
 	if t.conn != nil {
+		t.subscription.ignore(0) // another program may get the port ID
 		_ = t.conn.CloseLasting()
 		t.conn = nil
 	}
