@@ -62,7 +62,11 @@ func (t *Table) compare(have content, pods []netip.Addr, elements []Expected) er
 	if !present {
 		return errors.New("rules are missing or differ")
 	}
-	if err := t.compareMaps(have, pods); err != nil {
+	mapsOf, err := t.open()
+	if err != nil {
+		return err
+	}
+	if err := have.compareMaps(mapsOf, pods); err != nil {
 		return err
 	}
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(t.ns)})
@@ -113,13 +117,9 @@ func (c content) compareElement(conn *netlink.Conn, e policy.Element, expected m
 }
 
 // compareMaps compares to which chains ports and the addresses of pods lead.
-func (t *Table) compareMaps(have content, pods []netip.Addr) error {
-	conn, err := t.open()
-	if err != nil {
-		return err
-	}
-	for _, name := range sorted(have.sets) {
-		s := have.sets[name]
+func (c content) compareMaps(conn *nftables.Conn, pods []netip.Addr) error {
+	for _, name := range sorted(c.sets) {
+		s := c.sets[name]
 		if !s.kind.IsMap {
 			continue
 		}

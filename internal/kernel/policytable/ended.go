@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/nft"
@@ -23,45 +24,55 @@ type Connection struct {
 	SourcePort uint16
 }
 
-// tracking lists and ends connections. Its socket stays open, since closing one holds up changes of nftables: see Table.connection.
+// tracking lists and ends the connections of a network namespace. Its socket stays open, since closing one holds up changes of nftables: see
+// Table.connection.
 type tracking struct {
+	ns netns.NsHandle
+
 	mu     sync.Mutex // held while the socket or the network namespace is used
 	h      *netlink.Handle
 	closed bool // for good
 }
 
-// track calls do with the socket of the table's network namespace.
-func (t *Table) track(do func(h *netlink.Handle) error) (err error) {
-	k := &t.tracking
+// use calls do with the socket.
+func (k *tracking) use(do func(h *netlink.Handle) error) (err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
 		return rtnl.ErrNoNetns
 	}
 	if k.h == nil {
-		h, err := netlink.NewHandleAt(t.ns, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
+		h, err := netlink.NewHandleAt(k.ns, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
 		if err != nil {
 			return fmt.Errorf("open netlink: %w", err)
 		}
 		k.h = h
 	}
 	if err = do(k.h); err != nil {
-		k.close() // with answers that were not read
+		k.reset() // with answers that were not read
 	}
 	return err
 }
 
-// close closes the socket, with mu held.
-func (k *tracking) close() {
+// reset closes the socket, with mu held.
+func (k *tracking) reset() {
 	if k.h != nil {
 		k.h.Close()
 		k.h = nil
 	}
 }
 
+// close closes the socket until it is used again; forGood: it cannot be.
+func (k *tracking) close(forGood bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.reset()
+	k.closed = k.closed || forGood
+}
+
 // Connections lists the connections that there are. It takes 10 ms and more, in which it holds up no change of the table.
-func (t *Table) Connections() (list []Connection, err error) {
-	err = t.track(func(h *netlink.Handle) error {
+func (k *tracking) Connections() (list []Connection, err error) {
+	err = k.use(func(h *netlink.Handle) error {
 		flows, err := rtnl.Whole(func() ([]*netlink.ConntrackFlow, error) {
 			return h.ConntrackTableList(netlink.ConntrackTable, unix.AF_UNSPEC) // as long as for one family
 		})
@@ -83,7 +94,7 @@ func (t *Table) Connections() (list []Connection, err error) {
 func (t *Table) End(list []Connection, allowed func(policy.Flow) bool) (ended int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	err = t.track(func(h *netlink.Handle) error {
+	err = t.use(func(h *netlink.Handle) error {
 		ended, err = t.end(h, list, allowed)
 		return err
 	})
@@ -165,13 +176,13 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 	if err != nil {
 		return fmt.Errorf("nftables: list set %s: %w", handle.Name, err)
 	}
-	delete(t.ended, family)
+	delete(t.answers, family)
 	var gone, come []nftables.SetElement
 	had := map[string]bool{}
 	for _, e := range known {
 		if answer, ok := decode(family, e.Key); ok && !allowed(answer.reverse().Flow) {
 			had[string(e.Key)] = true
-			t.note(family, e.Key, e.Expires)
+			t.answers.note(family, e.Key, e.Expires)
 			continue
 		}
 		gone = append(gone, nftables.SetElement{Key: e.Key})
@@ -187,7 +198,7 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 				lasts = endedUDPFor
 				e.Timeout = lasts
 			}
-			t.note(family, key, lasts)
+			t.answers.note(family, key, lasts)
 			come = append(come, e)
 		}
 	}

@@ -180,6 +180,7 @@ func TestPoliciesComeFirst(t *testing.T) {
 	if got := n.policies.changed(); !strings.HasSuffix(got, ", restore 1") || strings.Count(got, "set") != 1 { // before anything is applied
 		t.Errorf("until after a restart: %s", got)
 	}
+	r.supply.look(false)
 	r.conditions.want(t, networkpolicy.ConditionReady, true, "InForce")
 	mustDel(t, r, "a")
 	if len(n.policies.pods) != 0 {

@@ -73,8 +73,6 @@ func (a Access) read(ctx context.Context) (map[string]string, error) {
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("%s does not exist: berth-operator creates it, with --network-policies", a.object())
-	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		return nil, fmt.Errorf("the Kubernetes API refuses berthd: %w: apply the chart with networkPolicies.enabled", err)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", a.object(), err)
 	}

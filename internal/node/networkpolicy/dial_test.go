@@ -1,6 +1,7 @@
 package networkpolicy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -88,8 +89,6 @@ func TestDial(t *testing.T) {
 	wants("ca.crt has no certificate, expected PEM")
 	o.Set(wire.KeyAddress, "")
 	wants("has no address: no berth-operator leads yet")
-	o.Fail(apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, wire.ConfigMapName, errors.New("no role")))
-	wants("the Kubernetes API refuses berthd")
 	o.Fail(errors.New("no route to host"))
 	wants("ConfigMap kube-system/berth-network-policies: no route to host")
 }
@@ -186,6 +185,49 @@ func TestAddressesOfPodsThatAreGoneAreForgotten(t *testing.T) {
 			t.Errorf("addresses of %d pods are kept for the operator, want those of the one that runs", n)
 		}
 	})
+}
+
+// The roles of a node are called the reason once the Kubernetes API has refused it for a while, and said so once: an API server that has just
+// started refuses everybody.
+func TestRolesAreDoubtedOnceTheAPIRefusesForAWhile(t *testing.T) {
+	const doubt = "the Kubernetes API refuses berthd: configmaps"
+	for what, tt := range map[string]struct {
+		refuses []time.Duration // how long, each time
+		pause   time.Duration   // in between
+		want    int
+	}{
+		"starts":                {[]time.Duration{certainty - time.Second}, 0, 0},
+		"starts often":          {[]time.Duration{certainty - time.Second, certainty - time.Second, certainty - time.Second}, 3 * retry.Most, 0},
+		"lacks roles":           {[]time.Duration{10 * time.Minute}, 0, 1},
+		"loses them repeatedly": {[]time.Duration{time.Minute, time.Minute}, 3 * retry.Most, 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			refuses := false
+			e, _, stop := newCluster(t).nodeWith("one", t.TempDir(), func(o *Options) {
+				o.Log = slog.New(slog.NewTextHandler(&log, nil))
+				o.Dial = func(context.Context) (Leader, error) {
+					if refuses {
+						return Leader{}, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, wire.ConfigMapName, errors.New("no role"))
+					}
+					return Leader{}, errors.New("no operator")
+				}
+			})
+			for _, d := range tt.refuses {
+				refuses = true
+				sleep(d)
+				if said := strings.Contains(e.Condition().Message, doubt); said != (tt.want > 0) {
+					t.Errorf("%s: the condition is %q", what, e.Condition().Message)
+				}
+				refuses = false
+				sleep(tt.pause)
+			}
+			stop()
+			if n := strings.Count(log.String(), doubt); n != tt.want {
+				t.Errorf("%s: the log says %d times that the API refuses berthd, want %d:\n%s", what, n, tt.want, &log)
+			}
+		})
+	}
 }
 
 // A node whose operator ended right after it had served calls it again soon, and not later each time. While another daemon calls

@@ -136,6 +136,7 @@ func New(o Options) *Enforcer {
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
 	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{of: e, limit: newDenialLimit(o.Clock, denialRate, denialMemory)}, tables: map[string]insidePod{}}
+	e.own.looks = looks{kernel: o.Kernel, insides: &e.insides, clock: o.Clock, log: o.Log}
 	e.own.file = stored{dir: o.Dir, clock: o.Clock, log: o.Log, state: e.state}
 	if u := e.own.file.load(); u != nil {
 		e.updates = append(e.updates, u)
@@ -427,7 +428,7 @@ func (e *Enforcer) apply() error {
 func (e *Enforcer) rest() error {
 	failed := e.own.failed
 	if !e.holding.unsure() { // otherwise pods may be closed for a moment only
-		failed = errors.Join(failed, e.end(*e.own.looks.at))
+		failed = errors.Join(failed, e.own.looks.end(*e.own.looks.at))
 	}
 	if failed != nil {
 		return partialError{failed}

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/policy"
@@ -271,16 +272,29 @@ type follower struct {
 // soon is how often the operator is called while an ADD waits for it, at least, and how often it is checked that it still leads.
 const soon = time.Second
 
+// certainty is how long the Kubernetes API must refuse the node until its roles are called the reason: an API server that has just started
+// refuses everybody until it has read them.
+const certainty = 10 * time.Second
+
 // errReplaced ends a call of an operator that does not lead any more.
 var errReplaced = errors.New("another berth-operator leads now")
 
 // run follows the operator until ctx ends.
 func (f follower) run(ctx context.Context) {
 	var failures retry.Backoff
+	var refused time.Time // since when the Kubernetes API refuses the node; zero: it does not
 	for ctx.Err() == nil {
 		served, err := f.followOne(ctx)
 		if ctx.Err() != nil {
 			return
+		}
+		switch now := f.Clock.Now(); {
+		case !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err):
+			refused = time.Time{}
+		case refused.IsZero():
+			refused = now
+		case now.Sub(refused) > certainty:
+			err = fmt.Errorf("the Kubernetes API refuses berthd: %w: apply the chart with networkPolicies.enabled", err)
 		}
 		if errors.Is(err, errReplaced) || served && status.Code(err) != codes.Aborted { // unless another daemon calls as this node
 			failures = retry.Backoff{}

@@ -3,9 +3,11 @@ package networkpolicy
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 )
@@ -17,8 +19,13 @@ const endShare = 10
 const endAfterPods = 50 * time.Millisecond
 
 // looks are looks at connections, to end those that policies forbid by now. Connections are listed in a goroutine of their own: that takes
-// milliseconds, in which the next pod's policies would wait. The rest belongs to the goroutine of Run.
+// milliseconds, in which the next pod's policies would wait. The rest belongs to the goroutine of Enforcer.Run.
 type looks struct {
+	kernel  Kernel
+	insides *insides
+	clock   clock.Clock
+	log     *slog.Logger
+
 	running sync.WaitGroup
 	listed  chan *look // receives the look that is under way; nil: none is
 
@@ -48,10 +55,9 @@ type insideConnections struct {
 }
 
 // end ends connections that policies forbid by now, if it is known which there are, and lists them now or later if there may be others since.
-func (e *Enforcer) end(v view) error {
-	l := &e.own.looks
+func (l *looks) end(v view) error {
 	if l.found != nil {
-		if l.failed = e.endFound(v); l.failed != nil {
+		if l.failed = l.endFound(v); l.failed != nil {
 			l.now = true
 			return l.failed
 		}
@@ -59,14 +65,14 @@ func (e *Enforcer) end(v view) error {
 	if l.listed != nil || !l.wanted && !l.now {
 		return l.failed
 	}
-	now := e.Clock.Now()
+	now := l.clock.Now()
 	wait := l.last.Add(endShare * l.took).Sub(now)
 	if !l.now {
 		wait = max(wait, endAfterPods)
 	}
 	if wait > 0 {
 		if l.due == nil {
-			l.due = e.Clock.After(wait)
+			l.due = l.clock.After(wait)
 		}
 		return l.failed
 	}
@@ -74,28 +80,27 @@ func (e *Enforcer) end(v view) error {
 	listed := make(chan *look, 1)
 	l.listed = listed
 	l.running.Go(func() {
-		found := &look{inside: e.insides.connections()}
-		found.open, found.err = e.Kernel.Connections()
-		found.took = e.Clock.Now().Sub(now)
+		found := &look{inside: l.insides.connections()}
+		found.open, found.err = l.kernel.Connections()
+		found.took = l.clock.Now().Sub(now)
 		listed <- found
 	})
 	return l.failed
 }
 
 // endFound ends connections of those that were found.
-func (e *Enforcer) endFound(v view) error {
-	l, began := &e.own.looks, e.Clock.Now()
-	found := l.found
+func (l *looks) endFound(v view) error {
+	found, began := l.found, l.clock.Now()
 	l.found = nil
 	n, err := 0, found.err
 	if err == nil {
-		n, err = e.Kernel.End(found.open, v.allows)
+		n, err = l.kernel.End(found.open, v.allows)
 	}
-	err = errors.Join(err, e.insides.end(v, found.inside))
-	l.last = e.Clock.Now()
+	err = errors.Join(err, l.insides.end(v, found.inside))
+	l.last = l.clock.Now()
 	l.took = found.took + l.last.Sub(began)
 	if n > 0 {
-		e.Log.Info("policies forbid connections that were open", "ended", n)
+		l.log.Info("policies forbid connections that were open", "ended", n)
 	}
 	if err != nil {
 		return fmt.Errorf("end connections: %w", err)
