@@ -242,6 +242,9 @@ func unpack(t *testing.T, data []byte) map[string]string {
 		text, err := io.ReadAll(r)
 		harness.OK(t, err)
 		files[h.Name] = string(text)
+		if h.ModTime.Unix() != 0 {
+			t.Errorf("time of %s = %v, want none of the build", h.Name, h.ModTime)
+		}
 		if program := h.Name != "LICENSE" && !strings.HasPrefix(h.Name, "berth/"); program != (h.Mode == 0o755) {
 			t.Errorf("mode of %s = %o", h.Name, h.Mode)
 		}

@@ -11,8 +11,10 @@
 //	simulate.go   one simulation for each alternative
 //	engine.go     virtual time: one event after the other, in a reproducible order
 //	world.go      the VPC, the nodes and their address sources
-//	workload.go   pods, deployments, rollouts, node churn, and a scheduler
+//	workload.go   deployments, rollouts, node churn, and a scheduler
+//	pods.go       the life of a pod
 //	record.go     samples, calls, waits and events
 //	examples.go   the scenarios that ship with Berth
-//	handler.go    the HTTP API and the page
+//	cluster.go    a running cluster as a scenario; prometheus.go reads its history, recommend.go compares settings
+//	handler.go    the HTTP API and the page; child.go simulates in a process of its own
 package planner

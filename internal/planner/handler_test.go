@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -115,10 +116,10 @@ func TestSameResultEverywhere(t *testing.T) {
 		want := check.Must(Simulate(t.Context(), s))(t)
 		invariants(t, want)
 		child := check.Must(InChild(t.Context(), s))(t)
-		check.Equal(t, text(t, child), text(t, want), "scenario %d: result of a child", i)
+		same(t, text(t, child), text(t, want), fmt.Sprintf("scenario %d: result of a child", i))
 		w := httptest.NewRecorder()
 		Handler(page(), ServeOptions{}).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "POST", "/api/simulate", strings.NewReader(text(t, s))))
-		check.Equal(t, strings.TrimSpace(w.Body.String()), text(t, want), "scenario %d: result of the API", i)
+		same(t, strings.TrimSpace(w.Body.String()), text(t, want), fmt.Sprintf("scenario %d: result of the API", i))
 	}
 	if _, err := InChild(t.Context(), Scenario{}); err == nil || !strings.Contains(err.Error(), "subnets: 0 entries") {
 		t.Errorf("InChild() of an empty scenario: error = %v, want its mistakes", err)

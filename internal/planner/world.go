@@ -135,13 +135,14 @@ func (w *world) timing() eni.Timing {
 
 func (w *world) startOperator() error {
 	api := pace.Cloud(w.cloud, pace.Options{Observer: w.rec, Clock: w.clock})
-	var mu sync.Mutex
+	var mu sync.Mutex // guards rng
+	rng := rand.New(rand.NewPCG(w.sc.Seed, 0))
 	f, err := fleet.New(fleet.Config{
 		Cluster: cluster, Cloud: api, Clock: w.clock, Timing: w.timing(),
 		Random: func(n int64) int64 {
 			mu.Lock()
 			defer mu.Unlock()
-			return w.rng.Int64N(n)
+			return rng.Int64N(n)
 		},
 	})
 	if err != nil {
@@ -225,6 +226,16 @@ func (w *world) stopNode(n *node) {
 		w.operator.fleet.Remove(n.name)
 	}
 	w.cloud.State.Terminate(n.instance)
+}
+
+// nodesOf returns the nodes of a group, the oldest first.
+func (w *world) nodesOf(g *NodeGroup) (out []*node) {
+	for _, n := range w.nodes {
+		if n.group == g {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // later is engine.after for as long as the simulation goes on.

@@ -56,12 +56,12 @@ func TestMigrationFromAmazonVPCCNI(t *testing.T) {
 		args     []string
 		slices   []int
 	}{
-		{"secondary addresses", ipfamily.OnlyIPv4, nil, nil, []int{1, 3, 6}},
+		{"secondary addresses", ipfamily.OnlyIPv4, nil, nil, []int{1}},
 		{"prefixes", ipfamily.OnlyIPv4, map[string]string{prefixDelegation: "true"}, nil, []int{2}},
 		{"IPv6", ipfamily.OnlyIPv6, nil, nil, []int{7}},
-		{"custom networking and host ports", ipfamily.OnlyIPv4, map[string]string{customNetworking: "true"}, []string{portmapChained}, []int{4, 8}},
-		{"iptables-legacy and host ports", ipfamily.OnlyIPv4, map[string]string{programPath: legacyIPTables(t)}, []string{portmapChained}, []int{9}},
-		{"iptables-legacy and external SNAT", ipfamily.OnlyIPv4, map[string]string{programPath: legacyIPTables(t), externalSNAT: "true"}, nil, []int{5}},
+		{"custom networking and host ports", ipfamily.OnlyIPv4, map[string]string{customNetworking: "true"}, []string{portmapChained}, []int{3}},
+		{"iptables-legacy and host ports", ipfamily.OnlyIPv4, map[string]string{programPath: legacyIPTables(t)}, []string{portmapChained}, []int{8}},
+		{"iptables-legacy and external SNAT", ipfamily.OnlyIPv4, map[string]string{programPath: legacyIPTables(t), externalSNAT: "true"}, nil, []int{6}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

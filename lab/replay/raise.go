@@ -326,7 +326,16 @@ func (r *Raised) pod(n Node, p Pod, node string) error {
 		if err != nil {
 			return err
 		}
+		if err := receiveFoU(h, p); err != nil {
+			return err
+		}
 		for _, l := range p.Links {
+			if l.IsTunnel() {
+				if err := addTunnel(h, l); err != nil {
+					return fmt.Errorf("link %s: %w", l.Name, err)
+				}
+				continue
+			}
 			link, err := h.LinkByName(l.Name)
 			if rtnl.IsNoLink(err) {
 				err = fmt.Errorf("links of kind %q are not replayed", l.Kind)

@@ -112,7 +112,7 @@ func TestMigrateInPlace(t *testing.T) {
 	if out, code, err = of("apply"); err != nil || code != 0 || len(m.runs) != runs {
 		t.Errorf("a second apply: exit code = %d, error = %v, %d runs of the node tool\n%s", code, err, len(m.runs)-runs, out)
 	}
-	if out, code, err = of("apply", "--finish"); err != nil || code != 0 || len(m.daemons("berthd")) != movedNodes {
+	if out, code, err = of("apply", "--finish"); err != nil || code != 0 || len(m.daemons("berthd")) != movedNodes || strings.Count(out, "finished") != movedNodes {
 		t.Fatalf("finish: exit code = %d, error = %v, berthd on %v\n%s", code, err, m.daemons("berthd"), out)
 	}
 	if err := m.c.Get(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "aws-node"}, &appsv1.DaemonSet{}); err == nil {

@@ -312,9 +312,14 @@ type MovedNode struct {
 	Replaced int    `json:"replaced"` // pods that were evicted
 }
 
+// fill adds the nodes. After a finish the records are gone, and the label is left.
 func (r *Migration) fill(s *rollout.State) {
+	finished := r.Command == string(rollout.Finish) && s.From == ""
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
+		if finished && n.Label == rollout.Serving {
+			n.Record.Finished = true
+		}
 		if state := rollout.Describe(n); state != "" {
 			r.Nodes = append(r.Nodes, MovedNode{n.Name, state, n.Record.Adopted, n.Record.Replaced})
 		}

@@ -25,7 +25,7 @@ import (
 // Finish implements migrate.System. berthd may run.
 func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "finish"}}
-	if err := n.formerRuns(ctx); err != nil {
+	if err := n.files.formerRuns(ctx); err != nil {
 		return p.Report, fmt.Errorf("%w: stop it first", err)
 	}
 	s, err := n.survey(ctx)
@@ -37,7 +37,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return p.Report, fmt.Errorf("%d pods are still the Amazon VPC CNI's: apply, or delete those that must be replaced, before you finish", left)
 	}
 	var errs []error
-	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, n.removeVLANs, removeFilters, removeLegacyFilters, n.removeFiles} {
+	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, removeVLANs, removeFilters, removeLegacyFilters, n.removeFiles} {
 		changed, err := step(s)
 		p.Changed = append(p.Changed, changed...)
 		errs = append(errs, err)
@@ -84,7 +84,7 @@ func (s survey) isFormer(r netlink.Rule) bool {
 		return false
 	}
 	if id.In != "" {
-		return s.isFormerBranch(id)
+		return isFormerBranch(id, s.prefix)
 	}
 	if id.From.IsValid() {
 		return s.isFormerFrom(id)
@@ -103,14 +103,14 @@ func (s survey) isFormer(r netlink.Rule) bool {
 }
 
 // isFormerBranch is isFormer for rules of packets that come in by a link: a branch's VLAN, or its pod.
-func (s survey) isFormerBranch(id rtnl.Rule) bool {
+func isFormerBranch(id rtnl.Rule, prefix string) bool {
 	return id.Priority == ruleBranch && !id.From.IsValid() && !id.To.IsValid() && id.Mask == 0 && id.Table > branchTables && id.Table <= branchTables+lastVLAN && id.Table != mainTable &&
-		(id.In == vlanLink(id.Table-branchTables) || s.isFormerLink(link{name: id.In}))
+		(id.In == vlanLink(id.Table-branchTables) || (link{name: id.In}).isFormer(prefix))
 }
 
 // removeVLANs removes the VLANs of branch interfaces, whose pods are gone, and their routes with them.
-func (n *Node) removeVLANs(survey) (changed []string, err error) {
-	all, err := rtnl.Whole(n.host.LinkList)
+func removeVLANs(survey) (changed []string, err error) {
+	all, err := rtnl.Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -119,7 +119,7 @@ func (n *Node) removeVLANs(survey) (changed []string, err error) {
 		if !ok || v.Name != vlanLink(v.VlanId) {
 			continue
 		}
-		if err := n.host.LinkDel(l); err != nil && !rtnl.IsNoLink(err) {
+		if err := netlink.LinkDel(l); err != nil && !rtnl.IsNoLink(err) {
 			return changed, fmt.Errorf("remove %s: %w", v.Name, err)
 		}
 		changed = append(changed, "removed the link "+v.Name)

@@ -265,7 +265,7 @@ func TestFormerRules(t *testing.T) {
 // ipamd neither runs nor can start beside pods of Berth. Before and after the migration it may.
 func TestBothSystems(t *testing.T) {
 	dir := t.TempDir()
-	n := &Node{o: Options{RunDir: dir}}
+	f := files{run: dir}
 	socket, err := net.Listen("unix", filepath.Join(dir, "ipamd.sock"))
 	check.OK(t, err)
 	defer func() { _ = socket.Close() }()
@@ -275,12 +275,12 @@ func TestBothSystems(t *testing.T) {
 		runs  error
 		wants int
 	}{
-		"before":             {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}}, n.formerRuns(t.Context()), 0},
+		"before":             {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}}, f.formerRuns(t.Context()), 0},
 		"applied":            {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}, aside: true}, records: berth}, nil, 0},
 		"finished":           {survey{records: berth}, nil, 0},
-		"ipamd runs":         {survey{saved: saved{aside: true}, records: berth}, n.formerRuns(t.Context()), 1},
+		"ipamd runs":         {survey{saved: saved{aside: true}, records: berth}, f.formerRuns(t.Context()), 1},
 		"it can start":       {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, nil, 1},
-		"it started and ran": {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, n.formerRuns(t.Context()), 2},
+		"it started and ran": {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, f.formerRuns(t.Context()), 2},
 	} {
 		if list := tc.s.both(tc.runs); len(list) != tc.wants {
 			t.Errorf("%s: %q, want %d problems", name, list, tc.wants)

@@ -84,18 +84,18 @@ func (n *Node) Plan(ctx context.Context) (migrate.Plan, error) {
 		return migrate.Plan{}, err
 	}
 	p := s.plan()
-	if err := n.formerRuns(ctx); err != nil {
+	if err := n.files.formerRuns(ctx); err != nil {
 		p.Found = append(p.Found, err.Error()+"; apply is refused until it has ended")
 	}
 	return p, nil
 }
 
 // formerRuns returns an error if ipamd answers.
-func (n *Node) formerRuns(ctx context.Context) error {
+func (f files) formerRuns(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for _, at := range []struct{ network, address string }{
-		{"unix", filepath.Join(n.o.RunDir, "ipamd.sock")},
+		{"unix", filepath.Join(f.run, "ipamd.sock")},
 		{"tcp", "127.0.0.1:50051"}, // before version 1.22
 	} {
 		c, err := (&net.Dialer{}).DialContext(ctx, at.network, at.address)
@@ -113,7 +113,7 @@ func (n *Node) begin(ctx context.Context) (end func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: stop it first", err)
 	}
-	if err := n.formerRuns(ctx); err != nil {
+	if err := n.files.formerRuns(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: stop it first", err), lock.Release())
 	}
 	return func() { _ = lock.Release() }, nil
@@ -225,7 +225,7 @@ func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	if s, err = n.survey(ctx); err != nil {
 		return err
 	}
-	if both := s.both(n.formerRuns(ctx)); len(both) > 0 { // it was starting when this step began
+	if both := s.both(n.files.formerRuns(ctx)); len(both) > 0 { // it was starting when this step began
 		p.Problems = append(p.Problems, both...)
 		return errors.New("ipamd started meanwhile: stop it, and repeat the command")
 	}
@@ -400,24 +400,28 @@ func (s survey) staged() (c foreign.Checkpoint) {
 
 // Verify implements migrate.System.
 func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
-	p, err := migrate.Lasting(func() (migrate.Report, error) { return n.verify(ctx) })
-	if err == nil && len(p.Problems) > 0 {
-		err = fmt.Errorf("%d problems", len(p.Problems))
+	r, err := migrate.Lasting(func() (migrate.Report, error) {
+		r := migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
+		s, err := n.survey(ctx)
+		if err != nil {
+			return r, err
+		}
+		r.Pods = s.plan().Pods
+		r.Problems, err = verify(ctx, s, n.files.formerRuns(ctx), r.Pods)
+		return r, err
+	})
+	if err == nil && len(r.Problems) > 0 {
+		err = fmt.Errorf("%d problems", len(r.Problems))
 	}
-	return p, err
+	return r, err
 }
 
-func (n *Node) verify(ctx context.Context) (p migrate.Report, err error) {
-	p = migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
-	s, err := n.survey(ctx)
-	if err != nil {
-		return p, err
-	}
-	p.Pods = s.plan().Pods
-	p.Problems = append(s.both(n.formerRuns(ctx)), s.twice()...)
+// verify returns what is wrong with the node. runs is the error of formerRuns; pods learn how they were reached.
+func verify(ctx context.Context, s survey, runs error, pods []migrate.Pod) (problems []string, err error) {
+	problems = append(s.both(runs), s.twice()...)
 	data, err := datapath.Open("")
 	if err != nil {
-		return p, err
+		return problems, err
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
 	for _, r := range s.records {
@@ -425,12 +429,11 @@ func (n *Node) verify(ctx context.Context) (p migrate.Report, err error) {
 			continue
 		}
 		if err := data.CheckPod(ctx, daemon.PodOf(r)); err != nil {
-			p.Problems = append(p.Problems, fmt.Sprintf("%s/%s: %v", r.Pod.Namespace, r.Pod.Name, err))
+			problems = append(problems, fmt.Sprintf("%s/%s: %v", r.Pod.Namespace, r.Pod.Name, err))
 		}
 	}
-	silent, err := reach.Pods(ctx, "", p.Pods)
-	p.Problems = append(p.Problems, silent...)
-	return p, err
+	silent, err := reach.Pods(ctx, "", pods)
+	return append(problems, silent...), err
 }
 
 // both describes how ipamd could hand out addresses of Berth's pods. runs is the error of formerRuns.

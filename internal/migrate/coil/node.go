@@ -27,7 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
-var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
+var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
 
 // DefaultNetwork is the network's name in the configuration that Coil's installer writes.
 const DefaultNetwork = "k8s-pod-network"
@@ -225,10 +225,17 @@ func (n *Node) takeOver(ctx context.Context, a *adopt.Adopter, p pod) (changed b
 		}
 		netns, former, lease = r.Netns, r.Adopted.HostLink, r.Lease
 	}
-	return a.TakeOver(ctx, adopt.Pod{
+	if changed, err = a.TakeOver(ctx, adopt.Pod{
 		Key: key, Pod: p.Pod, Lease: lease, Netns: netns, Keep: true,
 		Former: attachment.Adopted{From: n.cfg.from(), HostLink: former},
-	})
+	}); err != nil || !p.Egress.client {
+		return changed, err
+	}
+	var gateways []netip.Addr
+	for _, addr := range lease.Addrs() {
+		gateways = append(gateways, datapath.PodGateway(addr))
+	}
+	return changed, answerBy(netns, key.IfName, gateways)
 }
 
 // Finish implements migrate.System. Unlike Apply it may run beside berthd, and should: berthd announces the node's
@@ -244,6 +251,11 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	for _, p := range s.pods {
 		if f, why := p.fate(); !p.chained() && (f == migrate.Adopt || f == migrate.Replace) {
 			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s is Coil's still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
+		}
+	}
+	for _, p := range s.pods {
+		if p.Egress.inForce {
+			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s sends through Coil's gateways still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, p.egressRemedy())
 		}
 	}
 	berth, err := n.announced(ctx)
@@ -326,11 +338,18 @@ func (n *Node) settle(rec attachment.Record) (changed bool, err error) {
 	if err := failpoint.Hit("coil.settle.after"); err != nil {
 		return changed, err
 	}
+	did, err := removeEgress(rec)
+	if changed = changed || did; err != nil {
+		return changed, err
+	}
+	if err := failpoint.Hit("coil.egress.after"); err != nil {
+		return changed, err
+	}
 	gateways, err := n.links.gatewaysOf(rec)
 	if err != nil {
 		return changed, err
 	}
-	did, err := insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
+	did, err = insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
 	if changed = changed || did; err != nil {
 		return changed, err
 	}
@@ -402,6 +421,8 @@ func (n *Node) former(rec attachment.Record, form form, blocks []netip.Prefix) (
 		}
 	}
 	switch {
+	case rec.Egress != nil && len(rec.Egress.Egresses) > 0:
+		return a, "it uses an Egress of Berth, and Coil makes tunnels only when a pod starts; delete the pod"
 	case n.cfg.Known != nil:
 		return a, "Coil v1 finds pods in its etcd alone; delete the pod"
 	case !form.known():
@@ -426,7 +447,18 @@ func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Re
 			return err
 		}
 	}
+	if rec.Adopted != nil {
+		if err := restoreEgress(ctx, rec); err != nil {
+			return err
+		}
+	}
+	if err := failpoint.Hit("coil.tunnels.after"); err != nil {
+		return err
+	}
 	if _, err := insideOf(rec, func(in *inside) (bool, error) { return true, in.restore(form) }); err != nil {
+		return err
+	}
+	if err := answerBy(rec.Netns, rec.Key.IfName, form.gatewaysOf(rec)); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("coil.inside.after"); err != nil {

@@ -31,6 +31,7 @@ type pod struct {
 	Pod      attachment.Pod
 	Netns    attachment.Netns // of the other end of the link; no path: unknown
 	Recorded *attachment.Record
+	Egress   egressUse
 }
 
 // state is what a node has of Coil.
@@ -192,6 +193,11 @@ func (n *Node) complete(s *state, links []netlink.Link, names map[string]attachm
 		p := &s.pods[i]
 		if l := byIndex[p.Link.Index]; l != nil {
 			p.Netns, _ = namespaces.Behind(l)
+		}
+		if n.cfg.Known == nil {
+			if p.Egress, err = egressOf(p.Netns); err != nil {
+				return err
+			}
 		}
 		if known, ok := names[p.Container]; ok {
 			p.Pod = known

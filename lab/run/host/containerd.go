@@ -206,6 +206,9 @@ func (h *Host) Import(ctx context.Context, archive Archive) error {
 	args := []string{"image", "import", "--snapshotter=" + h.disk().snapshotter()}
 	if archive.Name != "" {
 		args = append(args, "--base-name="+archive.Name, "--digests")
+		if h.Runtime.major >= 2 { // its transfer service ignores --digests for an image that has a name
+			args = append(args, "--local")
+		}
 	}
 	if _, err := h.ctr(ctx, f, append(args, "-")...); err != nil {
 		return fmt.Errorf("import %s: %w", archive.File, err)

@@ -201,7 +201,7 @@ func (p *Page) named(role, name string) chromedp.QueryOption {
 			}
 		}
 		if len(ids) > 1 {
-			return nil, fmt.Errorf("%d elements are a %s named %q", len(ids), role, name)
+			p.t.Fatalf("%d elements are a %s named %q", len(ids), role, name) // chromedp repeats a search that fails
 		}
 		if len(ids) == 0 {
 			return nil, nil
@@ -231,18 +231,11 @@ func (p *Page) Click(role, name string) {
 	p.do("click", role, name, chromedp.Query(name, p.named(role, name), center), chromedp.Click(name, p.named(role, name)))
 }
 
-// Fill replaces the text of a field.
-func (p *Page) Fill(role, name, text string) {
+// Choose opens a file with a file field, which Chromium's accessibility tree has with the name of the chosen file.
+func (p *Page) Choose(label, path string) {
 	p.t.Helper()
-	p.do("fill", role, name, chromedp.Focus(name, p.named(role, name)))
-	Value[bool](p, `document.activeElement.select() ?? true`)
-	p.Press("\b" + text)
-}
-
-// Choose opens files with a file field.
-func (p *Page) Choose(name, path string) {
-	p.t.Helper()
-	p.do("open a file with", "button", name, chromedp.SetUploadFiles(name, []string{path}, p.named("button", name)))
+	field := chromedp.CSS(fmt.Sprintf("input[type=file][aria-label=%q]", label))
+	p.do("open a file with", "field", label, chromedp.SetUploadFiles(field, []string{path}, chromedp.NodeReady))
 }
 
 // Press types keys (package kb has those without a character).

@@ -1,6 +1,7 @@
 // The requests and replies of the planner's HTTP API: internal/planner/scenario.go and result.go.
 // Paths are relative, because the operator serves the page below a prefix.
 import type { FieldError } from './ui/fields'
+import { short } from './ui/format'
 
 export interface Change {
   at: string
@@ -207,7 +208,11 @@ function pause(seconds: number, signal?: AbortSignal | null): Promise<void> {
 
 export const abilities = () => request<Abilities>('api/types')
 
-export const examples = async () => (await request<{ scenarios: Scenario[] }>('api/scenarios')).scenarios
+/** The examples, whose durations the server writes with all units: 2h0m0s. */
+export const examples = async () =>
+  JSON.parse(JSON.stringify((await request<{ scenarios: Scenario[] }>('api/scenarios')).scenarios), (_, value: unknown) =>
+    typeof value === 'string' && /^\d+[hm]\d[\dhms]*s$/.test(value) ? short(value) : value,
+  ) as Scenario[]
 
 export const simulate = (scenario: Scenario, signal: AbortSignal) =>
   request<Result>('api/simulate', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(scenario), signal })

@@ -5,7 +5,7 @@ import { json, read, yaml } from './files'
 import { Results } from './results/results'
 import { blank, change, located } from './scenario'
 import { Edit, type FieldError } from './ui/fields'
-import { download, fileName } from './ui/format'
+import { download, fileName, short } from './ui/format'
 import { Icon } from './ui/icons'
 import { reveal } from './ui/list'
 import { ThemeButton } from './ui/theme'
@@ -60,6 +60,11 @@ export function App() {
     if (problem) summary.current?.focus()
   }, [problem])
 
+  // Where the results are below the form, they come into view.
+  useEffect(() => {
+    if (result && matchMedia('(max-width: 980px)').matches) document.getElementById('results')?.scrollIntoView()
+  }, [result])
+
   const load = (next: Scenario, from: string) => {
     setScenario(next)
     setProblem(null)
@@ -82,7 +87,7 @@ export function App() {
       setProblem(null)
       setResult({ of: scenario, result: reply })
       const count = reply.alternatives.length
-      setStatus(`Simulated ${reply.duration.replace(/(?<=[hm])0[ms](0s)?$/, '')} of ${count} ${count === 1 ? 'alternative' : 'alternatives'}.`)
+      setStatus(`Simulated ${short(reply.duration)} of ${count} ${count === 1 ? 'alternative' : 'alternatives'}.`)
     } catch (error) {
       if (current.signal.aborted) return
       const { message, fields } = problemOf(error)

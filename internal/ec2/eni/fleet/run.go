@@ -27,8 +27,14 @@ func (f *Fleet) Run(ctx context.Context) error {
 	f.ctx = ctx
 	close(f.running)
 	f.mu.Unlock()
-	f.work.Go(func() { f.repair(ctx) })
-	f.work.Go(func() { f.collect(ctx) })
+	f.work.Go(func() {
+		clock.Turn(f.cfg.Clock, "repair", 0)
+		f.repair(ctx)
+	})
+	f.work.Go(func() {
+		clock.Turn(f.cfg.Clock, "collect", 0)
+		f.collect(ctx)
+	})
 	f.schedule(ctx)
 	f.work.Wait()
 	return ctx.Err()

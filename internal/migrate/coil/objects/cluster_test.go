@@ -30,7 +30,7 @@ import (
 )
 
 // clusterOf puts the objects of a recorded cluster into a control plane.
-func clusterOf(t *testing.T, name string) (*objects.Cluster, client.Client) {
+func clusterOf(t *testing.T, name string, egress bool) (*objects.Cluster, client.Client) {
 	t.Helper()
 	c := harness.KubeClient(t)
 	crds := []string{}
@@ -54,8 +54,9 @@ func clusterOf(t *testing.T, name string) (*objects.Cluster, client.Client) {
 	cfg.ContentType = runtime.ContentTypeJSON
 	api, err := rest.UnversionedRESTClientFor(cfg)
 	harness.OK(t, err)
-	operator := harness.OperatorConfig(t, deploy.PoolMode) // with the admission policies and the role
-	_ = operator
+	release := deploy.InMode(deploy.PoolMode, "test")
+	release.Values["egress"] = map[string]any{"enabled": egress}
+	harness.OperatorConfigOf(t, release) // with the admission policies and the role
 	return &objects.Cluster{API: api, Operator: "system:serviceaccount:kube-system:berth-operator", Namespace: "kube-system", Clock: clock.Real{}}, c
 }
 
@@ -98,7 +99,7 @@ func (w waiting) After(time.Duration) <-chan time.Time {
 // removes them, and in the end nothing of Coil is left.
 func TestObjectsOfCluster(t *testing.T) {
 	harness.StartKube(t)
-	m, c := clusterOf(t, replay.V2Newest)
+	m, c := clusterOf(t, replay.V2Newest, false)
 	if p, err := m.Plan(t.Context()); err != nil || len(p.Steps) != 2 || len(p.Obstacles) != 1 || len(names(t, c)) != 0 {
 		t.Fatalf("plan = %+v, %v; want two steps and one obstacle, and no objects", p, err)
 	}

@@ -3,6 +3,7 @@ import { useContext } from 'preact/hooks'
 import type { Abilities, Alternative, Deployment, NodeGroup, Scenario, Subnet } from '../api'
 import { freeName } from '../scenario'
 import { Count, Edit, type Path, Several, Switch, Text, entry } from '../ui/fields'
+import { short } from '../ui/format'
 import { List, Rows, Section } from '../ui/list'
 import { SettingsFields } from './settings'
 
@@ -18,11 +19,11 @@ export function Editor({ scenario, abilities }: { scenario: Scenario; abilities?
           </option>
         ))}
       </datalist>
-      <Section path="name" title="Scenario" open>
+      <Section path="scenario" title="Scenario" open>
         <Text path="name" label="Name" />
         <Text path="description" label="Description" multiline />
         <div class="grid">
-          <Text path="duration" label="Simulated time" placeholder="24h" hint={abilities && `At most ${hours(abilities.bounds.duration)}`} />
+          <Text path="duration" label="Simulated time" placeholder="24h" hint={abilities && `At most ${short(abilities.bounds.duration)}`} />
           <Text path="sample" label="Time between points" placeholder="240 points" hint="Such as 5m" />
           <Count path="seed" label="Random seed" placeholder="0" />
         </div>
@@ -198,9 +199,6 @@ function Optional({ path, label, initial, children }: { path: Path; label: strin
 }
 
 const names = (list: { name: string }[]) => list.map((each) => each.name)
-
-/** 168h0m0s as 168h. */
-const hours = (duration: string) => duration.replace(/(?<=[hm])0[ms](0s)?$/, '')
 
 function capacity(abilities: Abilities | undefined, name: string): string | undefined {
   const type = abilities?.types.find((each) => each.type === name)

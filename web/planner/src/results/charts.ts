@@ -11,7 +11,7 @@ const limitNames: Record<string, string> = {
   'address-cap': 'Cap of the settings',
   throttled: 'EC2 rate limit',
   'branch-limit': 'Branch limit',
-  'no-prefix': 'No free /28',
+  cooling: 'Addresses cooling',
   other: 'Other',
 }
 

@@ -38,6 +38,7 @@ export function ChartGroup({ group, file, heading: Heading = 'h3', children }: {
             data={data}
             shown={shown}
             context={group.title}
+            heading={Heading === 'h2' ? 'h3' : 'h4'}
             show={(next) => setHidden([...hidden.filter((label) => !data.series.some((series) => series.label === label)), ...data.series.filter((_, i) => !next[i]).map((series) => series.label)])}
           />
         ))}

@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import type { Event, Outcome, Result, Totals } from '../api'
-import { number } from '../ui/format'
+import { number, short } from '../ui/format'
 import { limitName } from './charts'
 
 type Row = [label: string, value: (totals: Totals) => number, better?: 'less' | 'more', unit?: string]
@@ -43,12 +43,12 @@ const totals: [group: string, rows: Row[]][] = [
 /** The totals of all alternatives, with the best value of each row emphasized. */
 export function TotalsTable({ result }: { result: Result }) {
   return (
-    <div class="scroll tall" tabIndex={0} role="region" aria-label="Totals of the alternatives">
+    <div class="scroll tall" tabIndex={0} role="region" aria-label="Table of totals">
       <table class="totals">
         <caption class="hidden">Totals of the alternatives side by side. The best value of each row is marked.</caption>
         <thead>
           <tr>
-            <th scope="col">After {result.duration.replace(/(?<=[hm])0[ms](0s)?$/, '')}</th>
+            <th scope="col">After {short(result.duration)}</th>
             {result.alternatives.map((outcome) => (
               <th scope="col" key={outcome.name}>
                 {outcome.name}
@@ -110,7 +110,7 @@ export function EventsTable({ result }: { result: Result }) {
       </div>
       {free.length > 0 && <p class="hint">No pod waited for a limit: {free.map((outcome) => outcome.name).join(', ')}.</p>}
       {shown.length > 0 && (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Limits reached">
+        <div class="scroll" tabIndex={0} role="region" aria-label="Table of the limits reached">
           <table>
             <caption class="hidden">Events of the alternatives in the order of time</caption>
             <thead>
@@ -161,7 +161,7 @@ export function CallsTable({ result }: { result: Result }) {
       {rows.length === 0 ? (
         <p class="hint">No calls.</p>
       ) : (
-        <div class="scroll tall" tabIndex={0} role="region" aria-label="EC2 calls by action">
+        <div class="scroll tall" tabIndex={0} role="region" aria-label="Table of the EC2 calls">
           <table>
             <caption class="hidden">EC2 calls by alternative and action</caption>
             <thead>

@@ -106,8 +106,17 @@ function drawMarks(u: uPlot, marks: Mark[]): void {
   ctx.restore()
 }
 
+interface ChartProps {
+  data: ChartData
+  /** What the chart is about, beside its title. */
+  context: string
+  heading: 'h3' | 'h4'
+  shown: boolean[]
+  show: (shown: boolean[]) => void
+}
+
 /** A chart with a legend, the values at the pointer, a picture to save and a table with the same values. */
-export function Chart({ data, context, shown, show }: { data: ChartData; context: string; shown: boolean[]; show: (shown: boolean[]) => void }) {
+export function Chart({ data, context, heading: Heading, shown, show }: ChartProps) {
   const name = `${context}, ${data.title}`
   const id = useId()
   const target = useRef<HTMLDivElement>(null)
@@ -132,7 +141,7 @@ export function Chart({ data, context, shown, show }: { data: ChartData; context
   return (
     <figure class="chart" aria-labelledby={`${id}-title`}>
       <figcaption>
-        <h4 id={`${id}-title`}>{data.title}</h4>
+        <Heading id={`${id}-title`}>{data.title}</Heading>
         <span class="unit">{at === null ? data.unit : `${data.unit} at ${clock(data.times[at] ?? 0)}`}</span>
       </figcaption>
       <ul class="legend">

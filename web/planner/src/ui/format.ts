@@ -17,6 +17,11 @@ export function number(value: number | null | undefined): string {
   return value === null || value === undefined ? '–' : numbers.format(value)
 }
 
+/** A duration of Go without the zeros at its end: 24h0m0s as 24h. */
+export function short(duration: string): string {
+  return duration.replace(/(?<=[hm])0[ms](0s)?$/, '')
+}
+
 /** A file name from a title. */
 export function fileName(...parts: string[]): string {
   return parts
