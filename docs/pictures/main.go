@@ -44,6 +44,7 @@ type arrow struct {
 	Kind  string `json:"kind"`  // call (default) or packets
 	Both  bool   `json:"both"`  // a head at both ends
 	Above bool   `json:"above"` // the text is above the line, not on it
+	Bend  int    `json:"bend"`  // where a sideways line goes up or down, from the left; 0: in the middle
 }
 
 func main() {
@@ -181,6 +182,10 @@ func (a arrow) draw(out *bytes.Buffer, boxes map[string]box) error {
 		return err
 	}
 	midX, midY := (x1+x2)/2, (y1+y2)/2
+	textX := midX
+	if a.Bend > 0 { // the text is on the last part
+		midX, midY, textX = a.Bend, y2, (a.Bend+x2)/2
+	}
 	path := fmt.Sprintf("M%d %dV%dH%dV%d", x1, y1, midY, x2, y2)
 	if sideways {
 		path = fmt.Sprintf("M%d %dH%dV%dH%d", x1, y1, midX, y2, x2)
@@ -199,7 +204,7 @@ func (a arrow) draw(out *bytes.Buffer, boxes map[string]box) error {
 	}
 	for i, line := range strings.Split(strings.TrimSpace(a.Text), "\n") {
 		if line != "" {
-			fmt.Fprintf(out, `<text class="small halo" x="%d" y="%d" text-anchor="middle">%s</text>`+"\n", midX, textY+17*i, html.EscapeString(line))
+			fmt.Fprintf(out, `<text class="small halo" x="%d" y="%d" text-anchor="middle">%s</text>`+"\n", textX, textY+17*i, html.EscapeString(line))
 		}
 	}
 	return nil

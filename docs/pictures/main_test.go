@@ -42,11 +42,11 @@ func TestMistakesInSources(t *testing.T) {
 	for source, want := range map[string]string{
 		"width: 100\nheight: 100\n": "title, width and height",
 		frame + "colour: red\n":     "colour",
-		frame + "boxes: [{id: a, kind: cloud, left: 0, top: 0, width: 10, height: 10}]\n":                                                   "want group",
-		frame + "boxes: [{id: a, kind: pod, left: 95, top: 0, width: 10, height: 10}]\n":                                                    "not within",
-		frame + "arrows: [{from: \"a:left:50\", to: \"b:left:50\"}]\n":                                                        "no such box",
-		frame + "boxes: [{id: a, kind: pod, left: 0, top: 0, width: 10, height: 10}, {id: a, kind: pod, left: 0, top: 0, width: 10, height: 10}]\n":       "two of this name",
-		frame + "boxes: [{id: a, kind: pod, left: 0, top: 0, width: 10, height: 10}]\narrows: [{from: \"a:over:50\", to: \"a:left:50\"}]\n": "side",
+		frame + "boxes: [{id: a, kind: cloud, left: 0, top: 0, width: 10, height: 10}]\n":                                                           "want group",
+		frame + "boxes: [{id: a, kind: pod, left: 95, top: 0, width: 10, height: 10}]\n":                                                            "not within",
+		frame + "arrows: [{from: \"a:left:50\", to: \"b:left:50\"}]\n":                                                                              "no such box",
+		frame + "boxes: [{id: a, kind: pod, left: 0, top: 0, width: 10, height: 10}, {id: a, kind: pod, left: 0, top: 0, width: 10, height: 10}]\n": "two of this name",
+		frame + "boxes: [{id: a, kind: pod, left: 0, top: 0, width: 10, height: 10}]\narrows: [{from: \"a:over:50\", to: \"a:left:50\"}]\n":         "side",
 	} {
 		if _, err := draw([]byte(source)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("draw(%q) = %v, want %q", source, err, want)

@@ -49,7 +49,7 @@ func TestCommandsAreRun(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if slices.Contains(pages, name) && len(found) < 8 {
+		if slices.Contains(pages, name) && len(found) < 7 {
 			t.Errorf("%s: only %d steps", name, len(found))
 		}
 	}

@@ -177,6 +177,7 @@ func TestFormsEditScenarios(t *testing.T) {
 	p := open(t, browser.Start(t), wide)
 	p.Click("button", "New")
 	p.Click("button", "Add subnet")
+	p.Await(`document.activeElement.tagName === 'SUMMARY'`)
 	p.Press(kb.Tab) // to its name
 	p.Press("b")
 	p.Press(kb.Tab)

@@ -52,24 +52,28 @@ func openExample(t *testing.T, b *browser.Browser, name string, o browser.Option
 	return p
 }
 
+var loaded int // scenarios, by load
+
 // load opens a scenario's file in the page.
 func load(t *testing.T, p *browser.Page, s engine.Scenario) {
 	text, err := yaml.Marshal(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "scenario.yaml")
+	loaded++
+	name := fmt.Sprintf("scenario-%d.yaml", loaded) // which the page repeats
+	path := filepath.Join(t.TempDir(), name)
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	p.Choose("Open a scenario file", path)
-	p.Await(`document.querySelector('[role=status]').textContent.startsWith('Loaded scenario.yaml')`)
+	p.Await(fmt.Sprintf(`document.querySelector('[role=status]').textContent === 'Loaded %s.' && document.getElementById('field-name').value === '%s'`, name, s.Name))
 }
 
 // simulate clicks Simulate and waits for the results.
 func simulate(p *browser.Page) {
 	p.Click("button", "Simulate")
-	p.Await(`document.querySelector('[role=status]').textContent.startsWith('Simulated') && document.querySelectorAll('.chart canvas').length > 0`)
+	p.Await(`document.querySelector('[role=status]').textContent.startsWith('Simulated') && !document.body.textContent.includes('The scenario has changed since') && document.querySelectorAll('.chart canvas').length > 0`)
 }
 
 func TestPageShowsTheSimulation(t *testing.T) {

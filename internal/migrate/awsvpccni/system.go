@@ -407,7 +407,7 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 			return r, err
 		}
 		r.Pods = s.plan().Pods
-		r.Problems, err = s.verify(ctx, n.files.formerRuns(ctx), r.Pods)
+		r.Problems, err = verify(ctx, s, n.files.formerRuns(ctx), r.Pods)
 		return r, err
 	})
 	if err == nil && len(r.Problems) > 0 {
@@ -417,7 +417,7 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 }
 
 // verify returns what is wrong with the node. runs is the error of formerRuns; pods learn how they were reached.
-func (s survey) verify(ctx context.Context, runs error, pods []migrate.Pod) (problems []string, err error) {
+func verify(ctx context.Context, s survey, runs error, pods []migrate.Pod) (problems []string, err error) {
 	problems = append(s.both(runs), s.twice()...)
 	data, err := datapath.Open("")
 	if err != nil {

@@ -44,7 +44,7 @@ export default defineConfigWithTheme<DefaultTheme.Config & { version: string }>(
     search: { provider: 'local' },
     outline: { level: [2, 3] },
     nav: [
-      { text: 'Start', link: '/start/eks', activeMatch: '/start/' },
+      { text: 'Start', link: '/start/which-mode', activeMatch: '/start/' },
       { text: 'Guides', link: '/guides/install/', activeMatch: '/guides/' },
       { text: 'Troubleshoot', link: '/troubleshoot/', activeMatch: '/troubleshoot/' },
       { text: 'Alerts', link: '/alerts/', activeMatch: '/alerts/' },

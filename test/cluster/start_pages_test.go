@@ -1,10 +1,11 @@
 //go:build e2e
 
-package walkthrough
+package cluster
 
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,7 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/walkthrough"
 )
 
 // flags are the commands of eksctl, aws and crane on the page, with the flags that their documentation has.
@@ -74,7 +77,7 @@ func checkCalls(t *testing.T, dir, calls string, least int) {
 				continue
 			}
 			if name, isFile := strings.CutPrefix(arg, "file://"); isFile || args[i-1] == "--config-file" {
-				readFile(t, filepath.Join(dir, strings.TrimSuffix(name, " ")))
+				checkFile(t, filepath.Join(dir, strings.TrimSuffix(name, " ")))
 			}
 			if args[i-1] == "--configuration-values" {
 				var values map[string]any
@@ -100,7 +103,7 @@ type nodeGroups struct {
 	} `json:"managedNodeGroups"`
 }
 
-func readFile(t *testing.T, name string) {
+func checkFile(t *testing.T, name string) {
 	t.Helper()
 	data, err := os.ReadFile(name)
 	harness.OK(t, err)
@@ -117,41 +120,81 @@ func readFile(t *testing.T, name string) {
 	}
 }
 
-// workdir returns a folder that has of the tree what a page's commands read, and the folders of the programs.
-func workdir(t *testing.T) string {
+// commands returns a folder with the programs that users have besides those of the system.
+func commands(t *testing.T, stubbed ...string) (dir, calls string) {
+	t.Helper()
+	dir, calls = stubs(t, stubbed...)
+	for name, program := range map[string]string{
+		"helm": os.Getenv(helmVariable), "kubectl-berth": filepath.Join(harness.BinDir, "berthctl"), "kubectl": filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"),
+	} {
+		harness.OK(t, os.Symlink(program, filepath.Join(dir, name)))
+	}
+	return dir, calls
+}
+
+// checkout returns a folder with what the commands of a page read of the tree.
+func checkout(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"deploy"} {
-		harness.OK(t, os.Symlink(filepath.Join(harness.Tree(), name), filepath.Join(dir, name)))
-	}
+	harness.OK(t, os.Symlink(filepath.Join(harness.Tree(), "deploy"), filepath.Join(dir, "deploy")))
 	return dir
 }
 
-// The EKS quick start, on a control plane without nodes. eksctl, aws, crane and make are stubs that check flags and files;
-// kubectl, helm, the chart and kubectl berth are real. What a pod of berthd prints is not compared.
+// The EKS quick start, on a control plane without nodes. eksctl, aws, crane and make are stubs, whose flags and files are
+// checked; kubectl, Helm, the chart and kubectl berth are real. Without kubelets no command runs in a pod: for kubectl exec
+// the DaemonSet must exist.
 func TestEKSQuickStart(t *testing.T) {
 	harness.StartKube(t)
 	c := harness.KubeClient(t)
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "ip-192-168-12-34.eu-central-1.compute.internal", Labels: map[string]string{"pod-network": "berth", "eks.amazonaws.com/nodegroup": "ng-1"}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "ip-192-168-12-34.eu-central-1.compute.internal", Labels: map[string]string{"pod-network": "berth", "eks.amazonaws.com/nodegroup": "ng-1"},
+	}}
 	harness.OK(t, c.Create(t.Context(), node))
+	node.Spec.Taints = nil
+	harness.OK(t, c.Update(t.Context(), node))
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	node.Status.NodeInfo.KubeletVersion = "v1.37.1"
 	harness.OK(t, c.Status().Update(t.Context(), node))
 
-	dir := workdir(t)
-	bin, calls := stubs(t, "eksctl", "aws", "crane", "make")
-	assets := os.Getenv("KUBEBUILDER_ASSETS")
-	// A pod's command cannot be run without kubelets: the DaemonSet that it names must exist.
-	harness.OK(t, os.WriteFile(filepath.Join(bin, "kubectl"), fmt.Appendf(nil, `#!/bin/bash
+	dir := checkout(t)
+	bin, calls := commands(t, "eksctl", "aws", "crane", "make")
+	harness.OK(t, os.Remove(filepath.Join(bin, "kubectl")))
+	harness.OK(t, os.WriteFile(filepath.Join(bin, "kubectl"), []byte(`#!/bin/bash
 if [[ " $* " == *" exec "* ]]; then
-	%[1]s/kubectl "${@:1:2}" get daemonset berthd -o name >/dev/null && echo "Node ip-192-168-12-34.eu-central-1.compute.internal (i-094880edc221e83d9): ready"
+	"$KUBEBUILDER_ASSETS/kubectl" --namespace=kube-system get daemonset berthd >/dev/null && echo "Node ip-192-168-12-34.eu-central-1.compute.internal (i-094880edc221e83d9): ready"
 else
-	exec %[1]s/kubectl "$@"
+	exec "$KUBEBUILDER_ASSETS/kubectl" "$@"
 fi
-`, assets), 0o700))
-	harness.OK(t, os.Symlink(os.Getenv(helmVariable), filepath.Join(bin, "helm")))
-	harness.OK(t, os.Symlink(filepath.Join(harness.BinDir, "kubectl-berth"), filepath.Join(bin, "kubectl-berth")))
-	prepare(t, dir, bin)
-	run(t, "eks.md", dir, 3*time.Minute, "KUBECONFIG="+harness.ControlPlane.Kubeconfig, "HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
+`), 0o700)) //nolint:gosec // a program
+	walkthrough.Run(t, "eks.md", dir, 3*time.Minute, "KUBECONFIG="+harness.ControlPlane.AdminKubeconfig(), "HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
 	checkCalls(t, dir, calls, 12)
+}
+
+// The bare-metal quick start, in a cluster of the lab whose nodes have the images that the page builds and pushes.
+func TestBareMetalQuickStart(t *testing.T) {
+	w := raiseEmpty(t, lab.Options{Mode: lab.PoolMode, NoDaemons: true, Kubelets: &lab.Kubelets{}})
+	for _, n := range w.Nodes() {
+		m, err := w.Machine(n.Name)
+		harness.OK(t, err)
+		for _, name := range []string{"berth-node", "berth-operator"} {
+			out, err := m.Run(t.Context(), "sh", "-c", "ctr --namespace=k8s.io image ls --quiet | grep -m 1 '/"+name+"[:@]'")
+			harness.OK(t, err)
+			_, err = m.Run(t.Context(), "ctr", "--namespace=k8s.io", "image", "tag", strings.TrimSpace(out), "registry.example/network/"+name+":v1")
+			harness.OK(t, err)
+		}
+	}
+	dir := checkout(t)
+	bin, calls := commands(t, "crane", "make")
+	walkthrough.Run(t, "bare-metal.md", dir, soon, "KUBECONFIG="+w.Kube.Kubeconfig, "HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
+	checkCalls(t, dir, calls, 2)
+}
+
+// The tutorial, as it is, in this tree.
+func TestTutorial(t *testing.T) {
+	t.Cleanup(func() { // of a tutorial that failed
+		if out, err := exec.Command(filepath.Join(harness.Tree(), "bin", "vpclab"), "down").CombinedOutput(); err != nil {
+			t.Logf("vpclab down: %v: %s", err, out)
+		}
+	})
+	walkthrough.Run(t, "lab.md", harness.Tree(), 2*soon)
 }

@@ -1,5 +1,3 @@
-//go:build e2e
-
 package walkthrough
 
 import (
@@ -19,10 +17,15 @@ import (
 // marker separates the output of steps.
 const marker = "::walkthrough-step::"
 
-// run runs the steps of a page in one shell, as somebody would who pastes them, and compares what they print with the page.
-func run(t *testing.T, page, dir string, timeout time.Duration, env ...string) {
+// Run runs the commands of a page of docs/start in one shell, as somebody would who pastes them, and compares what they print
+// with the page. dir is the shell's folder, env is added to the environment.
+func Run(t *testing.T, page, dir string, timeout time.Duration, env ...string) {
 	t.Helper()
-	all, err := steps(readPage(t, page))
+	data, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "start", page))
+	harness.OK(t, err)
+	blocks, err := parse(string(data))
+	harness.OK(t, err)
+	all, err := steps(blocks)
 	harness.OK(t, err)
 	var script strings.Builder
 	script.WriteString("set -eo pipefail\n")
