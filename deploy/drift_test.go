@@ -99,7 +99,7 @@ func TestDriftFromRelease(t *testing.T) {
 			edit(daemon, func() {
 				pod := &daemon.Spec.Template
 				pod.Spec.NodeSelector["by"], pod.Spec.HostAliases = "hand", []corev1.HostAlias{{IP: "10.0.0.1", Hostnames: []string{"x"}}}
-				pod.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": "now"} // no drift
+				metav1.SetMetaDataAnnotation(&pod.ObjectMeta, "kubectl.kubernetes.io/restartedAt", "now") // no drift
 				pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, corev1.EnvVar{Name: "BERTH_LOG_LEVEL", Value: "debug"})
 			})
 			operator := &appsv1.Deployment{ObjectMeta: in("berth-operator")}
@@ -238,7 +238,7 @@ func TestChoicesRoundTrip(t *testing.T) {
 	if d := cmp.Diff("apiVersion: berth.dev/v1alpha1\nkind: NodeNetwork\nmetadata:\n  name: node-b\nspec:\n  eni:\n    maxENIs: 2\n    maxPods: 12\n", first["nodes/nodenetworks.yaml"]); d != "" {
 		t.Errorf("NodeNetworks (-want +got):\n%s", d)
 	}
-	if ns := first["objects/0-namespaces.yaml"]; strings.Contains(ns, "other") || strings.Contains(ns, "team") || !strings.Contains(ns, "berth.dev/pool: big") || !strings.Contains(ns, "egress.berth.dev/may") {
+	if ns := first["objects/0-namespaces.yaml"]; strings.Contains(ns, "other: x") || strings.Contains(ns, "team: a") || !strings.Contains(ns, "berth.dev/pool: big") || !strings.Contains(ns, "egress.berth.dev/may") {
 		t.Errorf("Namespaces, want what Berth reads alone:\n%s", ns)
 	}
 
