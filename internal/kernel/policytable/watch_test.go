@@ -88,6 +88,9 @@ func TestOthersChangesAreNoticed(t *testing.T) {
 	}
 	own := func() {
 		t.Helper()
+		room := func(bytes int) { must(t, table.subscription.socket.SetReceiveBufferSize(bytes, false)) }
+		room(1) // for one message
+		defer room(1 << 20)
 		table.Forget()
 		must(t, table.Apply([]Pod{{Addrs: pod[:], Policies: []*policy.Policy{p}}}, elements, nil))
 	}

@@ -84,7 +84,7 @@ func (s survey) isFormer(r netlink.Rule) bool {
 		return false
 	}
 	if id.In != "" {
-		return isFormerBranch(id, s.isFormerLink)
+		return isFormerBranch(id, s.prefix)
 	}
 	if id.From.IsValid() {
 		return s.isFormerFrom(id)
@@ -103,9 +103,9 @@ func (s survey) isFormer(r netlink.Rule) bool {
 }
 
 // isFormerBranch is isFormer for rules of packets that come in by a link: a branch's VLAN, or its pod.
-func isFormerBranch(id rtnl.Rule, isFormerLink func(link) bool) bool {
+func isFormerBranch(id rtnl.Rule, prefix string) bool {
 	return id.Priority == ruleBranch && !id.From.IsValid() && !id.To.IsValid() && id.Mask == 0 && id.Table > branchTables && id.Table <= branchTables+lastVLAN && id.Table != mainTable &&
-		(id.In == vlanLink(id.Table-branchTables) || isFormerLink(link{name: id.In}))
+		(id.In == vlanLink(id.Table-branchTables) || (link{name: id.In}).isFormer(prefix))
 }
 
 // removeVLANs removes the VLANs of branch interfaces, whose pods are gone, and their routes with them.
