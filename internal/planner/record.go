@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source/enisource"
 )
 
 const (
@@ -191,7 +192,7 @@ func (r *recorder) take() *measure {
 	}
 	used, cooling := map[string]int{}, map[string]int{}
 	for _, n := range r.w.nodes {
-		for id, u := range n.src.Node().Usage().ENIs {
+		for id, u := range enisource.NodeOf(n.src).Usage().ENIs {
 			used[id], cooling[id] = u.Used, u.Cooling
 		}
 	}

@@ -199,7 +199,7 @@ func (w *world) startDaemon(n *node) (err error) {
 	if n.src, err = enisource.NewSupplied(o, s); err != nil {
 		return err
 	}
-	return w.operator.fleet.Set(n.name, n.instance, settings, eni.Inventory{}, &fleetNode{Node: n.src.Node(), supplier: s})
+	return w.operator.fleet.Set(n.name, n.instance, settings, eni.Inventory{}, &fleetNode{Node: enisource.NodeOf(n.src), supplier: s})
 }
 
 // awaitReady makes the node schedulable once its plugin is ready.

@@ -36,7 +36,7 @@ type planFlags struct {
 func newPlan(p *program) *cobra.Command {
 	var f planFlags
 	cmd := plancmd.New(plancmd.Options{Page: webplanner.Page, Cluster: func(ctx context.Context, cmd *cobra.Command) (planner.Scenario, error) {
-		return p.scenario(ctx, cmd, f)
+		return scenario(ctx, cmd, p, f)
 	}})
 	cmd.Long = `Simulate the cluster's workload with its settings and with others, and recommend one of them.
 
@@ -58,7 +58,7 @@ edited and simulated as a file.
 }
 
 // scenario reads the cluster.
-func (p *program) scenario(ctx context.Context, cmd *cobra.Command, f planFlags) (planner.Scenario, error) {
+func scenario(ctx context.Context, cmd *cobra.Command, p *program, f planFlags) (planner.Scenario, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, f.within, fmt.Errorf("not done within --timeout %v", f.within))
 	defer cancel()
 	o, err := p.gather(ctx, cmd, false)
@@ -78,7 +78,7 @@ func (p *program) scenario(ctx context.Context, cmd *cobra.Command, f planFlags)
 		return planner.Scenario{}, err
 	}
 	if c.Settings.Mode == planner.ModeNode {
-		if c.Settings, err = p.nodeSettings(ctx, o); err != nil {
+		if c.Settings, err = nodeSettings(ctx, p, o); err != nil {
 			return planner.Scenario{}, err
 		}
 	}
@@ -227,7 +227,7 @@ func countPods(c *planner.Cluster, pods []corev1.Pod) {
 }
 
 // nodeSettings returns the settings of the first berthd that answers, in node mode.
-func (p *program) nodeSettings(ctx context.Context, o objects) (planner.Settings, error) {
+func nodeSettings(ctx context.Context, p *program, o objects) (planner.Settings, error) {
 	nodes, err := p.nodeClient()
 	if err != nil {
 		return planner.Settings{}, err
