@@ -9,6 +9,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -102,10 +106,52 @@ func TestHandlerBounds(t *testing.T) {
 	}
 }
 
-// The test program is also the child.
+// The test program is also the child, and a server that is killed.
 func TestMain(m *testing.M) {
 	Child()
+	if os.Getenv("PLANNER_SERVER") != "" {
+		s, err := Parse([]byte(strings.Replace(strings.Replace(small, `"5m"`, `"168h"`, 1), `"count": 1`, `"count": 200`, 1)))
+		if err == nil {
+			_, err = InChild(context.Background(), s)
+		}
+		fmt.Println("the simulation ended:", err)
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
+}
+
+// A simulation has bounds on its memory, and ends with the server that started it.
+func TestChildEndsWithServer(t *testing.T) {
+	server := exec.CommandContext(t.Context(), check.Must(os.Executable())(t))
+	server.Env = append(os.Environ(), "PLANNER_SERVER=1")
+	check.OK(t, server.Start())
+	child := ""
+	until(t, "a simulation runs", func() bool {
+		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", server.Process.Pid))
+		for _, f := range children {
+			text, _ := os.ReadFile(f)
+			if child = strings.TrimSpace(string(text)); child != "" {
+				break
+			}
+		}
+		limits, _ := os.ReadFile("/proc/" + child + "/limits")
+		return regexp.MustCompile(fmt.Sprintf(`Max data size +%d `, childData)).Match(limits)
+	})
+	check.OK(t, server.Process.Kill())
+	_ = server.Wait() // killed
+	until(t, "the simulation has ended", func() bool {
+		stat, err := os.ReadFile("/proc/" + child + "/stat")
+		return err != nil || strings.Contains(string(stat), ") Z ")
+	})
+}
+
+func until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for begun := time.Now(); !done(); runtime.Gosched() {
+		if time.Since(begun) > 30*time.Second {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
 }
 
 // The API, the command's function and a child process give the same result.

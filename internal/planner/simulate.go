@@ -28,6 +28,7 @@ type variant struct {
 	settings Settings
 	eni      eni.Settings
 	maxPods  map[string]int // by node group
+	steps    int            // the most events of its simulation
 }
 
 func (p *variant) cooling() time.Duration {
@@ -37,8 +38,8 @@ func (p *variant) cooling() time.Duration {
 	return p.settings.Cooling.Std()
 }
 
-func (p *variant) sample() time.Duration {
-	return p.Sample.Or(max(time.Second, (p.Duration.Std() / 240).Truncate(time.Second)))
+func (s Scenario) sample() time.Duration {
+	return s.Sample.Or(max(time.Second, (s.Duration.Or(defaultDuration) / 240).Truncate(time.Second)))
 }
 
 // Simulate checks a scenario and simulates its alternatives. The error is a Problems if the scenario has mistakes. If
@@ -61,6 +62,7 @@ func Simulate(ctx context.Context, s Scenario) (*Result, error) {
 
 func (p *variant) simulate(ctx context.Context) (out OfAlternative, err error) {
 	err = inBubble(ctx, func(e *engine) error {
+		e.most = p.steps
 		w, err := newWorld(e, p)
 		if err != nil {
 			return err
@@ -103,7 +105,7 @@ func (s Scenario) plans() ([]*variant, error) {
 
 // with returns a scenario with the changes of an alternative.
 func (s Scenario) with(a Alternative) *variant {
-	p := &variant{Scenario: s, name: a.Name, settings: s.Settings, maxPods: map[string]int{}}
+	p := &variant{Scenario: s, name: a.Name, settings: s.Settings, maxPods: map[string]int{}, steps: maxSteps}
 	if a.Settings != nil {
 		p.settings = *a.Settings
 	}

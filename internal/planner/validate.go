@@ -28,6 +28,9 @@ const (
 	maxPoints       = 2000
 	maxList         = 200                    // entries of any other list
 	maxStarts       = 2_000_000              // pods ever, estimated
+	maxValues       = 3_000_000              // numbers in all series of a result
+	maxProblems     = 100                    // mistakes that are listed
+	maxName         = 317                    // bytes, as NAMESPACE/NAME of an object has at most
 	shortest        = 100 * time.Millisecond // of a latency, and 0
 )
 
@@ -49,9 +52,14 @@ func (s Subnet) others() int {
 	return reserved + s.Used
 }
 
-// add appends a problem.
+// add appends a problem. Those after maxProblems are left out.
 func (p *Problems) add(field, format string, args ...any) {
-	*p = append(*p, FieldError{field, fmt.Sprintf(format, args...)})
+	switch n := len(*p); {
+	case n < maxProblems:
+		*p = append(*p, FieldError{field, fmt.Sprintf(format, args...)})
+	case n == maxProblems:
+		*p = append(*p, FieldError{Message: "there are more mistakes, which are not listed"})
+	}
 }
 
 // count checks a number of things.
@@ -73,8 +81,8 @@ func (p *Problems) name(field, name string, seen map[string]bool) {
 	switch {
 	case name == "":
 		p.add(field, "expected a name")
-	case len(name) > 63 || strings.ContainsFunc(name, unicode.IsControl):
-		p.add(field, "%q: expected at most 63 characters, without control characters", name)
+	case len(name) > maxName || strings.ContainsFunc(name, unicode.IsControl):
+		p.add(field, "%q: expected at most %d bytes, without control characters", name, maxName)
 	case seen[name]:
 		p.add(field, "%q: expected a name that no other has", name)
 	}
@@ -100,6 +108,11 @@ func (s Scenario) check() (out Problems) {
 		}
 	}
 	if len(out) > 0 {
+		return out
+	}
+	points := int(end/s.sample()) + 1
+	if values := points * (6*len(s.Subnets) + 8) * (1 + len(s.Alternatives)); values > maxValues {
+		out.add("sample", "the series would have %d numbers, as there are %d points, %d subnets and %d alternatives: expected at most %d; use a longer sample", values, points, len(s.Subnets), len(s.Alternatives), maxValues)
 		return out
 	}
 	subnets := s.checkSubnets(&out)

@@ -258,6 +258,7 @@ func TestForeignConfigurationIsNotReplaced(t *testing.T) {
 	for _, foreign := range []string{
 		`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge"},{"type":"portmap"}]}`,
 		`{"cniVersion":"1.0.0","name":"x","type":"ptp"}`,
+		`{"cniVersion":"0.4.0","name":"aws-cni","plugins":[{"name":"aws-cni","type":"aws-cni","mtu":"9001"}]}`,
 	} {
 		o := node(t)
 		write(t, o.conf(), foreign, 0o644)
@@ -285,6 +286,23 @@ func TestPreferredConfigurations(t *testing.T) {
 	}
 }
 
+// Fields of other plugins have other types than Berth's.
+func TestConfigurations(t *testing.T) {
+	o := node(t)
+	write(t, filepath.Join(o.ConfDir, "05-aws.conflist"), `{"name":"aws-cni","plugins":[{"type":"aws-cni","mtu":"9001"},{"type":"portmap","timeout":5}]}`, 0o644)
+	write(t, filepath.Join(o.ConfDir, "06-ptp.conf"), `{"name":"x","type":"ptp","mtu":1500}`, 0o644)
+	write(t, filepath.Join(o.ConfDir, "07-broken.conflist"), "{", 0o644)
+	want := []Configuration{
+		{filepath.Join(o.ConfDir, "05-aws.conflist"), []string{"aws-cni", "portmap"}}, {filepath.Join(o.ConfDir, "06-ptp.conf"), []string{"ptp"}},
+		{filepath.Join(o.ConfDir, "07-broken.conflist"), nil},
+	}
+	got, err := Configurations(o.ConfDir)
+	must(t, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("configurations (-want +got):\n%s", diff)
+	}
+}
+
 func TestUninstall(t *testing.T) {
 	o := node(t)
 	mustInstall(t, o)
@@ -308,7 +326,7 @@ func TestHold(t *testing.T) {
 			}
 		}
 		held := read(t, o.conf())
-		if p := pluginsOf([]byte(held)); len(p) != 1 || p[0].Type != pluginName || p[0].Socket != o.Network.Socket || strings.Contains(held, withStatus) {
+		if p := pluginsOf([]byte(held)); len(p) != 1 || p[0].Type != pluginName || !strings.Contains(held, o.Network.Socket) || strings.Contains(held, withStatus) {
 			t.Errorf("after %s: held configuration: %s", after, held)
 		}
 		mustInstall(t, o)
