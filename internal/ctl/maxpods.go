@@ -53,6 +53,9 @@ one is a /28 of 16 addresses.
 
 The result is at most what EKS recommends: 110 pods on instances with up to 30 processors,
 250 with more. With --free-addresses it is also at most what the subnet has addresses for.
+The command calls nothing; EC2 tells how many addresses are free:
+
+  aws ec2 describe-subnets --subnet-ids SUBNET --query 'Subnets[0].AvailableIpAddressCount'
 
 IPv6 is no limit, because each ENI has a /80: for dual-stack pods the number is that of
 IPv4. Instance types without prefixes have single IPv6 addresses, and those of the primary

@@ -9,23 +9,28 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// A server simulates in a process of its own, which has one thread of Go code, the lowest priority, a bound on memory, no
-// credentials in its environment, and no way to take the server down.
+// A server simulates in a process of its own, which has one thread of Go code, the lowest priority, bounds on memory, no
+// credentials in its environment, and no way to take the server down. It ends with the server.
 
 // childArgument makes a program that calls Child a simulation.
 const childArgument = "simulate-scenario"
 
-// childMemory is the soft bound on the memory of a simulation's heap.
-const childMemory = "256MiB"
-
-// maxResult bounds a child's output, in bytes.
-const maxResult = 64 << 20
+const (
+	// childMemory is the soft bound on the memory of a simulation's heap.
+	childMemory = "256MiB"
+	// childData bounds all memory of a simulation, in bytes. It ends with an error if it needs more: in a container, the
+	// kernel's out-of-memory killer would end the server, too.
+	childData = 512 << 20
+	// maxResult bounds a child's output, in bytes.
+	maxResult = 32 << 20
+)
 
 // childReply is the output of a child.
 type childReply struct {
@@ -39,7 +44,8 @@ func Child() {
 	if len(os.Args) != 2 || os.Args[1] != childArgument {
 		return
 	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19) // best effort
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19)                                     // best effort
+	_ = unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: childData, Max: childData}) // lower than any bound before, or that one stays
 	if err := simulateFor(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -80,8 +86,11 @@ func InChild(ctx context.Context, s Scenario) (*Result, error) {
 	out.left, trouble.left = maxResult, 4<<10
 	cmd := exec.CommandContext(ctx, program, childArgument)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(text), &out, &trouble
-	cmd.Env = []string{"GOMAXPROCS=1", "GOGC=200", "GOMEMLIMIT=" + childMemory}
+	cmd.Env = []string{"GOMAXPROCS=1", "GOGC=400", "GOMEMLIMIT=" + childMemory}
 	cmd.WaitDelay = time.Second
+	runtime.LockOSThread() // the signal comes when the thread ends that started the child
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	err = cmd.Run()
 	switch {
 	case ctx.Err() != nil:

@@ -30,6 +30,7 @@ type engine struct {
 	turns turns
 	seq   uint64
 	steps int
+	most  int // of steps
 }
 
 // maxSteps bounds a simulation: the largest permitted scenario takes a tenth of it.
@@ -52,7 +53,7 @@ func inBubble(ctx context.Context, f func(*engine) error) (err error) {
 				err = fmt.Errorf("simulation failed: %v", r)
 			}
 		}()
-		err = f(&engine{outside: ctx})
+		err = f(&engine{outside: ctx, most: maxSteps})
 	})
 	return err
 }
@@ -95,7 +96,7 @@ func (e *engine) run(until time.Time, done func() bool) error {
 		if steps%1024 == 0 && e.outside.Err() != nil {
 			return context.Cause(e.outside)
 		}
-		if steps > maxSteps {
+		if steps > e.most {
 			return errTooLong
 		}
 		next.fire()

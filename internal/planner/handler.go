@@ -21,7 +21,7 @@ import (
 type ServeOptions struct {
 	// AtOnce is the number of simulations that run at the same time; 1. Others are refused, and none waits.
 	AtOnce int
-	// Most is how long a simulation may take; 30 s.
+	// Most is how long a simulation may take; a minute, as a day of 100 nodes in operator mode takes 15 s of CPU time.
 	Most time.Duration
 	// Simulate runs a simulation; Simulate of this package. A server uses InChild.
 	Simulate func(context.Context, Scenario) (*Result, error)
@@ -34,7 +34,7 @@ func Handler(page fs.FS, o ServeOptions) http.Handler {
 		o.AtOnce = 1
 	}
 	if o.Most <= 0 {
-		o.Most = 30 * time.Second
+		o.Most = time.Minute
 	}
 	if o.Simulate == nil {
 		o.Simulate = Simulate

@@ -9,6 +9,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -23,7 +27,7 @@ const small = `{"duration": "5m", "subnets": [{"name": "a", "cidr": "10.0.0.0/24
 func page() fstest.MapFS { return fstest.MapFS{"index.html": {Data: []byte("<!doctype html>")}} }
 
 // ask sends a request and decodes the reply.
-func ask(t *testing.T, h http.Handler, method, path, body string, header ...string) (*http.Response, map[string]any) {
+func ask(t *testing.T, h http.Handler, method, path, body string, header ...string) (*httptest.ResponseRecorder, map[string]any) {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body))
 	for i := 0; i < len(header); i += 2 {
@@ -35,7 +39,7 @@ func ask(t *testing.T, h http.Handler, method, path, body string, header ...stri
 	if strings.HasPrefix(path, "/api") {
 		check.OK(t, json.Unmarshal(w.Body.Bytes(), &out))
 	}
-	return w.Result(), out
+	return w, out
 }
 
 func TestHandler(t *testing.T) {
@@ -58,15 +62,15 @@ func TestHandler(t *testing.T) {
 		{"POST", "/api/simulate", strings.Repeat("x", MaxSize+1), 413, "too large"},
 	} {
 		r, body := ask(t, h, tc.method, tc.path, tc.body)
-		if text := text(t, body); r.StatusCode != tc.status || !strings.Contains(text, tc.want) {
-			t.Errorf("%s %s: status %d, %.300s; want %d, %s", tc.method, tc.path, r.StatusCode, text, tc.status, tc.want)
+		if text := text(t, body); r.Code != tc.status || !strings.Contains(text, tc.want) {
+			t.Errorf("%s %s: status %d, %.300s; want %d, %s", tc.method, tc.path, r.Code, text, tc.status, tc.want)
 		}
-		if !strings.Contains(r.Header.Get("Content-Security-Policy"), "default-src 'self'") {
+		if !strings.Contains(r.Header().Get("Content-Security-Policy"), "default-src 'self'") {
 			t.Errorf("%s %s: no content security policy", tc.method, tc.path)
 		}
 	}
-	if r, _ := ask(t, h, "POST", "/api/simulate", small, "Sec-Fetch-Site", "cross-site"); r.StatusCode != 403 {
-		t.Errorf("request of another site: status %d, want 403", r.StatusCode)
+	if r, _ := ask(t, h, "POST", "/api/simulate", small, "Sec-Fetch-Site", "cross-site"); r.Code != 403 {
+		t.Errorf("request of another site: status %d, want 403", r.Code)
 	}
 }
 
@@ -87,8 +91,8 @@ func TestHandlerBounds(t *testing.T) {
 		h.ServeHTTP(httptest.NewRecorder(), r)
 	}()
 	<-begun
-	if r, body := ask(t, h, "POST", "/api/simulate", small); r.StatusCode != 429 || r.Header.Get("Retry-After") == "" {
-		t.Errorf("second simulation: status %d, %v; want 429", r.StatusCode, body)
+	if r, body := ask(t, h, "POST", "/api/simulate", small); r.Code != 429 || r.Header().Get("Retry-After") == "" {
+		t.Errorf("second simulation: status %d, %v; want 429", r.Code, body)
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -97,15 +101,57 @@ func TestHandlerBounds(t *testing.T) {
 	<-done
 	late := Handler(page(), ServeOptions{Most: time.Millisecond})
 	big := strings.Replace(strings.Replace(small, `"5m"`, `"168h"`, 1), `"count": 1`, `"count": 200`, 1)
-	if r, body := ask(t, late, "POST", "/api/simulate", big); r.StatusCode != 503 || !strings.Contains(text(t, body), "took longer than") {
-		t.Errorf("long simulation: status %d, %v; want 503", r.StatusCode, body)
+	if r, body := ask(t, late, "POST", "/api/simulate", big); r.Code != 503 || !strings.Contains(text(t, body), "took longer than") {
+		t.Errorf("long simulation: status %d, %v; want 503", r.Code, body)
 	}
 }
 
-// The test program is also the child.
+// The test program is also the child, and a server that is killed.
 func TestMain(m *testing.M) {
 	Child()
+	if os.Getenv("PLANNER_SERVER") != "" {
+		s, err := Parse([]byte(strings.Replace(strings.Replace(small, `"5m"`, `"168h"`, 1), `"count": 1`, `"count": 200`, 1)))
+		if err == nil {
+			_, err = InChild(context.Background(), s)
+		}
+		fmt.Println("the simulation ended:", err)
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
+}
+
+// A simulation has bounds on its memory, and ends with the server that started it.
+func TestChildEndsWithServer(t *testing.T) {
+	server := exec.CommandContext(t.Context(), check.Must(os.Executable())(t))
+	server.Env = append(os.Environ(), "PLANNER_SERVER=1")
+	check.OK(t, server.Start())
+	child := ""
+	until(t, "a simulation runs", func() bool {
+		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", server.Process.Pid))
+		for _, f := range children {
+			text, _ := os.ReadFile(f)
+			if child = strings.TrimSpace(string(text)); child != "" {
+				break
+			}
+		}
+		limits, _ := os.ReadFile("/proc/" + child + "/limits")
+		return regexp.MustCompile(fmt.Sprintf(`Max data size +%d `, childData)).Match(limits)
+	})
+	check.OK(t, server.Process.Kill())
+	_ = server.Wait() // killed
+	until(t, "the simulation has ended", func() bool {
+		stat, err := os.ReadFile("/proc/" + child + "/stat")
+		return err != nil || strings.Contains(string(stat), ") Z ")
+	})
+}
+
+func until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for begun := time.Now(); !done(); runtime.Gosched() {
+		if time.Since(begun) > 30*time.Second {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
 }
 
 // The API, the command's function and a child process give the same result.

@@ -89,6 +89,11 @@ func (l *workload) plugBranch(ctx context.Context, p *pod) {
 		case <-l.w.After(retry.Delay(time.Second, time.Minute, failures)):
 		}
 	}
+	l.w.Turn("branch", p.number) // the end of ctx woke others too
+	p.node.branches--
+	if l.w.ctx.Err() == nil {
+		l.schedule()
+	}
 }
 
 // unplugBranch deletes the pod's branch interface.
@@ -126,7 +131,6 @@ func (l *workload) granted(p *pod) {
 	}
 	if p.fails {
 		l.w.later(d.CrashLoop.After.Or(failsAfter), func() { l.fail(p) })
-		return
 	}
 	l.w.later(d.Ready.Or(readyAfter), func() {
 		if !p.gone {
@@ -168,15 +172,11 @@ func (l *workload) remove(p *pod) {
 	p.cancel()
 	n.pods--
 	n.of[p.of]--
-	branch := p.of != nil && p.of.Branch
 	switch {
 	case !p.has:
 		l.endWait(p)
-		if branch {
-			n.branches--
-		}
-		return
-	case branch:
+		return // plugBranch frees the place of a branch interface
+	case p.of != nil && p.of.Branch:
 		l.unplugBranch(p)
 	default:
 		n.src.Release(p.key())

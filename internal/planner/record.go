@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source/enisource"
 )
 
 const (
@@ -53,6 +54,7 @@ type limit struct {
 
 // measure is the addresses of all subnets at a time.
 type measure struct {
+	at      time.Time
 	subnets map[string]*addresses
 	enis    int
 }
@@ -75,7 +77,7 @@ func (r *recorder) begin() {
 	n := 0
 	var look func()
 	look = func() {
-		r.look(part)
+		r.look()
 		if n%parts == 0 {
 			r.point()
 		}
@@ -158,13 +160,14 @@ func (r *recorder) total() (sum Calls) {
 }
 
 // look measures all addresses, and adds the time since the last measurement to the totals.
-func (r *recorder) look(part time.Duration) {
+func (r *recorder) look() {
+	m, warm := r.take(), 0
 	if r.measure != nil {
 		for _, a := range r.measure.subnets {
-			r.idle += float64(a.warm) * part.Seconds()
+			warm += a.warm
 		}
+		r.idle += float64(warm) * m.at.Sub(r.measure.at).Seconds()
 	}
-	m := r.take()
 	r.measure = m
 	held, idle := 0, 0
 	for name, a := range m.subnets {
@@ -182,7 +185,7 @@ func (r *recorder) look(part time.Duration) {
 
 // take measures all addresses: what EC2 has assigned, and what nodes say of its use.
 func (r *recorder) take() *measure {
-	m := &measure{subnets: map[string]*addresses{}}
+	m := &measure{at: r.w.Now(), subnets: map[string]*addresses{}}
 	for _, s := range r.w.sc.Subnets {
 		m.subnets[s.Name] = &addresses{free: r.w.cloud.State.Free(s.Name)}
 		if s.CIDR == "" {
@@ -191,7 +194,7 @@ func (r *recorder) take() *measure {
 	}
 	used, cooling := map[string]int{}, map[string]int{}
 	for _, n := range r.w.nodes {
-		for id, u := range n.src.Node().Usage().ENIs {
+		for id, u := range enisource.NodeOf(n.src).Usage().ENIs {
 			used[id], cooling[id] = u.Used, u.Cooling
 		}
 	}
@@ -336,6 +339,7 @@ func (r *recorder) reason(n *node, key attachment.Key) (kind, on, text string) {
 
 // finish completes the result.
 func (r *recorder) finish() OfAlternative {
+	r.look() // the series may end before the simulation
 	t, hours := &r.out.Totals, r.since().Std().Hours()
 	t.IdleHours = round(r.idle / 3600)
 	if hours > 0 {

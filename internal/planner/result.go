@@ -1,5 +1,7 @@
 package planner
 
+import "strings"
+
 // Result is the outcome of a scenario.
 type Result struct {
 	Name         string          `json:"name,omitempty"`
@@ -139,14 +141,11 @@ type Problems []FieldError
 
 // Error implements error.
 func (p Problems) Error() string {
-	text := ""
+	lines := make([]string, len(p))
 	for i, e := range p {
-		if i > 0 {
-			text += "\n"
-		}
-		text += e.Error()
+		lines[i] = e.Error()
 	}
-	return text
+	return strings.Join(lines, "\n")
 }
 
 // TypeInfo describes an instance type for the page, as GET /api/types returns it.

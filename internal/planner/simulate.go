@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -28,17 +27,18 @@ type variant struct {
 	settings Settings
 	eni      eni.Settings
 	maxPods  map[string]int // by node group
+	steps    int            // the most events of its simulation
 }
 
-func (p *variant) cooling() time.Duration {
-	if p.settings.Cooling == nil {
+func (v *variant) cooling() time.Duration {
+	if v.settings.Cooling == nil {
 		return ipam.DefaultCooling
 	}
-	return p.settings.Cooling.Std()
+	return v.settings.Cooling.Std()
 }
 
-func (p *variant) sample() time.Duration {
-	return p.Sample.Or(max(time.Second, (p.Duration.Std() / 240).Truncate(time.Second)))
+func (s Scenario) sample() time.Duration {
+	return s.Sample.Or(max(time.Second, (s.Duration.Or(defaultDuration) / 240).Truncate(time.Second)))
 }
 
 // Simulate checks a scenario and simulates its alternatives. The error is a Problems if the scenario has mistakes. If
@@ -59,15 +59,16 @@ func Simulate(ctx context.Context, s Scenario) (*Result, error) {
 	return out, nil
 }
 
-func (p *variant) simulate(ctx context.Context) (out OfAlternative, err error) {
+func (v *variant) simulate(ctx context.Context) (out OfAlternative, err error) {
 	err = inBubble(ctx, func(e *engine) error {
-		w, err := newWorld(e, p)
+		e.most = v.steps
+		w, err := newWorld(e, v)
 		if err != nil {
 			return err
 		}
 		w.work.begin()
 		w.rec.begin()
-		err = w.run(w.rec.start.Add(p.Duration.Std()), nil)
+		err = w.run(w.rec.start.Add(v.Duration.Std()), nil)
 		if errors.Is(err, errTooLong) {
 			w.rec.out.Stopped, err = err.Error(), nil
 		}
@@ -103,7 +104,7 @@ func (s Scenario) plans() ([]*variant, error) {
 
 // with returns a scenario with the changes of an alternative.
 func (s Scenario) with(a Alternative) *variant {
-	p := &variant{Scenario: s, name: a.Name, settings: s.Settings, maxPods: map[string]int{}}
+	p := &variant{Scenario: s, name: a.Name, settings: s.Settings, maxPods: map[string]int{}, steps: maxSteps}
 	if a.Settings != nil {
 		p.settings = *a.Settings
 	}
@@ -122,15 +123,4 @@ func (s Scenario) with(a Alternative) *variant {
 		}
 	}
 	return p
-}
-
-// actionsOf are the actions that any alternative called, sorted.
-func (r *Result) actions() []string {
-	all := map[string]bool{}
-	for _, a := range r.Alternatives {
-		for _, c := range a.Calls {
-			all[c.Action] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(all))
 }

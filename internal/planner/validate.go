@@ -28,6 +28,9 @@ const (
 	maxPoints       = 2000
 	maxList         = 200                    // entries of any other list
 	maxStarts       = 2_000_000              // pods ever, estimated
+	maxValues       = 3_000_000              // numbers in all series of a result
+	maxProblems     = 100                    // mistakes that are listed
+	maxName         = 317                    // bytes, as NAMESPACE/NAME of an object has at most
 	shortest        = 100 * time.Millisecond // of a latency, and 0
 )
 
@@ -49,15 +52,20 @@ func (s Subnet) others() int {
 	return reserved + s.Used
 }
 
-// add appends a problem.
+// add appends a problem. Those after maxProblems are left out.
 func (p *Problems) add(field, format string, args ...any) {
-	*p = append(*p, FieldError{field, fmt.Sprintf(format, args...)})
+	switch n := len(*p); {
+	case n < maxProblems:
+		*p = append(*p, FieldError{field, fmt.Sprintf(format, args...)})
+	case n == maxProblems:
+		*p = append(*p, FieldError{Message: "there are more mistakes, which are not listed"})
+	}
 }
 
 // count checks a number of things.
-func (p *Problems) count(field string, n, least, most int) {
-	if n < least || n > most {
-		p.add(field, "%d: expected %d to %d", n, least, most)
+func (p *Problems) count(field string, n, most int) {
+	if n < 0 || n > most {
+		p.add(field, "%d: expected 0 to %d", n, most)
 	}
 }
 
@@ -73,8 +81,8 @@ func (p *Problems) name(field, name string, seen map[string]bool) {
 	switch {
 	case name == "":
 		p.add(field, "expected a name")
-	case len(name) > 63 || strings.ContainsFunc(name, unicode.IsControl):
-		p.add(field, "%q: expected at most 63 characters, without control characters", name)
+	case len(name) > maxName || strings.ContainsFunc(name, unicode.IsControl):
+		p.add(field, "%q: expected at most %d bytes, without control characters", name, maxName)
 	case seen[name]:
 		p.add(field, "%q: expected a name that no other has", name)
 	}
@@ -100,6 +108,11 @@ func (s Scenario) check() (out Problems) {
 		}
 	}
 	if len(out) > 0 {
+		return out
+	}
+	points := int(end/s.sample()) + 1
+	if values := points * (6*len(s.Subnets) + 8) * (1 + len(s.Alternatives)); values > maxValues {
+		out.add("sample", "the series would have %d numbers, as there are %d points, %d subnets and %d alternatives: expected at most %d; use a longer sample", values, points, len(s.Subnets), len(s.Alternatives), maxValues)
 		return out
 	}
 	subnets := s.checkSubnets(&out)
@@ -140,7 +153,7 @@ func (p *Problems) subnet(field string, n Subnet, blocks []netip.Prefix) []netip
 	case slices.ContainsFunc(blocks, b.Overlaps):
 		p.add(field+"cidr", "%s overlaps another subnet", n.CIDR)
 	}
-	p.count(field+"used", n.Used, 0, n.size()-reserved)
+	p.count(field+"used", n.Used, n.size()-reserved)
 	return append(blocks, b)
 }
 
@@ -149,8 +162,8 @@ func (s Scenario) checkNodes(out *Problems, subnets map[string]bool, end time.Du
 	for i, g := range s.Nodes {
 		field := fmt.Sprintf("nodes[%d].", i)
 		out.name(field+"name", g.Name, names)
-		out.count(field+"count", g.Count, 0, MaxNodes)
-		out.count(field+"maxPods", g.MaxPods, 0, 1000)
+		out.count(field+"count", g.Count, MaxNodes)
+		out.count(field+"maxPods", g.MaxPods, 1000)
 		if len(g.Subnets) == 0 || len(g.Subnets) > maxList {
 			out.add(field+"subnets", "%d entries: expected the names of 1 to %d subnets", len(g.Subnets), maxList)
 		}
@@ -161,7 +174,7 @@ func (s Scenario) checkNodes(out *Problems, subnets map[string]bool, end time.Du
 		}
 		most += out.changes(field, g.Count, g.Changes, MaxNodes, end)
 		if r := g.Replace; r != nil {
-			out.count(field+"replace.nodes", r.Nodes, 0, MaxNodes)
+			out.count(field+"replace.nodes", r.Nodes, MaxNodes)
 			if every := r.Every.Std(); every < 5*time.Minute || every > MaxDuration {
 				out.add(field+"replace.every", "%v: expected %v to %v", every, 5*time.Minute, MaxDuration)
 			}
@@ -182,7 +195,7 @@ func (p *Problems) changes(field string, count int, list []Change, limit int, en
 	before := Duration(0)
 	for i, c := range list {
 		at := fmt.Sprintf("%schanges[%d].", field, i)
-		p.count(at+"count", c.Count, 0, limit)
+		p.count(at+"count", c.Count, limit)
 		p.within(at+"at", c.At, end)
 		if c.At < before {
 			p.add(at+"at", "%v: expected a time after the change before", c.At.Std())
@@ -208,12 +221,12 @@ func (s Scenario) checkEC2(out *Problems) {
 }
 
 func (s Scenario) checkWorkload(out *Problems, end time.Duration) {
-	out.count("workload.daemonPods", s.Workload.DaemonPods, 0, 100)
+	out.count("workload.daemonPods", s.Workload.DaemonPods, 100)
 	names, most, starts := map[string]bool{}, 0, 0.0
 	for i, d := range s.Workload.Deployments {
 		field := fmt.Sprintf("workload.deployments[%d].", i)
 		out.name(field+"name", d.Name, names)
-		out.count(field+"replicas", d.Replicas, 0, MaxPods)
+		out.count(field+"replicas", d.Replicas, MaxPods)
 		peak := out.changes(field, d.Replicas, d.Changes, MaxPods, end)
 		most += peak
 		out.time(field+"ready", d.Ready, shortest, time.Hour)
@@ -235,7 +248,7 @@ func (s Scenario) checkWorkload(out *Problems, end time.Duration) {
 		if c := d.CrashLoop; c != nil {
 			out.within(field+"crashLoop.from", c.From, end)
 			out.time(field+"crashLoop.after", c.After, shortest, time.Hour)
-			out.count(field+"crashLoop.pods", c.Pods, 0, MaxPods)
+			out.count(field+"crashLoop.pods", c.Pods, MaxPods)
 			if c.Until != 0 && (c.Until <= c.From || c.Until.Std() > end) {
 				out.add(field+"crashLoop.until", "%v: expected a time after from, and at most the duration", c.Until.Std())
 			}
@@ -292,7 +305,7 @@ func (s Scenario) checkAlternatives(out *Problems) {
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(a.Counts)) {
-			out.count(field+"counts."+name, a.Counts[name], 0, MaxNodes)
+			out.count(field+"counts."+name, a.Counts[name], MaxNodes)
 		}
 	}
 }

@@ -104,6 +104,7 @@ func (l *workload) event(kind, on, text string) {
 }
 
 func (l *workload) beginNodes(g *NodeGroup) {
+	l.w.scales[g.Name] = &scale{}
 	l.scale(g, g.Count)
 	for _, c := range g.Changes {
 		l.w.later(c.At.Std(), func() {
@@ -121,27 +122,37 @@ func (l *workload) beginNodes(g *NodeGroup) {
 	}
 }
 
-// scale starts nodes, or removes the newest ones. Nodes do not start at the same moment.
+// scale starts nodes, or removes the newest ones. Nodes do not start at the same moment. Those that are being replaced do
+// not count.
 func (l *workload) scale(g *NodeGroup, count int) {
-	have := l.w.nodesOf(g)
+	have := l.w.staying(g)
 	for i := len(have); i > count; i-- {
 		l.w.stopNode(have[i-1])
 	}
-	for i := len(have); i < count; i++ {
-		l.w.later(time.Duration(l.w.rng.Int64N(int64(5*time.Second))), func() { l.w.startNode(g) })
+	s := l.w.scales[g.Name]
+	s.wanted = count
+	for i := len(have) + s.starting; i < count; i++ {
+		s.starting++
+		l.w.later(time.Duration(l.w.rng.Int64N(int64(5*time.Second))), func() {
+			s.starting--
+			if len(l.w.staying(g)) < s.wanted {
+				l.w.startNode(g)
+			}
+		})
 	}
 }
 
 // replace starts new nodes, and removes the oldest ones once a minute has passed.
 func (l *workload) replace(g *NodeGroup, count int) {
-	old := l.w.nodesOf(g)
+	old := l.w.staying(g)
 	old = old[:min(count, len(old))]
-	if l.w.replaced[g.Name] == 0 {
+	if s := l.w.scales[g.Name]; !s.replaced && len(old) > 0 {
+		s.replaced = true
 		l.event(KindNodes, g.Name, fmt.Sprintf("Node group %s: %d of %d nodes are replaced, and again every %v", g.Name, len(old), len(l.w.nodesOf(g)), g.Replace.Every.Std()))
 	}
-	l.w.replaced[g.Name] += len(old)
 	for _, n := range old {
 		if l.w.startNode(g) {
+			n.leaving = true
 			l.w.later(time.Minute, func() {
 				if slices.Contains(l.w.nodes, n) {
 					l.w.stopNode(n)
@@ -227,7 +238,7 @@ func (l *workload) step(d *deployment) bool {
 	case d.rolling != nil:
 		for _, p := range d.pods {
 			old := p.revision != d.revision
-			if (old || total > d.want+surge) && (!p.ready || available-1 >= d.want-d.rolling.unavailable) && total > 0 && (old || current > d.want) {
+			if (old || current > d.want) && (!p.ready || available-1 >= d.want-d.rolling.unavailable) {
 				l.remove(p)
 				return true
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -37,9 +38,9 @@ type world struct {
 	end   context.CancelFunc
 	tasks sync.WaitGroup
 
-	nodes    []*node // those that exist, in the order of their start
-	started  int     // nodes ever
-	replaced map[string]int
+	nodes   []*node           // those that exist, in the order of their start
+	started int               // nodes ever
+	scales  map[string]*scale // by node group
 }
 
 // operator is what berth-operator runs in operator mode.
@@ -47,6 +48,13 @@ type operator struct {
 	api      cloud.API
 	fleet    *fleet.Fleet
 	branches *branch.Provider
+}
+
+// scale is the size of a node group.
+type scale struct {
+	wanted   int  // nodes
+	starting int  // nodes that will start in seconds
+	replaced bool // nodes were replaced before
 }
 
 // node is a node with its daemon's source of addresses.
@@ -59,6 +67,7 @@ type node struct {
 	src            *enisource.Source
 	end            context.CancelFunc
 
+	leaving  bool // another has started in its place
 	ready    bool // the plugin's STATUS succeeds, so pods are scheduled
 	pods     int
 	branches int
@@ -68,7 +77,7 @@ type node struct {
 }
 
 func newWorld(e *engine, p *variant) (*world, error) {
-	w := &world{clock: clock{e, ""}, sc: p, rng: rand.New(rand.NewPCG(p.Seed, 1)), replaced: map[string]int{}}
+	w := &world{clock: clock{e, ""}, sc: p, rng: rand.New(rand.NewPCG(p.Seed, 1)), scales: map[string]*scale{}}
 	w.ctx, w.end = context.WithCancel(context.Background())
 	w.cloud = cloudfake.New(cloudfake.Options{
 		Clock: w.clock, Latency: p.EC2.Latency.Or(latency), AttachTime: p.EC2.AttachTime.Or(attachTime), Buckets: buckets(p.EC2.RateLimits), Seed: p.Seed,
@@ -199,7 +208,7 @@ func (w *world) startDaemon(n *node) (err error) {
 	if n.src, err = enisource.NewSupplied(o, s); err != nil {
 		return err
 	}
-	return w.operator.fleet.Set(n.name, n.instance, settings, eni.Inventory{}, &fleetNode{Node: n.src.Node(), supplier: s})
+	return w.operator.fleet.Set(n.name, n.instance, settings, eni.Inventory{}, &fleetNode{Node: enisource.NodeOf(n.src), supplier: s})
 }
 
 // awaitReady makes the node schedulable once its plugin is ready.
@@ -226,6 +235,11 @@ func (w *world) stopNode(n *node) {
 		w.operator.fleet.Remove(n.name)
 	}
 	w.cloud.State.Terminate(n.instance)
+}
+
+// staying returns the nodes of a group that are not being replaced, the oldest first.
+func (w *world) staying(g *NodeGroup) []*node {
+	return slices.DeleteFunc(w.nodesOf(g), func(n *node) bool { return n.leaving })
 }
 
 // nodesOf returns the nodes of a group, the oldest first.
@@ -255,7 +269,7 @@ func (w *world) stop() error {
 		w.tasks.Wait()
 		close(ended)
 	}()
-	w.outside = context.Background()
+	w.outside, w.most = context.Background(), math.MaxInt // whatever ended the simulation does not end this
 	return w.run(time.Now().Add(48*time.Hour), func() bool {
 		select {
 		case <-ended:

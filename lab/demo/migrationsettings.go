@@ -127,7 +127,7 @@ func (m *migration) options() (o node.PodOptions) {
 
 // front is where a pod's host port is reached.
 func (m *migration) front(p *node.Pod) netip.AddrPort {
-	return netip.AddrPortFrom(m.lab.NodeAddrs(m.node())[0], uint16(p.Ports[0].HostPort)) //nolint:gosec // a port
+	return netip.AddrPortFrom(m.lab.NodeAddrs(m.node())[0], uint16(p.Ports[0].HostPort))
 }
 
 // throughHostPorts starts conversations with the pods that have host ports, of another node and of a host outside.

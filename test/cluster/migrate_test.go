@@ -258,7 +258,7 @@ func (m *mover) unchanged(t *testing.T, before map[string]lasting) {
 		t.Errorf("pods = %v\nwant those of before", slices.Collect(maps.Keys(now)))
 	}
 	for i, n := range m.Nodes() { // each host port from the other node
-		url := fmt.Sprintf("http://%s:9090/hostname", m.NodeAddrs(n)[0])
+		url := "http://" + net.JoinHostPort(m.NodeAddrs(n)[0].String(), "9090") + "/hostname"
 		if _, err := ns.Get(harness.Deadline(t, soon), m.Nodes()[1-i].Netns, url); err != nil {
 			t.Errorf("the host port of node %s: %v", n.Name, err)
 		}

@@ -152,24 +152,27 @@ func TestKeyboard(t *testing.T) {
 }
 
 func TestScenarioFiles(t *testing.T) {
-	p := open(t, browser.Start(t), wide)
+	b := browser.Start(t)
 	shipped, err := engine.Examples()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range append(slices.Clone(shipped), scenarios().Example(7)) {
-		load(t, p, s)
-		for _, button := range []string{"Save the scenario as YAML", "Save the scenario as JSON"} {
-			p.Click("button", button)
-			name, content := p.Downloaded()
-			got, err := engine.Parse(content)
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
+		t.Run(s.Name, func(t *testing.T) {
+			p := open(t, b, wide)
+			load(t, p, s)
+			for _, button := range []string{"Save the scenario as YAML", "Save the scenario as JSON"} {
+				p.Click("button", button)
+				name, content := p.Downloaded()
+				got, err := engine.Parse(content)
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if diff := cmp.Diff(s, got); diff != "" {
+					t.Errorf("%s (-opened +saved):\n%s", name, diff)
+				}
 			}
-			if diff := cmp.Diff(s, got); diff != "" {
-				t.Errorf("%s (-opened +saved):\n%s", name, diff)
-			}
-		}
+		})
 	}
 }
 

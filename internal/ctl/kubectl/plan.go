@@ -36,7 +36,7 @@ type planFlags struct {
 func newPlan(p *program) *cobra.Command {
 	var f planFlags
 	cmd := plancmd.New(plancmd.Options{Page: webplanner.Page, Cluster: func(ctx context.Context, cmd *cobra.Command) (planner.Scenario, error) {
-		return p.scenario(ctx, cmd, f)
+		return scenario(ctx, cmd, p, f)
 	}})
 	cmd.Long = `Simulate the cluster's workload with its settings and with others, and recommend one of them.
 
@@ -58,7 +58,7 @@ edited and simulated as a file.
 }
 
 // scenario reads the cluster.
-func (p *program) scenario(ctx context.Context, cmd *cobra.Command, f planFlags) (planner.Scenario, error) {
+func scenario(ctx context.Context, cmd *cobra.Command, p *program, f planFlags) (planner.Scenario, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, f.within, fmt.Errorf("not done within --timeout %v", f.within))
 	defer cancel()
 	o, err := p.gather(ctx, cmd, false)
@@ -78,7 +78,7 @@ func (p *program) scenario(ctx context.Context, cmd *cobra.Command, f planFlags)
 		return planner.Scenario{}, err
 	}
 	if c.Settings.Mode == planner.ModeNode {
-		if c.Settings, err = p.nodeSettings(ctx, o); err != nil {
+		if c.Settings, err = nodeSettings(ctx, p, o); err != nil {
 			return planner.Scenario{}, err
 		}
 	}
@@ -88,6 +88,14 @@ func (p *program) scenario(ctx context.Context, cmd *cobra.Command, f planFlags)
 		}
 	}
 	return c.Scenario(), nil
+}
+
+// hostPods is 1 for a running pod of the host network, and 0 for others.
+func hostPods(p corev1.Pod) int {
+	if p.Spec.HostNetwork && runs(p) {
+		return 1
+	}
+	return 0
 }
 
 // clusterOf makes a Cluster of objects.
@@ -101,16 +109,23 @@ func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, e
 	for i := range o.networks {
 		networks[o.networks[i].Name] = &o.networks[i]
 	}
+	hosts := 0 // pods of the host network, which scenarios do not have
+	for _, p := range pods {
+		hosts += hostPods(p)
+	}
 	used, specs, most := map[string]bool{}, map[string]int{}, 0
 	for _, n := range o.nodes {
 		d, ok := o.daemons[n.Name]
 		if !ok || d.mode != diagnose.NodeMode && d.mode != diagnose.OperatorMode {
 			continue
 		}
-		subnet := ""
+		subnet, others := "", []string(nil)
 		if nn := networks[n.Name]; d.mode == diagnose.OperatorMode && nn != nil {
 			c.Settings.Mode = planner.ModeOperator
 			subnet = primarySubnet(nn)
+			for _, e := range nn.Status.ENI.ENIs {
+				others = append(others, e.SubnetID)
+			}
 			text, _ := json.Marshal(nn.EffectiveENI())
 			if specs[string(text)]++; specs[string(text)] > most { // those of most nodes
 				most = specs[string(text)]
@@ -132,8 +147,13 @@ func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, e
 		case subnets[subnet].CIDR == "" && !subnets[subnet].IPv6:
 			return c, fmt.Errorf("subnet %s: its block is not known here: add --subnet %s=CIDR", subnet, subnet)
 		}
+		for _, id := range append(others, subnet) {
+			s := subnets[id]
+			s.Zone = n.Labels[corev1.LabelTopologyZone]
+			subnets[id] = s
+		}
 		used[subnet] = true
-		c.Nodes = append(c.Nodes, planner.ClusterNode{InstanceType: typ, Subnet: subnet, MaxPods: int(n.Status.Allocatable.Pods().Value())})
+		c.Nodes = append(c.Nodes, planner.ClusterNode{InstanceType: typ, Subnet: subnet, MaxPods: max(0, int(n.Status.Allocatable.Pods().Value())-hosts/len(o.nodes))})
 	}
 	if len(c.Nodes) == 0 {
 		return c, errors.New("no node gets its addresses from ENIs: there is nothing to plan")
@@ -198,11 +218,15 @@ func subnetsOf(o objects, given []string) (map[string]planner.Subnet, error) {
 	return out, nil
 }
 
+func runs(p corev1.Pod) bool {
+	return p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
+}
+
 // countPods counts the pods with an address of their own, by controller.
 func countPods(c *planner.Cluster, pods []corev1.Pod) {
 	daemons := 0
 	for _, p := range pods {
-		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		if p.Spec.HostNetwork || !runs(p) {
 			continue
 		}
 		name := "single pods"
@@ -227,7 +251,7 @@ func countPods(c *planner.Cluster, pods []corev1.Pod) {
 }
 
 // nodeSettings returns the settings of the first berthd that answers, in node mode.
-func (p *program) nodeSettings(ctx context.Context, o objects) (planner.Settings, error) {
+func nodeSettings(ctx context.Context, p *program, o objects) (planner.Settings, error) {
 	nodes, err := p.nodeClient()
 	if err != nil {
 		return planner.Settings{}, err

@@ -107,7 +107,11 @@ func Of(instanceType string, o Options) (Capacity, error) {
 		c.MaxPods = min(c.MaxPods, c.Allowed)
 	}
 	if o.HasFree && o.Families.Has(ipfamily.IPv4) {
-		c.Subnet = o.podsOf(c) + HostPods
+		first := o.First
+		if o.Families == ipfamily.Dual && !l.Prefixes {
+			first = max(1, first) // as in byAddresses
+		}
+		c.Subnet = o.podsOf(c, first) + HostPods
 		c.MaxPods = min(c.MaxPods, c.Subnet)
 	}
 	return c, nil
@@ -132,12 +136,15 @@ func (o Options) byAddresses(instanceType string, l cloud.Limits) Capacity {
 	return c
 }
 
-// podsOf returns how many pods the free addresses of the subnet suffice for. Each further ENI takes one of them for
-// itself; the primary ENI has its own already.
-func (o Options) podsOf(c Capacity) int {
+// podsOf returns how many pods the free addresses of the subnet suffice for, if the ENIs from a device index on serve
+// pods. Each further ENI, such as a trunk, takes one of them for itself; the primary ENI has its own already.
+func (o Options) podsOf(c Capacity, first int) int {
 	free, pods := o.Free, 0
+	if o.Trunk {
+		free--
+	}
 	for i := range c.ENIs {
-		if i+o.First > 0 { // not the primary ENI
+		if i+first > 0 { // not the primary ENI
 			free--
 		}
 		room := min(c.PerENI, max(0, free))

@@ -292,7 +292,7 @@ func removeMangle(ns netns.NsHandle) error {
 
 func removeMangleOf(c *nftables.Conn, family nftables.TableFamily, chains []*nftables.Chain) error {
 	table := &nftables.Table{Family: family, Name: "mangle"}
-	left, emptied := 0, false
+	left, removed := 0, 0
 	for _, chain := range chains {
 		if chain.Table.Name != table.Name {
 			continue
@@ -310,14 +310,14 @@ func removeMangleOf(c *nftables.Conn, family nftables.TableFamily, chains []*nft
 				}
 			}
 		}
+		removed += own
 		if own > 0 && own == len(rules) {
 			c.DelChain(chain)
-			emptied = true
 			continue
 		}
 		left++
 	}
-	if !emptied {
+	if removed == 0 {
 		return nil
 	}
 	if left == 0 {

@@ -346,11 +346,11 @@ func TestAddressesOfPolicies(t *testing.T) {
 			t.Errorf("a port of a switch is judged in %+v", in)
 		}
 		defer n.tick()()
-		var during []string
+		var during networkpolicy.Pod
 		n.board.onEnter("Plug", func() {
 			n.policies.mu.Lock()
 			defer n.policies.mu.Unlock()
-			during = textsOf(n.policies.pods[keyFor("a").String()].Addrs)
+			during = n.policies.pods[keyFor("a").String()]
 		})
 		changed := testNIC("eth0", "p-0")
 		changed.Addresses = []attachment.NICAddress{{CIDR: netip.MustParsePrefix("192.168.0.99/24")}}
@@ -358,10 +358,11 @@ func TestAddressesOfPolicies(t *testing.T) {
 		waitFor(t, func() bool {
 			n.policies.mu.Lock()
 			defer n.policies.mu.Unlock()
-			return slices.Equal(textsOf(n.policies.pods[keyFor("a").String()].Addrs), []string{"192.168.0.99"}) && during != nil
+			now := n.policies.pods[keyFor("a").String()]
+			return slices.Equal(textsOf(now.Addrs), []string{"192.168.0.99"}) && !now.Changes && during.Name != ""
 		})
-		if !slices.Equal(during, []string{"192.168.0.99"}) {
-			t.Errorf("policies are enforced for %v when the NIC gets its new address", during)
+		if !slices.Equal(textsOf(during.Addrs), []string{"192.168.0.99"}) || !during.Changes {
+			t.Errorf("policies are enforced for %+v when the NIC gets its new address, want the former one too", during)
 		}
 	})
 	t.Run("two attachments", func(t *testing.T) {

@@ -35,6 +35,9 @@ const (
 	// connectTimeout bounds how long a connection may take until it is encrypted. An operator that is stuck accepts connections, and
 	// another one may lead by then.
 	connectTimeout = 5 * time.Second
+	// window is how much the operator may send that was not read yet, in bytes. It is fixed: otherwise gRPC sends a ping after each
+	// message, to measure the connection, and a pod that starts waits for more than the message about it.
+	window = 1 << 20
 )
 
 // Dial implements Dialer. It reads the ConfigMap each time, as another operator may lead by now.
@@ -52,6 +55,7 @@ func (a Access) Dial(ctx context.Context) (Leader, error) {
 		grpc.WithPerRPCCredentials(tokenFile(a.TokenFile)), grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largestPart)))
 	if err != nil {
 		return Leader{}, fmt.Errorf("berth-operator at %s: %w", address, err)

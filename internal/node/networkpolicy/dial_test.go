@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -203,23 +204,23 @@ func TestRolesAreDoubtedOnceTheAPIRefusesForAWhile(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer
-			refuses := false
+			var refuses atomic.Bool
 			e, _, stop := newCluster(t).nodeWith("one", t.TempDir(), func(o *Options) {
 				o.Log = slog.New(slog.NewTextHandler(&log, nil))
 				o.Dial = func(context.Context) (Leader, error) {
-					if refuses {
+					if refuses.Load() {
 						return Leader{}, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, wire.ConfigMapName, errors.New("no role"))
 					}
 					return Leader{}, errors.New("no operator")
 				}
 			})
 			for _, d := range tt.refuses {
-				refuses = true
+				refuses.Store(true)
 				sleep(d)
 				if said := strings.Contains(e.Condition().Message, doubt); said != (tt.want > 0) {
 					t.Errorf("%s: the condition is %q", what, e.Condition().Message)
 				}
-				refuses = false
+				refuses.Store(false)
 				sleep(tt.pause)
 			}
 			stop()
@@ -297,24 +298,24 @@ func TestADDsDoNotWaitForAStuckOperator(t *testing.T) {
 	for what, stuck := range map[string]wire.PoliciesClient{"connecting": stuckOperator{}, "connected": stuckOperator{connected: true}} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCluster(t)
-			var asked, dialled int
-			replaced := false
+			var asked, dialled atomic.Int64
+			var replaced atomic.Bool
 			one, _, stop := c.nodeWith("one", t.TempDir(), func(o *Options) {
 				next := o.Dial
 				o.Dial = func(ctx context.Context) (Leader, error) {
-					if dialled++; dialled > 1 {
+					if dialled.Add(1) > 1 {
 						return next(ctx)
 					}
 					return Leader{PoliciesClient: stuck, End: func() {}, Replaced: func(context.Context) bool {
-						asked++
-						return replaced
+						asked.Add(1)
+						return replaced.Load()
 					}}, nil
 				}
 			})
 			defer stop()
 			sleep(time.Hour)
-			if asked > 0 {
-				t.Errorf("%s: the API server was asked %d times while no ADD waited", what, asked)
+			if n := asked.Load(); n > 0 {
+				t.Errorf("%s: the API server was asked %d times while no ADD waited", what, n)
 			}
 			p := running("late", "10.0.0.1")
 			c.feed.SetPod(resolved(p.Name, "one"))
@@ -323,10 +324,10 @@ func TestADDsDoNotWaitForAStuckOperator(t *testing.T) {
 			defer cancel()
 			go func() { known <- one.Known(ctx, p.PodName, p.UID) }()
 			sleep(time.Minute)
-			if dialled != 1 || asked == 0 {
-				t.Errorf("%s: %d calls, and the API server was asked %d times", what, dialled, asked)
+			if d, n := dialled.Load(), asked.Load(); d != 1 || n == 0 {
+				t.Errorf("%s: %d calls, and the API server was asked %d times", what, d, n)
 			}
-			replaced = true
+			replaced.Store(true)
 			began := time.Now()
 			must(t, <-known)
 			if took := time.Since(began); took > 3*soon {

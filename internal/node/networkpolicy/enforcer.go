@@ -53,6 +53,8 @@ type Pod struct {
 	// Tunnels are the gateways of its Egresses, and their Services, with the UDP port of tunnels. What leaves in tunnels is judged
 	// by what is inside.
 	Tunnels []netip.AddrPort
+	// Changes says that its addresses are about to change: those that it had before count on this node until the next Set.
+	Changes bool
 
 	set      int  // counts calls of Set: that of a pod's latest sandbox is the highest; 0: it was restored
 	known    bool // the operator has told about it
@@ -184,6 +186,10 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	p.set = e.record.sets
 	if before := e.pods[attachment]; before.PodName == p.PodName && before.UID == p.UID { // its addresses or tunnels changed
 		p.known, p.restored = before.known, before.restored
+		if p.Changes {
+			own := p.allAddrs()
+			p.Local = slices.Concat(p.Local, slices.DeleteFunc(before.allAddrs(), func(a netip.Addr) bool { return slices.Contains(own, a) }))
+		}
 	}
 	e.pods[attachment] = p
 	r := e.wantRound()

@@ -437,6 +437,26 @@ func TestPoliciesOutliveTheirOperator(t *testing.T) {
 	})
 }
 
+// A pod whose address is replaced has its policies for both addresses until it has lost the former one.
+func TestPoliciesOfReplacedAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, one, kernel, server := withServer(t)
+		was, now := server.Addrs[0], netip.MustParseAddr("10.0.0.99")
+		server.Addrs, server.Changes = []netip.Addr{now}, true
+		must(t, one.Set(t.Context(), server.Name, server))
+		if kernel.lets(foreign, was) || kernel.lets(foreign, now) {
+			t.Error("strangers reach a pod while its address is replaced")
+		}
+		if server.Changes = false; one.Holds(server.Name, server) {
+			t.Error("the former address of a pod stays its own")
+		}
+		must(t, one.Set(t.Context(), server.Name, server))
+		if !kernel.lets(foreign, was) || kernel.lets(foreign, now) {
+			t.Error("the policies of a pod are not those of its new address alone")
+		}
+	})
+}
+
 // After a connection to the operator, only the latest sandbox of a pod is announced.
 func TestLatestSandboxIsAnnounced(t *testing.T) {
 	name := policy.PodName{Namespace: "shop", Name: "web"}

@@ -20,7 +20,7 @@ const (
 	inNICs      = `docs/troubleshoot/pods.md, "No NIC"`
 	inVPCs      = `docs/troubleshoot/ports.md, "Conditions of VPCs and NICs"`
 	inEgress    = `docs/troubleshoot/pods.md, "No egress"`
-	inOnNode    = `docs/troubleshoot/packets.md, "A pod's address on the node"`
+	inOnNode    = `docs/troubleshoot/packets.md, "A node link has a pod's address"`
 	inPolicies  = `docs/troubleshoot/pods.md, "Network policies"`
 	inPodSide   = `docs/troubleshoot/pods.md, "The pod's network namespace, the kernel, the record"`
 	inOperator  = `docs/troubleshoot/operator-mode.md, "Reasons of conditions"`

@@ -161,9 +161,9 @@ type reconcilerNode Source
 
 var _ eni.Node = (*reconcilerNode)(nil)
 
-// Node returns the source in the role of a reconciler's Node, for a source that was created with NewSupplied and whose
+// NodeOf returns a source in the role of a reconciler's Node, for a source that was created with NewSupplied and whose
 // reconciler runs elsewhere in the process.
-func (s *Source) Node() eni.Node { return (*reconcilerNode)(s) }
+func NodeOf(s *Source) eni.Node { return (*reconcilerNode)(s) }
 
 // Usage implements eni.Node. Withheld addresses count as used, so that replacements are requested and
 // their ENI stays.

@@ -244,7 +244,8 @@ func (p *Page) Press(keys string, options ...chromedp.KeyOption) {
 	p.must(chromedp.Do(p.ctx, chromedp.KeyEvent(keys, options...)))
 }
 
-// Downloaded waits for the next file that the page saves.
+// Downloaded waits for the next file that the page saves. Chromium drops downloads of a page beyond ten a second, so tests
+// that save many files open a page for each few.
 func (p *Page) Downloaded() (name string, content []byte) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
@@ -258,7 +259,7 @@ func (p *Page) Downloaded() (name string, content []byte) {
 		p.must(err)
 		return name, content
 	case <-ctx.Done():
-		p.t.Fatal("the page saved no file")
+		p.t.Fatalf("the page saved no file within %s", patience)
 		return "", nil
 	}
 }

@@ -168,12 +168,13 @@ func (p Part) Acquire(ctx context.Context, req attachment.Request, _ *attachment
 func (p Part) Why(key attachment.Key) *source.Exhausted { return p.waiters.Why(key) }
 
 // Prepare implements part.Part: policies are in force before there is an interface of the pod. Other nodes are told its addresses
-// meanwhile, which takes longest.
+// meanwhile, which takes longest. A pod that runs has its former addresses until its interfaces have been changed.
 func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
 	if !has(rec.Pod) {
 		return nil
 	}
 	pod := p.podNow(rec)
+	pod.Changes = rec.State == attachment.Ready
 	if done := p.Enforcer.Announce(pod); done != nil {
 		p.mu.Lock()
 		p.announced[rec.Key] = done
