@@ -247,6 +247,12 @@ func (m *mover) unchanged(t *testing.T, before map[string]lasting) {
 	for name, want := range before {
 		if got := now[name]; got != want {
 			t.Errorf("pod %s = %+v\nwant %+v", name, got, want)
+			part := strings.Split(name, "/")
+			for _, c := range []string{"internet", "service", "probed"} { // of those that were restarted
+				if said, err := m.Kube.Kubectl(t.Context(), "logs", "--previous", "--namespace="+part[0], part[1], "--container="+c); err == nil {
+					t.Logf("%s: %s said before: %s", name, c, said)
+				}
+			}
 		}
 	}
 	if len(now) != len(before) {
