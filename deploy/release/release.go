@@ -73,7 +73,7 @@ func (r release) addImages() (images []deploy.Image, err error) {
 		name, digest, _ := strings.Cut(strings.TrimSpace(line), "@")
 		image, ok := strings.CutSuffix(name, ":"+r.version)
 		if !ok || !strings.HasPrefix(digest, "sha256:") {
-			return nil, fmt.Errorf("digests.txt has %q, expected NAME:%s@sha256:...", strings.TrimSpace(line), r.version)
+			return nil, fmt.Errorf("digests.txt has %q, expected NAME:%s@sha256:DIGEST", strings.TrimSpace(line), r.version)
 		}
 		images = append(images, deploy.Image{Repository: image, Digest: digest})
 		base := path.Base(image)

@@ -61,7 +61,7 @@ func (c Cluster) Scenario() Scenario {
 	return s
 }
 
-// groups groups nodes of the same type, subnet and maximum of pods.
+// groups lists node groups: nodes of the same type, subnet and maximum of pods.
 func (c Cluster) groups() (out []NodeGroup) {
 	counts := map[ClusterNode]int{}
 	for _, n := range c.Nodes {

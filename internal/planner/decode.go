@@ -55,6 +55,17 @@ func (s Scenario) Check() error {
 	return err
 }
 
+// conformMap checks an object whose values have one type.
+func (p *Problems) conformMap(path string, v any, values reflect.Type, wrong func(string)) {
+	m, ok := v.(map[string]any)
+	if !ok {
+		wrong("an object")
+	}
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		p.conform(path+"."+k, m[k], values)
+	}
+}
+
 // conform checks that a document has the fields and kinds of values of a Go type.
 func (p *Problems) conform(path string, v any, t reflect.Type) {
 	wrong := func(expected string) {
@@ -84,13 +95,7 @@ func (p *Problems) conform(path string, v any, t reflect.Type) {
 	case reflect.Struct:
 		p.conformStruct(path, v, t, wrong)
 	case reflect.Map:
-		m, ok := v.(map[string]any)
-		if !ok {
-			wrong("an object")
-		}
-		for _, k := range slices.Sorted(maps.Keys(m)) {
-			p.conform(path+"."+k, m[k], t.Elem())
-		}
+		p.conformMap(path, v, t.Elem(), wrong)
 	case reflect.Slice:
 		list, ok := v.([]any)
 		if !ok {

@@ -27,7 +27,7 @@ const small = `{"duration": "5m", "subnets": [{"name": "a", "cidr": "10.0.0.0/24
 func page() fstest.MapFS { return fstest.MapFS{"index.html": {Data: []byte("<!doctype html>")}} }
 
 // ask sends a request and decodes the reply.
-func ask(t *testing.T, h http.Handler, method, path, body string, header ...string) (*http.Response, map[string]any) {
+func ask(t *testing.T, h http.Handler, method, path, body string, header ...string) (*httptest.ResponseRecorder, map[string]any) {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body))
 	for i := 0; i < len(header); i += 2 {
@@ -39,7 +39,7 @@ func ask(t *testing.T, h http.Handler, method, path, body string, header ...stri
 	if strings.HasPrefix(path, "/api") {
 		check.OK(t, json.Unmarshal(w.Body.Bytes(), &out))
 	}
-	return w.Result(), out
+	return w, out
 }
 
 func TestHandler(t *testing.T) {
@@ -62,15 +62,15 @@ func TestHandler(t *testing.T) {
 		{"POST", "/api/simulate", strings.Repeat("x", MaxSize+1), 413, "too large"},
 	} {
 		r, body := ask(t, h, tc.method, tc.path, tc.body)
-		if text := text(t, body); r.StatusCode != tc.status || !strings.Contains(text, tc.want) {
-			t.Errorf("%s %s: status %d, %.300s; want %d, %s", tc.method, tc.path, r.StatusCode, text, tc.status, tc.want)
+		if text := text(t, body); r.Code != tc.status || !strings.Contains(text, tc.want) {
+			t.Errorf("%s %s: status %d, %.300s; want %d, %s", tc.method, tc.path, r.Code, text, tc.status, tc.want)
 		}
-		if !strings.Contains(r.Header.Get("Content-Security-Policy"), "default-src 'self'") {
+		if !strings.Contains(r.Header().Get("Content-Security-Policy"), "default-src 'self'") {
 			t.Errorf("%s %s: no content security policy", tc.method, tc.path)
 		}
 	}
-	if r, _ := ask(t, h, "POST", "/api/simulate", small, "Sec-Fetch-Site", "cross-site"); r.StatusCode != 403 {
-		t.Errorf("request of another site: status %d, want 403", r.StatusCode)
+	if r, _ := ask(t, h, "POST", "/api/simulate", small, "Sec-Fetch-Site", "cross-site"); r.Code != 403 {
+		t.Errorf("request of another site: status %d, want 403", r.Code)
 	}
 }
 
@@ -91,8 +91,8 @@ func TestHandlerBounds(t *testing.T) {
 		h.ServeHTTP(httptest.NewRecorder(), r)
 	}()
 	<-begun
-	if r, body := ask(t, h, "POST", "/api/simulate", small); r.StatusCode != 429 || r.Header.Get("Retry-After") == "" {
-		t.Errorf("second simulation: status %d, %v; want 429", r.StatusCode, body)
+	if r, body := ask(t, h, "POST", "/api/simulate", small); r.Code != 429 || r.Header().Get("Retry-After") == "" {
+		t.Errorf("second simulation: status %d, %v; want 429", r.Code, body)
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -101,8 +101,8 @@ func TestHandlerBounds(t *testing.T) {
 	<-done
 	late := Handler(page(), ServeOptions{Most: time.Millisecond})
 	big := strings.Replace(strings.Replace(small, `"5m"`, `"168h"`, 1), `"count": 1`, `"count": 200`, 1)
-	if r, body := ask(t, late, "POST", "/api/simulate", big); r.StatusCode != 503 || !strings.Contains(text(t, body), "took longer than") {
-		t.Errorf("long simulation: status %d, %v; want 503", r.StatusCode, body)
+	if r, body := ask(t, late, "POST", "/api/simulate", big); r.Code != 503 || !strings.Contains(text(t, body), "took longer than") {
+		t.Errorf("long simulation: status %d, %v; want 503", r.Code, body)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -31,11 +30,11 @@ type variant struct {
 	steps    int            // the most events of its simulation
 }
 
-func (p *variant) cooling() time.Duration {
-	if p.settings.Cooling == nil {
+func (v *variant) cooling() time.Duration {
+	if v.settings.Cooling == nil {
 		return ipam.DefaultCooling
 	}
-	return p.settings.Cooling.Std()
+	return v.settings.Cooling.Std()
 }
 
 func (s Scenario) sample() time.Duration {
@@ -60,16 +59,16 @@ func Simulate(ctx context.Context, s Scenario) (*Result, error) {
 	return out, nil
 }
 
-func (p *variant) simulate(ctx context.Context) (out OfAlternative, err error) {
+func (v *variant) simulate(ctx context.Context) (out OfAlternative, err error) {
 	err = inBubble(ctx, func(e *engine) error {
-		e.most = p.steps
-		w, err := newWorld(e, p)
+		e.most = v.steps
+		w, err := newWorld(e, v)
 		if err != nil {
 			return err
 		}
 		w.work.begin()
 		w.rec.begin()
-		err = w.run(w.rec.start.Add(p.Duration.Std()), nil)
+		err = w.run(w.rec.start.Add(v.Duration.Std()), nil)
 		if errors.Is(err, errTooLong) {
 			w.rec.out.Stopped, err = err.Error(), nil
 		}
@@ -124,15 +123,4 @@ func (s Scenario) with(a Alternative) *variant {
 		}
 	}
 	return p
-}
-
-// actionsOf are the actions that any alternative called, sorted.
-func (r *Result) actions() []string {
-	all := map[string]bool{}
-	for _, a := range r.Alternatives {
-		for _, c := range a.Calls {
-			all[c.Action] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(all))
 }

@@ -63,9 +63,9 @@ func (p *Problems) add(field, format string, args ...any) {
 }
 
 // count checks a number of things.
-func (p *Problems) count(field string, n, least, most int) {
-	if n < least || n > most {
-		p.add(field, "%d: expected %d to %d", n, least, most)
+func (p *Problems) count(field string, n, most int) {
+	if n < 0 || n > most {
+		p.add(field, "%d: expected 0 to %d", n, most)
 	}
 }
 
@@ -153,7 +153,7 @@ func (p *Problems) subnet(field string, n Subnet, blocks []netip.Prefix) []netip
 	case slices.ContainsFunc(blocks, b.Overlaps):
 		p.add(field+"cidr", "%s overlaps another subnet", n.CIDR)
 	}
-	p.count(field+"used", n.Used, 0, n.size()-reserved)
+	p.count(field+"used", n.Used, n.size()-reserved)
 	return append(blocks, b)
 }
 
@@ -162,8 +162,8 @@ func (s Scenario) checkNodes(out *Problems, subnets map[string]bool, end time.Du
 	for i, g := range s.Nodes {
 		field := fmt.Sprintf("nodes[%d].", i)
 		out.name(field+"name", g.Name, names)
-		out.count(field+"count", g.Count, 0, MaxNodes)
-		out.count(field+"maxPods", g.MaxPods, 0, 1000)
+		out.count(field+"count", g.Count, MaxNodes)
+		out.count(field+"maxPods", g.MaxPods, 1000)
 		if len(g.Subnets) == 0 || len(g.Subnets) > maxList {
 			out.add(field+"subnets", "%d entries: expected the names of 1 to %d subnets", len(g.Subnets), maxList)
 		}
@@ -174,7 +174,7 @@ func (s Scenario) checkNodes(out *Problems, subnets map[string]bool, end time.Du
 		}
 		most += out.changes(field, g.Count, g.Changes, MaxNodes, end)
 		if r := g.Replace; r != nil {
-			out.count(field+"replace.nodes", r.Nodes, 0, MaxNodes)
+			out.count(field+"replace.nodes", r.Nodes, MaxNodes)
 			if every := r.Every.Std(); every < 5*time.Minute || every > MaxDuration {
 				out.add(field+"replace.every", "%v: expected %v to %v", every, 5*time.Minute, MaxDuration)
 			}
@@ -195,7 +195,7 @@ func (p *Problems) changes(field string, count int, list []Change, limit int, en
 	before := Duration(0)
 	for i, c := range list {
 		at := fmt.Sprintf("%schanges[%d].", field, i)
-		p.count(at+"count", c.Count, 0, limit)
+		p.count(at+"count", c.Count, limit)
 		p.within(at+"at", c.At, end)
 		if c.At < before {
 			p.add(at+"at", "%v: expected a time after the change before", c.At.Std())
@@ -221,12 +221,12 @@ func (s Scenario) checkEC2(out *Problems) {
 }
 
 func (s Scenario) checkWorkload(out *Problems, end time.Duration) {
-	out.count("workload.daemonPods", s.Workload.DaemonPods, 0, 100)
+	out.count("workload.daemonPods", s.Workload.DaemonPods, 100)
 	names, most, starts := map[string]bool{}, 0, 0.0
 	for i, d := range s.Workload.Deployments {
 		field := fmt.Sprintf("workload.deployments[%d].", i)
 		out.name(field+"name", d.Name, names)
-		out.count(field+"replicas", d.Replicas, 0, MaxPods)
+		out.count(field+"replicas", d.Replicas, MaxPods)
 		peak := out.changes(field, d.Replicas, d.Changes, MaxPods, end)
 		most += peak
 		out.time(field+"ready", d.Ready, shortest, time.Hour)
@@ -248,7 +248,7 @@ func (s Scenario) checkWorkload(out *Problems, end time.Duration) {
 		if c := d.CrashLoop; c != nil {
 			out.within(field+"crashLoop.from", c.From, end)
 			out.time(field+"crashLoop.after", c.After, shortest, time.Hour)
-			out.count(field+"crashLoop.pods", c.Pods, 0, MaxPods)
+			out.count(field+"crashLoop.pods", c.Pods, MaxPods)
 			if c.Until != 0 && (c.Until <= c.From || c.Until.Std() > end) {
 				out.add(field+"crashLoop.until", "%v: expected a time after from, and at most the duration", c.Until.Std())
 			}
@@ -305,7 +305,7 @@ func (s Scenario) checkAlternatives(out *Problems) {
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(a.Counts)) {
-			out.count(field+"counts."+name, a.Counts[name], 0, MaxNodes)
+			out.count(field+"counts."+name, a.Counts[name], MaxNodes)
 		}
 	}
 }

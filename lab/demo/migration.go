@@ -104,6 +104,7 @@ func (m *migration) plan(ctx context.Context) (p migrate.Plan) {
 
 // startFormer starts ipamd, and waits until it serves.
 func (m *migration) startFormer(ctx context.Context) {
+	defer m.keepMarkRule()()
 	check(m.ipamd.Start())
 	check(m.ipamd.Wait(ctx, func() error { return m.ipamd.Ready(ctx) }))
 }

@@ -11,11 +11,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 	"github.com/berthnet/berth/lab"
@@ -124,7 +127,7 @@ func (m *migration) options() (o node.PodOptions) {
 
 // front is where a pod's host port is reached.
 func (m *migration) front(p *node.Pod) netip.AddrPort {
-	return netip.AddrPortFrom(m.lab.NodeAddrs(m.node())[0], uint16(p.Ports[0].HostPort)) //nolint:gosec // a port
+	return netip.AddrPortFrom(m.lab.NodeAddrs(m.node())[0], uint16(p.Ports[0].HostPort))
 }
 
 // throughHostPorts starts conversations with the pods that have host ports, of another node and of a host outside.
@@ -164,6 +167,15 @@ func (m *migration) rulesOf(ctx context.Context, program string) []string {
 // formerRules returns the chains and rules of the Amazon VPC CNI in iptables-legacy.
 func (m *migration) formerRules(ctx context.Context) []string {
 	return slices.DeleteFunc(m.rulesOf(ctx, "iptables-legacy-save"), func(l string) bool { return !strings.Contains(l, "AWS") })
+}
+
+// keepMarkRule adds a second rule for connections of the primary ENI, until release. ipamd deletes its own and adds it again
+// at each start, and loses packets to the internet between the two.
+func (m *migration) keepMarkRule() (release func()) {
+	second, mask := netlink.NewRule(), uint32(datapath.MarkPrimary)
+	second.Family, second.Priority, second.Table, second.Mark, second.Mask = unix.AF_INET, datapath.RulePrimary+1, unix.RT_TABLE_MAIN, mask, &mask
+	check(ns.Do(m.node().Netns, func() error { return netlink.RuleAdd(second) }))
+	return func() { check(ns.Do(m.node().Netns, func() error { return netlink.RuleDel(second) })) }
 }
 
 // migrationSize is the size of the first node. With custom networking its primary ENI has no pods.

@@ -11,6 +11,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -246,13 +247,19 @@ func (m *mover) unchanged(t *testing.T, before map[string]lasting) {
 	for name, want := range before {
 		if got := now[name]; got != want {
 			t.Errorf("pod %s = %+v\nwant %+v", name, got, want)
+			part := strings.Split(name, "/")
+			for _, c := range []string{"internet", "service", "probed"} { // of those that were restarted
+				if said, err := m.Kube.Kubectl(t.Context(), "logs", "--previous", "--namespace="+part[0], part[1], "--container="+c); err == nil {
+					t.Logf("%s: %s said before: %s", name, c, said)
+				}
+			}
 		}
 	}
 	if len(now) != len(before) {
 		t.Errorf("pods = %v\nwant those of before", slices.Collect(maps.Keys(now)))
 	}
 	for i, n := range m.Nodes() { // each host port from the other node
-		url := fmt.Sprintf("http://%s:9090/hostname", m.NodeAddrs(n)[0])
+		url := "http://" + net.JoinHostPort(m.NodeAddrs(n)[0].String(), "9090") + "/hostname"
 		if _, err := ns.Get(harness.Deadline(t, soon), m.Nodes()[1-i].Netns, url); err != nil {
 			t.Errorf("the host port of node %s: %v", n.Name, err)
 		}

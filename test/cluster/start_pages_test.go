@@ -165,7 +165,7 @@ if [[ " $* " == *" exec "* ]]; then
 else
 	exec "$KUBEBUILDER_ASSETS/kubectl" "$@"
 fi
-`), 0o700)) //nolint:gosec // a program
+`), 0o700))
 	walkthrough.Run(t, "eks.md", dir, 3*time.Minute, "KUBECONFIG="+harness.ControlPlane.AdminKubeconfig(), "HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
 	checkCalls(t, dir, calls, 12)
 }

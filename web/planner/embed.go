@@ -4,6 +4,7 @@ package planner
 import (
 	"embed"
 	"io/fs"
+	"path"
 )
 
 //go:generate make --no-print-directory -C ../.. web
@@ -12,12 +13,9 @@ import (
 var dist embed.FS
 
 // Page has the files of the page. index.html refers to the others by relative paths.
-var Page = page()
+var Page fs.FS = page{}
 
-func page() fs.FS {
-	files, err := fs.Sub(dist, "dist")
-	if err != nil {
-		panic(err) // the folder is embedded above
-	}
-	return files
-}
+type page struct{}
+
+// Open implements fs.FS.
+func (page) Open(name string) (fs.File, error) { return dist.Open(path.Join("dist", name)) }

@@ -90,6 +90,14 @@ func scenario(ctx context.Context, cmd *cobra.Command, p *program, f planFlags) 
 	return c.Scenario(), nil
 }
 
+// hostPods is 1 for a running pod of the host network, and 0 for others.
+func hostPods(p corev1.Pod) int {
+	if p.Spec.HostNetwork && runs(p) {
+		return 1
+	}
+	return 0
+}
+
 // clusterOf makes a Cluster of objects.
 func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, error) {
 	c := planner.Cluster{Pods: map[string]int{}, Settings: planner.Settings{Mode: planner.ModeNode}}
@@ -103,9 +111,7 @@ func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, e
 	}
 	hosts := 0 // pods of the host network, which scenarios do not have
 	for _, p := range pods {
-		if p.Spec.HostNetwork && runs(p) {
-			hosts++
-		}
+		hosts += hostPods(p)
 	}
 	used, specs, most := map[string]bool{}, map[string]int{}, 0
 	for _, n := range o.nodes {

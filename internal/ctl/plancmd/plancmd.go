@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -180,7 +179,7 @@ func (c *command) servePage(ctx context.Context, info io.Writer) error {
 	if _, err := fmt.Fprintf(info, "The planner is at http://%s/\n", l.Addr()); err != nil {
 		return err
 	}
-	var h http.Handler = planner.Handler(c.Page, planner.ServeOptions{Simulate: planner.InChild})
+	h := planner.Handler(c.Page, planner.ServeOptions{Simulate: planner.InChild})
 	if web.OnLoopback(l) {
 		h = web.LocalOnly(h)
 	}

@@ -127,7 +127,7 @@ func (f family) read(fd int, name string) (t table, number int, err error) {
 
 // get reads a socket option into b, whose beginning says what is asked for.
 func (f family) get(fd, option int, b []byte) error {
-	size := uint32(len(b)) //nolint:gosec // bounded by read
+	size := uint32(len(b))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(f.level), uintptr(option), uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
 	if errno != 0 {
 		return errno
@@ -149,7 +149,7 @@ func (f family) replace(fd int, name string, t table, kept []bool) error {
 	}
 	head := make([]byte, replaceSize, replaceSize+len(t.entries))
 	copy(head, name)
-	for i, v := range slices.Concat([]uint32{t.hooks, uint32(left), uint32(len(t.entries))}, t.hookEntry[:], t.underflow[:], []uint32{uint32(len(kept))}) { //nolint:gosec // bounded by read
+	for i, v := range slices.Concat([]uint32{t.hooks, uint32(left), uint32(len(t.entries))}, t.hookEntry[:], t.underflow[:], []uint32{uint32(len(kept))}) {
 		binary.NativeEndian.PutUint32(head[nameSize+4*i:], v)
 	}
 	binary.NativeEndian.PutUint64(head[replaceSize-8:], uint64(uintptr(unsafe.Pointer(&counters[0]))))
@@ -164,7 +164,7 @@ func (f family) replace(fd int, name string, t table, kept []bool) error {
 	}
 	all := add.Bytes()
 	copy(all, name)
-	binary.NativeEndian.PutUint32(all[nameSize:], uint32(left)) //nolint:gosec // as above
+	binary.NativeEndian.PutUint32(all[nameSize:], uint32(left))
 	if err := unix.SetsockoptString(fd, f.level, addCounters, string(all)); err != nil && !errors.Is(err, unix.EAGAIN) {
 		return fmt.Errorf("restore its counters: %w", err)
 	}

@@ -65,7 +65,7 @@ func (e entry) jump() (to int, ok bool) {
 	if e.verdict == nil {
 		return 0, false
 	}
-	v := int32(binary.NativeEndian.Uint32(e.verdict)) //nolint:gosec // it is signed
+	v := int32(binary.NativeEndian.Uint32(e.verdict))
 	return int(v), v >= 0
 }
 
@@ -186,14 +186,19 @@ func (t table) without(s Select) (next table, kept []bool, removed []string, err
 				return table{}, nil, nil, fmt.Errorf("entry at %d jumps to %d, which begins no entry", e.at, to)
 			}
 			verdict := next.entries[at+int(binary.NativeEndian.Uint16(e.raw[t.targetOffset:]))+elementHeader:]
-			binary.NativeEndian.PutUint32(verdict, uint32(target)) //nolint:gosec // less than the table's size
+			binary.NativeEndian.PutUint32(verdict, uint32(target))
 		}
 		at += len(e.raw)
 	}
+	next.moveHooks(t, moved)
+	return next, kept, removed, nil
+}
+
+// moveHooks sets the entries of hooks to those of another table, whose offsets have changed.
+func (t *table) moveHooks(from table, moved map[int]int) {
 	for i := range hooks {
-		if t.hooks&(1<<i) != 0 {
-			next.hookEntry[i], next.underflow[i] = uint32(moved[int(t.hookEntry[i])]), uint32(moved[int(t.underflow[i])]) //nolint:gosec // as above
+		if from.hooks&(1<<i) != 0 {
+			t.hookEntry[i], t.underflow[i] = uint32(moved[int(from.hookEntry[i])]), uint32(moved[int(from.underflow[i])])
 		}
 	}
-	return next, kept, removed, nil
 }

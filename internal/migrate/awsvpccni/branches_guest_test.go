@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -182,7 +181,7 @@ func TestBranchPodsOfThePlugin(t *testing.T) {
 	}
 	n, err := New(Options{
 		Metadata: vlanNode{}, RunDir: filepath.Dir(ipamdSocket), CNICache: t.TempDir(), NetnsDirs: []string{ns.Dir}, Proc: "/proc",
-		Clock: clock.Real{}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
 	})
 	check.OK(t, err)
 	defer func() { check.OK(t, n.Close()) }()

@@ -81,7 +81,7 @@ func (s *echo) receive(until time.Time, targets []*target) (*target, error) {
 	addr, _ := netip.AddrFromSlice(ip.IP)
 	m, err := icmp.ParseMessage(s.protocol, buf[:n])
 	if err != nil || m.Type != s.reply {
-		return nil, nil // not a reply
+		return nil, nil //nolint:nilerr // anybody can send packets, and this one is no reply
 	}
 	reply, ok := m.Body.(*icmp.Echo)
 	if !ok {

@@ -13,7 +13,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
 )
 
@@ -41,12 +41,12 @@ func Pods(ctx context.Context, netns string, pods []migrate.Pod) (problems []str
 		targets, problems = find(pods)
 		return ask(ctx, targets)
 	}
-	if netns == "" {
-		err = do()
-	} else {
-		err = ns.Do(netns, do)
-	}
+	node, err := rtnl.OpenNodeNetns(netns)
 	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = node.Close() }()
+	if err := rtnl.InNetns(node, do); err != nil {
 		return nil, fmt.Errorf("ask the node's pods for a reply: %w", err)
 	}
 	for _, t := range targets {
