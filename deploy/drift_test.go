@@ -158,7 +158,7 @@ metadata: {name: vpc-1a2b3c4d}
 spec:
   provider: neutron
   network: net
-  endpoint: http://keystone:5000/v3
+  endpoint: https://keystone:5000/v3
   credentials: {type: password, secretName: vpc-1a2b3c4d}
   allowedNamespaces: {names: ["*"]}
 ---

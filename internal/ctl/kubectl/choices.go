@@ -59,12 +59,12 @@ func (a *api) choices(ctx context.Context, s *settings) (choices, error) {
 			}
 		}
 	}
-	allowed, err := a.allowed(ctx, s)
+	changed, err := allowed(ctx, a, s)
 	if err != nil {
 		return nil, err
 	}
-	files[objectsDir+"configmaps"] = allowed
-	files[objectsDir+"0-namespaces"] = a.chosenNamespaces(ctx, needed) // before the objects in them
+	files[objectsDir+"configmaps"] = changed
+	files[objectsDir+"0-namespaces"] = chosenNamespaces(ctx, a, needed) // before the objects in them
 	for _, o := range list[object](ctx, a, "NodeNetworks", networksPath, nil) {
 		if eni := chosenENI(o); len(eni) > 0 {
 			files[nodesDir+"nodenetworks"] = append(files[nodesDir+"nodenetworks"], object{
@@ -116,7 +116,7 @@ func keptMeta(meta object) object {
 }
 
 // allowed returns the ConfigMap berthd-allowed if somebody changed it: the chart makes it from the values.
-func (a *api) allowed(ctx context.Context, s *settings) ([]object, error) {
+func allowed(ctx context.Context, a *api, s *settings) ([]object, error) {
 	live := one[object](ctx, a, "ConfigMap "+allowedName, namespacesPath+join(s.namespace, "configmaps", allowedName)).Value
 	if live == nil {
 		return nil, nil
@@ -141,7 +141,7 @@ func (a *api) allowed(ctx context.Context, s *settings) ([]object, error) {
 
 // chosenNamespaces returns the Namespaces that other objects need, or that have annotations or labels of Berth, without
 // everything else that they have.
-func (a *api) chosenNamespaces(ctx context.Context, needed map[string]bool) (out []object) {
+func chosenNamespaces(ctx context.Context, a *api, needed map[string]bool) (out []object) {
 	for _, o := range list[object](ctx, a, "Namespaces", namespacesPath, nil) {
 		meta := object{"name": text(part(o, "metadata"), "name")}
 		for _, field := range []string{"labels", "annotations"} {

@@ -283,8 +283,14 @@ func (c *comparison) added(field string, fields object, want, got any, by string
 		case nextGot == nil:
 		case nextWant == nil && !empty(nextGot) && !onlyIncidental(nextGot):
 			c.differs(below, nil, nextGot, by)
-		case nextWant != nil:
+		case nextWant != nil && len(of) > 0:
 			c.added(below, of, nextWant, nextGot, by)
+		case nextWant != nil: // a map that is owned as a whole, such as a nodeSelector
+			for _, name := range slices.Sorted(maps.Keys(part(nextGot))) {
+				if v := part(nextGot)[name]; part(nextWant)[name] == nil && !empty(v) {
+					c.differs(below+"."+name, nil, v, by)
+				}
+			}
 		}
 	}
 }
@@ -431,7 +437,7 @@ type SettingsState struct {
 }
 
 // settingsState compares the release with the cluster, if the user may read both.
-func (p *program) settingsState(ctx context.Context) *SettingsState {
+func settingsState(ctx context.Context, p *program) *SettingsState {
 	a, err := p.connect() // whose failed reads are no trouble of the status
 	var s *settings
 	var found []difference

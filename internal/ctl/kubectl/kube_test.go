@@ -37,7 +37,7 @@ func person(t *testing.T) *rest.Config {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "guides", "kubectl-berth.md"))
 	harness.OK(t, err)
-	_, rest, _ := strings.Cut(string(page), "### Rights for kubectl berth")
+	_, rest, _ := strings.Cut(string(page), "### RBAC for kubectl berth")
 	_, rest, _ = strings.Cut(rest, "```yaml\n")
 	roles, _, ok := strings.Cut(rest, "```")
 	if !ok {

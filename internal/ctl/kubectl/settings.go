@@ -76,7 +76,7 @@ Values may contain what only you should read, such as extraEnv.`,
 				}
 				return c.write(dir, force)
 			case diff:
-				return a.printDrift(cmd, s, args)
+				return printDrift(a, cmd, s, args)
 			}
 			text, err := s.text()
 			if err != nil {
@@ -93,7 +93,7 @@ Values may contain what only you should read, such as extraEnv.`,
 }
 
 // printDrift prints how the cluster differs from the release, and from a saved folder if one is named.
-func (a *api) printDrift(cmd *cobra.Command, s *settings, dirs []string) error {
+func printDrift(a *api, cmd *cobra.Command, s *settings, dirs []string) error {
 	found, err := a.drift(cmd.Context(), s)
 	if err != nil {
 		return err
