@@ -210,8 +210,8 @@ func (c choices) write(dir string, force bool) (err error) {
 	if err != nil {
 		return err
 	}
-	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		dir = real
+	if target, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = target
 	}
 	entries, err := os.ReadDir(dir)
 	switch {

@@ -233,7 +233,7 @@ func managedFields(o object) (out []metav1.ManagedFieldsEntry) {
 
 // fieldsOf returns an entry's fields.
 func fieldsOf(e metav1.ManagedFieldsEntry) (out object) {
-	if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.Raw, &out) != nil {
+	if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.GetRawBytes(), &out) != nil {
 		return nil
 	}
 	return out

@@ -132,20 +132,12 @@ func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, e
 				c.Settings.ENI = planned(*nn.EffectiveENI())
 			}
 		} else if a, ok := o.answers[n.Name]; ok && a.err == nil {
-			for _, e := range a.doc.ENIs {
-				if e.Primary {
-					subnet = e.Subnet
-				}
+			if i := slices.IndexFunc(a.doc.ENIs, func(e introspect.ENI) bool { return e.Primary }); i >= 0 {
+				subnet = a.doc.ENIs[i].Subnet
 			}
 		}
-		typ := n.Labels[corev1.LabelInstanceTypeStable]
-		switch {
-		case typ == "":
-			return c, fmt.Errorf("node %s has no label %s", n.Name, corev1.LabelInstanceTypeStable)
-		case subnet == "":
-			return c, fmt.Errorf("node %s: the subnet of its instance is not known: its berthd does not answer, or has just started", n.Name)
-		case subnets[subnet].CIDR == "" && !subnets[subnet].IPv6:
-			return c, fmt.Errorf("subnet %s: its block is not known here: add --subnet %s=CIDR", subnet, subnet)
+		if err := plannable(n, subnet, subnets[subnet]); err != nil {
+			return c, err
 		}
 		for _, id := range append(others, subnet) {
 			s := subnets[id]
@@ -153,7 +145,7 @@ func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, e
 			subnets[id] = s
 		}
 		used[subnet] = true
-		c.Nodes = append(c.Nodes, planner.ClusterNode{InstanceType: typ, Subnet: subnet, MaxPods: max(0, int(n.Status.Allocatable.Pods().Value())-hosts/len(o.nodes))})
+		c.Nodes = append(c.Nodes, planner.ClusterNode{InstanceType: n.Labels[corev1.LabelInstanceTypeStable], Subnet: subnet, MaxPods: max(0, int(n.Status.Allocatable.Pods().Value())-hosts/len(o.nodes))})
 	}
 	if len(c.Nodes) == 0 {
 		return c, errors.New("no node gets its addresses from ENIs: there is nothing to plan")
@@ -169,6 +161,19 @@ func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, e
 	}
 	countPods(&c, pods)
 	return c, nil
+}
+
+// plannable reports what is not known of a node: its type, its subnet, or the subnet's block.
+func plannable(n corev1.Node, id string, subnet planner.Subnet) error {
+	switch {
+	case n.Labels[corev1.LabelInstanceTypeStable] == "":
+		return fmt.Errorf("node %s has no label %s", n.Name, corev1.LabelInstanceTypeStable)
+	case id == "":
+		return fmt.Errorf("node %s: the subnet of its instance is not known: its berthd does not answer, or has just started", n.Name)
+	case subnet.CIDR == "" && !subnet.IPv6:
+		return fmt.Errorf("subnet %s: its block is not known here: add --subnet %s=CIDR", id, id)
+	}
+	return nil
 }
 
 // planned returns settings without what a scenario does not have.
