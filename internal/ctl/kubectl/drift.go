@@ -286,11 +286,16 @@ func (c *comparison) added(field string, fields object, want, got any, by string
 		case nextWant != nil && len(of) > 0:
 			c.added(below, of, nextWant, nextGot, by)
 		case nextWant != nil: // a map that is owned as a whole, such as a nodeSelector
-			for _, name := range slices.Sorted(maps.Keys(part(nextGot))) {
-				if v := part(nextGot)[name]; part(nextWant)[name] == nil && !empty(v) {
-					c.differs(below+"."+name, nil, v, by)
-				}
-			}
+			c.addedKeys(below, nextWant, nextGot, by)
+		}
+	}
+}
+
+// addedKeys adds the keys of a map that the chart does not set.
+func (c *comparison) addedKeys(field string, want, got any, by string) {
+	for _, name := range slices.Sorted(maps.Keys(part(got))) {
+		if v := part(got)[name]; part(want)[name] == nil && !empty(v) {
+			c.differs(field+"."+name, nil, v, by)
 		}
 	}
 }

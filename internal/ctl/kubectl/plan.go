@@ -122,10 +122,7 @@ func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, e
 		subnet, others := "", []string(nil)
 		if nn := networks[n.Name]; d.mode == diagnose.OperatorMode && nn != nil {
 			c.Settings.Mode = planner.ModeOperator
-			subnet = primarySubnet(nn)
-			for _, e := range nn.Status.ENI.ENIs {
-				others = append(others, e.SubnetID)
-			}
+			subnet, others = subnetsOfENIs(nn)
 			text, _ := json.Marshal(nn.EffectiveENI())
 			if specs[string(text)]++; specs[string(text)] > most { // those of most nodes
 				most = specs[string(text)]
@@ -182,15 +179,16 @@ func planned(e v1alpha1.ENISpec) v1alpha1.ENISpec {
 	return e
 }
 
-// primarySubnet returns the subnet of the instance, as far as its ENIs tell.
-func primarySubnet(n *v1alpha1.NodeNetwork) (id string) {
+// subnetsOfENIs returns the subnets of a node's ENIs, and that of the instance, as far as its ENIs tell.
+func subnetsOfENIs(n *v1alpha1.NodeNetwork) (primary string, all []string) {
 	first := int32(math.MaxInt32)
 	for _, e := range n.Status.ENI.ENIs {
+		all = append(all, e.SubnetID)
 		if e.DeviceIndex < first {
-			first, id = e.DeviceIndex, e.SubnetID
+			first, primary = e.DeviceIndex, e.SubnetID
 		}
 	}
-	return id
+	return primary, all
 }
 
 // subnetsOf returns the subnets whose blocks NodeNetworks or flags tell, by ID.

@@ -63,8 +63,8 @@ func TestPlanOfAnOperatorCluster(t *testing.T) {
 		create(t, &n)
 	}
 	s := shown(t, o)
-	if s.Settings.Mode != planner.ModeOperator || *s.Settings.ENI.PreAllocate != 6 || len(s.Nodes) != 1 || s.Nodes[0].Count != 2 || s.Nodes[0].MaxPods != 29 || s.Subnets[0].CIDR != "10.0.0.0/24" {
-		t.Errorf("scenario = %+v, want two m5.large of operator mode in subnet-1 with preAllocate 6", s)
+	if s.Settings.Mode != planner.ModeOperator || *s.Settings.ENI.PreAllocate != 6 || len(s.Nodes) != 1 || s.Nodes[0].Count != 2 || s.Nodes[0].MaxPods != 28 || s.Subnets[0].CIDR != "10.0.0.0/24" {
+		t.Errorf("scenario = %+v, want two m5.large of operator mode in subnet-1 with preAllocate 6, and 28 pods beside berthd", s)
 	}
 	if d := s.Workload.Deployments; len(d) != 2 || d[0].Name != "default/api" || d[0].Replicas != 3 || d[1].Name != "default/single pods" {
 		t.Errorf("deployments = %+v, want api with 3 replicas, and single pods", d)
