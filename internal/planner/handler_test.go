@@ -157,7 +157,7 @@ func until(t *testing.T, what string, done func() bool) {
 // The API, the command's function and a child process give the same result.
 func TestSameResultEverywhere(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for i := range 8 {
+	for i := range 4 {
 		s := randomScenario(r, i)
 		want := check.Must(Simulate(t.Context(), s))(t)
 		invariants(t, want)

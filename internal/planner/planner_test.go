@@ -69,10 +69,7 @@ func invariants(t *testing.T, r *Result) {
 func TestExamples(t *testing.T) {
 	for _, s := range check.Must(Examples())(t) {
 		t.Run(s.Name, func(t *testing.T) {
-			first := check.Must(Simulate(t.Context(), s))(t)
-			invariants(t, first)
-			second := check.Must(Simulate(t.Context(), s))(t)
-			same(t, text(t, second), text(t, first), "second simulation")
+			invariants(t, check.Must(Simulate(t.Context(), s))(t))
 		})
 	}
 }
