@@ -437,8 +437,20 @@ func (m *mover) again(t *testing.T) {
 	}
 }
 
-// verified checks that verify reaches every pod.
+// verified checks that verify reaches every pod, once berthd is ready again after the last kill.
 func (m *mover) verified(t *testing.T) {
+	harness.Eventually(t, soon, "berthd is ready", func() error {
+		var daemons corev1.PodList
+		if err := m.Kube.Client.List(t.Context(), &daemons, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": "berthd"}); err != nil {
+			return err
+		}
+		for _, p := range daemons.Items {
+			if err := m.isReady(t.Context(), p.Namespace, p.Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	v := migrationJSON[kubectl.Verification](t, m, 0, "verify")
 	if len(v.Problems) > 0 || v.Nodes != len(m.Nodes()) || v.Pods != len(m.pods(t)) {
 		t.Errorf("verification = %+v", v)
