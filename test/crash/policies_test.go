@@ -328,18 +328,21 @@ func (u *policyUsers) rest(ctx context.Context, dice *rand.Rand) {
 	if u == nil || dice.IntN(restOdds) > 0 {
 		return
 	}
-	for began := time.Now(); time.Since(began) < caughtUp && ctx.Err() == nil && !u.over(); time.Sleep(tick) { //nolint:forbidigo // the pace of users
+	ctx, cancel := context.WithTimeout(ctx, caughtUp)
+	defer cancel()
+	began := time.Now()
+	_ = poll.Until(ctx, poll.True(func() bool {
+		if u.over() {
+			return true
+		}
 		u.mu.Lock()
+		defer u.mu.Unlock()
 		ended := began
 		if n := len(u.troubles); n > 0 && u.troubles[n-1].to.After(began) {
 			ended = u.troubles[n-1].to
 		}
-		rested := u.trouble.IsZero() && time.Since(ended) > restFor
-		u.mu.Unlock()
-		if rested {
-			return
-		}
-	}
+		return u.trouble.IsZero() && time.Since(ended) > restFor
+	})) // without such a moment in a minute, users go on
 }
 
 // calmly has users change policies and labels for a while without any trouble, so that a second is what counts.

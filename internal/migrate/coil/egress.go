@@ -272,7 +272,7 @@ func removePorts(h *netlink.Handle) error {
 }
 
 // removeMangle removes Coil's rules of the nftables tables "mangle": the chains input and output of --enable-originating-only,
-// and the checksums of iptables before version 2.5. What others have in these tables stays.
+// and the checksums of iptables before version 2.5. Rules of other software in these tables stay.
 func removeMangle(ns netns.NsHandle) error {
 	c, err := nftables.New(nftables.WithNetNSFd(int(ns)))
 	if err != nil {

@@ -270,13 +270,6 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	return r, errors.Join(err, failed)
 }
 
-func reason(f migrate.Fate, why string) string {
-	if f == migrate.Adopt {
-		return "apply adopts it"
-	}
-	return "delete it, since " + why
-}
-
 // announced lists the prefixes that Berth announces.
 func (n *Node) announced(ctx context.Context) (list []netip.Prefix, err error) {
 	inv, err := n.kernel.Inventory(ctx)

@@ -202,3 +202,10 @@ func (s state) unannounced(berth []netip.Prefix) (list []netip.Prefix) {
 	}
 	return list
 }
+
+func reason(f migrate.Fate, why string) string {
+	if f == migrate.Adopt {
+		return "apply adopts it"
+	}
+	return "delete it, since " + why
+}
