@@ -1,4 +1,4 @@
-# The README lists the usual commands; docs/contributing.md describes the build. All
+# The README lists the usual commands; docs/contribute/contributing.md describes the build. All
 # targets work from a fresh clone: hack/deps.sh installs missing Debian packages, and
 # hack/tool.sh builds the pinned Go tools.
 
@@ -35,6 +35,13 @@ CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
+# make release: its version, and the architectures of programs and images.
+RELEASE_VERSION := $(if $(filter file,$(origin VERSION)),v$(shell sed -n 's/^\#\# \[\([0-9][^]]*\)].*/\1/p' CHANGELOG.md | head -n 1),$(VERSION))
+RELEASE_ARCHS   ?= amd64 arm64
+
+# make docs: the version that the pages name. Links to files of the tree lead to it if it is a release, else to main.
+DOCS_VERSION ?= $(or $(filter $(VERSION),$(shell git tag --points-at HEAD 2>/dev/null)),dev)
+
 # make images: the prefix of the images' names, and their tag (default: the version).
 IMAGE_PREFIX ?=
 IMAGE_TAG    ?=
@@ -53,10 +60,10 @@ TEST_TIMEOUT ?= 45m
 # Egresses on a cluster in the virtual machine, all slices of the rotation, the IPv4
 # tests of make test with other IP families, two short soaks, and some of Kubernetes'
 # own tests.
-E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
+E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster ./web/planner
 
 # make conformance: the modes, each tested on its own cluster, with the pods' IP
-# families after a slash if they are not the default of the mode (docs/conformance.md).
+# families after a slash if they are not the default of the mode (docs/reference/conformance.md).
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
 CONFORMANCE_MODES ?= node node/ipv6 operator pool
 CONFORMANCE_FLAGS ?=
@@ -94,13 +101,20 @@ build: ## Build the programs into bin/
 
 .PHONY: chart
 chart: ## Package the Helm chart of this version into dist/
-	@mkdir -p dist
-	@version=$(VERSION:v%=%); [[ $$version =~ ^[0-9]+\.[0-9]+\.[0-9]+ ]] || version=0.0.0-g$$version; \
-	"$$(hack/tool.sh helm helm)" package deploy/chart --version "$$version" --app-version "$(VERSION)" --destination dist
+	@hack/slowly.sh "Packaging the chart" go run ./deploy/release -chart -version "$(VERSION)" -out dist
 
 .PHONY: images
 images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=registry.example/network, IMAGE_TAG=v1.2.3)
 	@hack/images.sh -version $(VERSION) -- $(if $(IMAGE_PREFIX),-prefix $(IMAGE_PREFIX)) $(if $(IMAGE_TAG),-tag $(IMAGE_TAG))
+
+.PHONY: release
+release: ## Write all files of a release below dist/release (VERSION=v1.2.3, default: the newest in CHANGELOG.md; docs/contribute/releasing.md)
+	@hack/images.sh -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -- -prefix $(or $(IMAGE_PREFIX),ghcr.io/berthnet) -formats layout,sbom >/dev/null
+	@hack/slowly.sh "Writing the release" go run ./deploy/release -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)"
+
+.PHONY: check-release
+check-release: ## Check that a release depends on the sources only (RELEASE_ARCHS="amd64 arm64")
+	@hack/check-release.sh $(if $(filter-out file,$(origin RELEASE_ARCHS)),$(RELEASE_ARCHS))
 
 # Images for nodes of a lab: Berth's own, and those of hack/lab-images.sh for clusters.
 .PHONY: lab-images
@@ -109,16 +123,12 @@ lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their
 	@echo dist/lab-images
 	@hack/lab-images.sh $(LAB_IMAGES)
 
-.PHONY: check-images
-check-images: ## Check that the images depend on the sources only
-	@hack/check-images.sh
-
 .PHONY: demo
 demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=policy, MODE=migrate, MODE=migrate FROM=coil, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
-	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
+	@hack/deps.sh demo $(if $(filter pool egress coil,$(MODE) $(FROM)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
 	@$(if $(filter operator branches pool port egress policy migrate,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy migrate,$(MODE)),--api));) \
 	$(if $(filter migrate,$(MODE)$(FROM)),cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent) && hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null;) \
@@ -126,8 +136,8 @@ else
 endif
 
 .PHONY: test
-test: ## Run the tests for each change, and one slice of the rotation (SAMPLE=7, SAMPLE=all)
-	@hack/deps.sh test ovn vm
+test: web/node_modules/.package-lock.json ## Run the tests for each change, and one slice of the rotation (SAMPLE=7, SAMPLE=all)
+	@hack/deps.sh test ovn vm browser
 	@BERTH_SAMPLE="$(SAMPLE)" RACE=$(RACE) hack/test.sh "$(PKG)" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
@@ -140,20 +150,18 @@ soak: ## Kill programs at random for an hour, and write a report (SOAK_TIME=8h, 
 # test/cluster). They need the whole machine, so packages run one after the other. Each
 # mounts its own cgroups, so each has its own sandbox.
 .PHONY: e2e
-e2e: ## Run the tests with real container runtimes and whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
+e2e: web/node_modules/.package-lock.json ## Run the tests with real container runtimes and whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
 	@$(if $(filter file,$(origin E2E_PKG)),echo "Tests that the gate (make test) does not run in full:"; hack/sampled.sh list)
-	@hack/deps.sh test e2e cluster neutron vm
+	@hack/deps.sh test e2e cluster neutron vm browser
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
-	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \
-	for other in "next $$(go env GOARCH)" "foreign $$([ "$$(go env GOARCH)" = arm64 ] && echo amd64 || echo arm64)"; do set -- $$other; \
-		hack/images.sh -version "0.0.0-$$1" -archs "$$2" -out "dist/lab-images-$$1" -- -formats archive -compress=false -tag "lab-$$1" >/dev/null; done; \
-	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
-		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
+	images=$$(hack/lab-images.sh); amazon=$$(hack/lab-images.sh amazon-k8s-cni amazon-k8s-cni-init); $(MAKE) release >/dev/null; previous=$$(hack/previous-release.sh); \
+	export BERTH_LAB_IMAGES="$$images" BERTH_RELEASE="$$PWD/dist/release" BERTH_RELEASE_PREVIOUS="$$previous" \
+		BERTH_LAB_IMAGES_AMAZON="$$amazon" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
-	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status
+	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; unset BERTH_RELEASE; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status
 
 .PHONY: sampled
 sampled: ## Run all tests that make test samples
@@ -181,8 +189,8 @@ conformance: ## Run Kubernetes' own network tests on lab clusters (CONFORMANCE_M
 	$(MAKE) conformance-page || status=$$?; exit $$status
 
 .PHONY: conformance-page
-conformance-page: ## Write the results of make conformance to docs/conformance.md
-	@hack/slowly.sh "Writing docs/conformance.md" go run ./test/upstream -record test/upstream/results -page docs/conformance.md
+conformance-page: ## Write the results of make conformance to docs/reference/conformance.md
+	@hack/slowly.sh "Writing docs/reference/conformance.md" go run ./test/upstream -record test/upstream/results -page docs/reference/conformance.md
 
 # A part of make conformance that takes minutes and records no results.
 .PHONY: conformance-short
@@ -249,10 +257,29 @@ check-format:
 
 .PHONY: generate
 generate: ## Generate all generated files
-	@hack/deps.sh generate
+	@hack/deps.sh generate web
 	@tools=$$(hack/tool.sh generate protoc-gen-go); tools=$${tools%/*}; \
 	for tool in protoc-gen-go-grpc controller-gen; do hack/tool.sh generate "$$tool" >/dev/null; done; \
 	PATH="$$tools:$$PATH" hack/slowly.sh --progress '^[^ ]*\.go$$' "Generating files" go generate -v ./...
+
+# The pages' sources are npm workspaces, with one lock file. Nothing is installed again
+# while the lock file stays the same.
+web/node_modules/.package-lock.json: web/package-lock.json web/.npmrc
+	@hack/deps.sh web
+	@hack/slowly.sh "Installing npm packages" npm ci --prefix web --loglevel error >/dev/null
+	@touch $@
+
+.PHONY: web
+web: web/node_modules/.package-lock.json ## Build the web page of the planner into web/planner/dist (committed)
+	@hack/slowly.sh "Building the planner's page" npm run build --prefix web -w planner --silent
+
+.PHONY: docs
+docs: web/node_modules/.package-lock.json ## Build the documentation as static files into dist/docs (DOCS_VERSION=v1.2.3)
+	@hack/docs.sh "$(DOCS_VERSION)"
+
+.PHONY: docs-serve
+docs-serve: web/node_modules/.package-lock.json ## Serve docs/ at http://localhost:5173, and reload pages as they change
+	@DOCS_VERSION="$(DOCS_VERSION)" npm run serve --prefix web -w docs --silent
 
 .PHONY: check-generated
 check-generated: ## Check that generated files and module files are up to date

@@ -174,6 +174,7 @@ var groups = []group{
 	{"exec", "whole ADD and DEL by exec, in turn with ptp + host-local", nodeModeLab, execs},
 	{"parallel", "8 ADDs at a time, in turn with one at a time", nodeModeLab, parallel},
 	{"daemon", "ADD in the daemon, in turn with its netlink calls", nodeModeLab, daemonAdds},
+	{"guard", "ADD beside 1,000 pods of another network, in turn with none", nodeModeLab, guardAdds},
 	{"families", "a pod's link with both families, in turn with IPv4 only", nodeModeLab, families},
 	{"pods", "250 and 500 pods on a node, in turn with a node of 10", nodeModeLab, manyPods},
 	{"limiter-fill", "filling nodes within EC2's rate limits, against the minimum that these impose; in virtual time", nothing, fills},
@@ -203,7 +204,7 @@ var groups = []group{
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods on one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
-	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: 20 minutes", comparison, compareWithAmazon},
+	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: a quarter of an hour", comparison, compareWithAmazon},
 }
 
 // names returns the names of groups.

@@ -336,7 +336,7 @@ func kernelCosts(path string) (element, remove, end time.Duration) {
 			s.add("element", timed(func() {
 				must.OK(table.ApplyElements(elements, policy.SetChanges{"all": {Elements: map[policy.Element]bool{one: i%2 == 0, two: i%2 == 1}}}))
 			}))
-			s.add("end", timed(func() { must.Get(table.End(func(policy.Flow) bool { return true })) }))
+			s.add("end", timed(func() { must.Get(table.End(must.Get(table.Connections()), func(policy.Flow) bool { return true })) }))
 		}
 		s.add("remove", timed(func() { must.OK(table.Apply([]policytable.Pod{{Addrs: addrs}}, elements, nil)) }))
 	}

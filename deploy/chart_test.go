@@ -158,7 +158,7 @@ func TestNotes(t *testing.T) {
 		{deploy.OperatorMode, "{operator: {serviceAccount: {annotations: {a: b}}}, apiServer: {host: a}}", nil, []string{"no annotation", "apiServer.host"}},
 		{deploy.PoolMode, "{}", []string{`Make an AddressPool called "default"`}, []string{"IAM", "nodenetworks"}},
 		{deploy.PoolMode, "{crds: {keep: false}, admissionPolicies: {create: false}}", []string{"WARNING: crds.keep is false", "WARNING: without the admission policies"}, nil},
-		{deploy.EgressMode, "{}", []string{"docs/install.md#egress-beside-another-network"}, []string{"AddressPool"}},
+		{deploy.EgressMode, "{}", []string{"docs/guides/install/egress.md#egress-beside-another-network"}, []string{"AddressPool"}},
 		{deploy.NodeMode, "{monitoring: {podMonitor: {enabled: true}}}", []string{"Metrics are at port 61678"}, []string{"61680"}},
 		{deploy.PoolMode, "{metrics: {onNodeAddress: true}, daemon: {settings: {metrics-address: '0.0.0.0:7777'}}}", []string{"Metrics are at port 7777", "61680"}, nil},
 	} {

@@ -5,6 +5,11 @@ import (
 	"strings"
 )
 
+// Condition keys are those of the Service Authorization Reference ("Actions, resources, and condition keys for Amazon EC2").
+// ec2:InstanceID is a key of the instance in AttachNetworkInterface, DetachNetworkInterface and ModifyNetworkInterfaceAttribute.
+// ec2:SourceInstanceARN is in each request with credentials of an instance's role. A network interface has no key for the instance
+// that it is attached to, so changes of its addresses depend on its tags.
+
 //go:embed iam/node.json
 var nodePolicy string
 

@@ -31,7 +31,8 @@ type Release struct {
 	// Kubernetes is the version of the cluster; newest if empty.
 	Kubernetes string
 
-	appVersion string                // of the chart; that of chart/Chart.yaml if empty
+	chart      *chart.Chart          // that of a Package; the embedded one if nil
+	appVersion string                // of the chart; its own if empty
 	cluster    engine.ClientProvider // what the chart may look up; nothing if nil
 }
 
@@ -98,9 +99,12 @@ func (r Release) render() (Objects, error) {
 
 // execute executes the templates and returns the results by path.
 func (r Release) execute() (map[string]string, error) {
-	c, err := load()
-	if err != nil {
-		return nil, fmt.Errorf("load the chart: %w", err)
+	c := r.chart
+	if c == nil {
+		var err error
+		if c, err = load(); err != nil {
+			return nil, fmt.Errorf("load the chart: %w", err)
+		}
 	}
 	if r.appVersion != "" {
 		released, metadata := *c, *c.Metadata
@@ -133,8 +137,16 @@ func (r Release) execute() (map[string]string, error) {
 }
 
 var load = sync.OnceValues(func() (*chart.Chart, error) {
-	var buffered []*archive.BufferedFile
-	err := fs.WalkDir(Chart(), ".", func(name string, entry fs.DirEntry, err error) error {
+	buffered, err := embedded()
+	if err != nil {
+		return nil, err
+	}
+	return loader.LoadFiles(buffered)
+})
+
+// embedded returns a copy of the chart's files in alphabetical order.
+func embedded() (buffered []*archive.BufferedFile, err error) {
+	err = fs.WalkDir(Chart(), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
@@ -142,11 +154,8 @@ var load = sync.OnceValues(func() (*chart.Chart, error) {
 		buffered = append(buffered, &archive.BufferedFile{Name: name, Data: data})
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return loader.LoadFiles(buffered)
-})
+	return buffered, err
+}
 
 // read parses the objects in a YAML text.
 func read(text string) (Objects, error) {

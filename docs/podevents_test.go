@@ -22,7 +22,7 @@ var noTrouble = []string{
 
 // For every cause for which an ADD may wait or fail, the Event says what to do about it, and where to read more.
 func TestEveryCauseHasRemedy(t *testing.T) {
-	page := readPage(t, "troubleshoot.md")
+	page := folder(t, "troubleshoot")
 	word := regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`)
 	var causes []string
 	for reason, where := range readCode(t).reasons {
@@ -51,13 +51,14 @@ func TestEveryCauseHasRemedy(t *testing.T) {
 		if !known {
 			t.Errorf("internal/node/podevents has no remedy for %s", cause)
 		}
-		if !strings.Contains(page, "## "+remedy.Heading+"\n") {
-			t.Errorf("troubleshoot.md has no heading %q, to which Events of %s refer", remedy.Heading, cause)
+		name, heading, _ := strings.Cut(strings.TrimPrefix(remedy.See, "docs/"), ", ")
+		if !strings.Contains(readPage(t, name), "# "+strings.Trim(heading, `"`)+"\n") {
+			t.Errorf("%s has no heading %s, to which Events of %s refer", name, heading, cause)
 		}
 	}
 	for _, reason := range podevents.Reasons() {
 		if !strings.Contains(page, "| `"+reason+"` |") {
-			t.Errorf("troubleshoot.md does not explain Events with reason %s", reason)
+			t.Errorf("docs/troubleshoot does not explain Events with reason %s", reason)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package docs
 import (
 	"encoding/json"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -11,18 +12,35 @@ import (
 	"testing"
 )
 
-// pages returns all hand-written documents by path; those of reference/ are generated.
+// pages returns all hand-written documents by path.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
-	names, err := filepath.Glob("*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := map[string]string{}
-	for _, name := range append(names, "../README.md", "../CHANGELOG.md") {
-		out[name] = readPage(t, name)
+	out := map[string]string{"../README.md": readPage(t, "../README.md"), "../CHANGELOG.md": readPage(t, "../CHANGELOG.md")}
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		if text := readPage(t, path); !strings.Contains(text, "<!-- Generated from ") {
+			out[path] = text
+		}
+		return nil
+	})
+	if err != nil || len(out) < 20 {
+		t.Fatalf("found %d pages: %v", len(out), err)
 	}
 	return out
+}
+
+// folder returns all pages of a folder as one text.
+func folder(t *testing.T, dir string) string {
+	t.Helper()
+	var out strings.Builder
+	for path, text := range pages(t) {
+		if filepath.Dir(path) == dir {
+			out.WriteString(text)
+		}
+	}
+	return out.String()
 }
 
 // named calls check with each match of a pattern in the pages. It fails if there are fewer matches than least.
@@ -70,6 +88,9 @@ var others = map[string]string{
 	"create-namespace": "helm", "image": "kubectl", "annotations": "kubectl",
 	"now": "systemctl", "previous": "kubectl", "filters": "aws", "network": "openstack", "ports": "openstack", "host": "openstack", "device-owner": "openstack", "from-literal": "kubectl", "for": "kubectl",
 	"compat-calico": "Coil", "prefix": "etcdctl", "overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
+	"sign": "git", "branch": "git", "verify-tag": "gh", "title": "gh", "notes-file": "gh", "armor": "gpg", "detach-sign": "gpg",
+	"preserve-digests": "skopeo", "raw": "skopeo", "digests": "ctr", "base-name": "ctr", "manifest": "krew", "archive": "krew",
+	"pod-network-cidr": "kubeadm", "target-port": "kubectl", "silent": "curl", "max-time": "curl",
 }
 
 // variables are environment variables of tests, not settings of a program.
@@ -157,10 +178,9 @@ func TestFieldsExist(t *testing.T) {
 
 // Pages for users name no test. The test for a statement is named in a comment behind it.
 func TestUserPagesNameNoTests(t *testing.T) {
-	ofContributors := []string{"architecture.md", "contributing.md", "design.md", "../CHANGELOG.md"}
 	comment, test := regexp.MustCompile(`(?s)<!--.*?-->`), regexp.MustCompile("`Test[A-Z][A-Za-z0-9_/]*`")
 	for page, text := range pages(t) {
-		if slices.Contains(ofContributors, page) {
+		if page == "../CHANGELOG.md" || filepath.Dir(page) == "contribute" {
 			continue
 		}
 		for _, name := range test.FindAllString(comment.ReplaceAllString(text, ""), -1) {
@@ -194,10 +214,35 @@ func TestFiguresExist(t *testing.T) {
 	})
 }
 
-// Every package has a row in the map in docs/architecture.md, or is named in the row of a package around it.
+// A page has one subject. Generated pages are as long as what they are generated from.
+func TestPagesAreShort(t *testing.T) {
+	const most = 300
+	for page, text := range pages(t) {
+		if lines := strings.Count(text, "\n"); lines > most && page != "../CHANGELOG.md" {
+			t.Errorf("%s has %d lines, want at most %d: split it by subject", page, lines, most)
+		}
+	}
+}
+
+// docs/README.md, which is the navigation of the site, links to each page, and docs/alerts/README.md to those of alerts.
+func TestIndexListsPages(t *testing.T) {
+	index := readPage(t, "README.md")
+	generated, err := filepath.Glob("reference/*.md")
+	if err != nil || len(generated) < 10 {
+		t.Fatalf("%d pages in docs/reference: %v", len(generated), err)
+	}
+	for _, page := range append(slices.Collect(maps.Keys(pages(t))), generated...) {
+		alert := filepath.Dir(page) == "alerts" && page != "alerts/README.md" // TestEveryAlertHasRunbook
+		if !alert && page != "README.md" && !strings.HasPrefix(page, "../") && !strings.Contains(index, "]("+page+")") {
+			t.Errorf("docs/README.md does not link to %s", page)
+		}
+	}
+}
+
+// Every package has a row in the map in docs/contribute/packages.md, or is named in the row of a package around it.
 func TestPackagesAreOnMap(t *testing.T) {
 	rows := map[string]string{}
-	for _, m := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|.*$").FindAllStringSubmatch(readPage(t, "architecture.md"), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|.*$").FindAllStringSubmatch(readPage(t, "contribute/packages.md"), -1) {
 		for _, p := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(m[1], -1) {
 			if rows[p[1]] == "" { // the map comes before the other tables
 				rows[p[1]] = m[0]
@@ -221,7 +266,7 @@ func TestPackagesAreOnMap(t *testing.T) {
 				return nil
 			}
 		}
-		t.Errorf("architecture.md: the map has no row for %s, and no row of a package around it names it", name)
+		t.Errorf("docs/contribute/packages.md: the map has no row for %s, and no row of a package around it names it", name)
 		return nil
 	})
 	if err != nil {

@@ -118,9 +118,9 @@ func text(e ast.Expr) (string, bool) {
 	return s, err == nil
 }
 
-// docs/troubleshoot.md explains every reason of a failed call, of a shortage and of a condition.
+// The pages of docs/troubleshoot and docs/alerts explain every reason of a failed call, of a shortage and of a condition.
 func TestEveryReasonIsExplained(t *testing.T) {
-	page := readPage(t, "troubleshoot.md")
+	page := folder(t, "troubleshoot") + folder(t, "alerts")
 	reasons := readCode(t).reasons
 	for _, known := range []string{
 		"subnet-full", "unreachable", "throttled", "growing", "netns-missing", "DropPolicy", "ForwardingAllowed", "panic",
@@ -141,7 +141,7 @@ func TestEveryReasonIsExplained(t *testing.T) {
 	}
 	for reason, where := range reasons {
 		if !strings.Contains(page, "`"+reason+"`") {
-			t.Errorf("troubleshoot.md does not explain %s of %s", reason, where)
+			t.Errorf("docs/troubleshoot and docs/alerts do not explain %s of %s", reason, where)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func TestQuotedMessagesExist(t *testing.T) {
 		}
 	}
 	quoted := 0
-	for _, line := range strings.Split(readPage(t, "troubleshoot.md"), "\n") {
+	for _, line := range strings.Split(folder(t, "troubleshoot"), "\n") {
 		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(line, -1) {
 			if !strings.HasPrefix(line, "|") && !strings.Contains(m[1], "…") || !isMessage(m[1]) {
 				continue

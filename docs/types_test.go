@@ -52,7 +52,7 @@ const (
 	untouched = "proven as it is, and not to be rewritten for its size"
 )
 
-// Checks the limits in docs/contributing.md for the size of types.
+// Checks the limits in docs/contribute/contributing.md for the size of types.
 func TestTypesAreSmall(t *testing.T) {
 	fields, methods := map[string]int{}, map[string]int{}
 	goFiles(t, func(path string) error {

@@ -20,6 +20,8 @@ git add -A -f
 make generate
 hack/slowly.sh "Tidying go.mod" go mod tidy
 
+rm -rf web/node_modules web/*/node_modules # npm packages that make generate installed
+
 # A comment records the version of Debian's protoc, which may differ.
 git add -A -f -N
 if ! git diff --exit-code -I '^//.*protoc +v[0-9.]+$'; then

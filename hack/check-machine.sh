@@ -8,7 +8,7 @@ set -euo pipefail
 
 missing() {
 	echo "This machine cannot run lab clusters: $1" >&2
-	echo "They need root on the machine itself or in a privileged container (docs/vpclab.md, \"Whole clusters: --kubelets\")." >&2
+	echo "They need root on the machine itself or in a privileged container (docs/guides/vpclab.md, \"Whole clusters: --kubelets\")." >&2
 	exit 1
 }
 [ "$(id -u)" = 0 ] || missing "this is not root"

@@ -88,6 +88,14 @@ packages() {
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
 	EOF
+	web) cat <<-EOF ;;
+		node      nodejs
+		npm       npm
+	EOF
+	browser) cat <<-EOF ;;
+		chromium  chromium
+		/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf    fonts-dejavu-core
+	EOF
 	ci) cat <<-EOF ;;
 		make      make
 		git       git

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the test of Egresses on a cluster with containerd, kubelets and kube-proxy
 # (test/cluster, TestEgress) in the virtual machine, whose kernel has Foo-over-UDP.
-# BERTH_LAB_IMAGES contains the directories printed by make lab-images, separated by colons.
+# BERTH_LAB_IMAGES is the directory printed by hack/lab-images.sh, BERTH_RELEASE that of a
+# release.
 #
 #   hack/egress-cluster.sh [FLAG OF THE TEST...]
 set -euo pipefail
@@ -19,6 +20,7 @@ as_root=()
 [ "$(id -u)" = 0 ] || as_root=(hack/sandbox.sh)
 # Overlays of containers cannot be stacked on the machine's own overlay.
 "${as_root[@]}" hack/vm.sh --cpus 2 --memory 12288 env KUBEBUILDER_ASSETS="$KUBEBUILDER_ASSETS" BERTH_TEST_BIN="$dir/bin" \
-	BERTH_LAB_IMAGES="${BERTH_LAB_IMAGES:?set it to the directories that make lab-images prints, separated by colons}" \
+	BERTH_LAB_IMAGES="${BERTH_LAB_IMAGES:?set it to the directory that hack/lab-images.sh prints}" \
+	BERTH_RELEASE="${BERTH_RELEASE:?set it to the directory of a release, such as \$PWD/dist/release}" \
 	sh -c 'mkdir -p /var/lib/vpclab && mount -t tmpfs -o size=100% tmpfs /var/lib/vpclab && cd test/cluster && exec "$0" -test.run "^TestEgress\$" -test.v -test.timeout 60m "$@"' \
 	"$dir/cluster.test" "$@"

@@ -39,13 +39,13 @@ plugins=github.com/containernetworking/plugins
 plugins_version=$(go -C tools/cniplugins list -m -f '{{.Version}}' "$plugins")
 for arch in $archs; do
 	platforms+=${platforms:+,}linux/$arch
-	mkdir -p "$programs/$arch"
+	rm -rf "${programs:?}/$arch"
+	mkdir -p "$programs/$arch/cni"
 	GOARCH=$arch hack/slowly.sh "Building Berth's programs for $arch (the first time takes some minutes)" \
 		go build -trimpath -buildvcs=false -tags grpcnotrace \
 		-ldflags "-s -w -buildid= -X github.com/berthnet/berth/internal/version.Version=$version" \
 		-o "$programs/$arch/" ./cmd/berthd ./cmd/berth ./cmd/berthctl ./cmd/berth-operator ./cmd/berth-egress
 	# The CNI plugins that Berth chains, for nodes without them.
-	mkdir -p "$programs/$arch/cni"
 	GOARCH=$arch hack/slowly.sh "Building the chained plugins for $arch" \
 		go -C tools/cniplugins build -trimpath -buildvcs=false \
 		-ldflags "-s -w -buildid= -X $plugins/pkg/utils/buildversion.BuildVersion=$plugins_version" \

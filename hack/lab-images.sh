@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints a directory with images for lab clusters as tar archives for
-# `ctr image import`: NAME-ARCH.tar for each NAME of hack/lab-images.yaml, or for
-# the given names. Nothing comes from a registry: programs are built from Go
+# `ctr image import`: NAME-ARCH.tar for each NAME of registry.k8s.io in
+# hack/lab-images.yaml, or for the given names. Nothing comes from a registry: programs are built from Go
 # modules, and the files that upstream images take from a distribution come from
 # this machine (hack/deps.sh lab-images).
 #
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 
 names=("$@")
 if [ ${#names[@]} -eq 0 ]; then
-	mapfile -t names < <(sed -n 's|^  - name: .*/\([^/:]*\):.*|\1|p' hack/lab-images.yaml)
+	mapfile -t names < <(sed -n 's|^  - name: registry.k8s.io/\(.*/\)\{0,1\}\([^/:]*\):.*|\2|p' hack/lab-images.yaml)
 fi
 arch=$(go env GOARCH)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/berth/lab-images
@@ -52,6 +52,16 @@ gather() {
 	distroless-iptables)
 		hack/deps.sh lab-images
 		host busybox conntrack
+		;;
+	amazon-k8s-cni | amazon-k8s-cni-init)
+		hack/deps.sh lab-images
+		local of
+		for of in aws-vpc-cni aws-vpc-cni-init aws-k8s-agent routed-eni-cni-plugin egress-cni-plugin grpc-health-probe; do
+			ln -sf "$(hack/tool.sh amazonvpccni "$of")" "$files/$of"
+		done
+		ln -sf "$(go -C tools/amazonvpccni list -m -f '{{.Dir}}' github.com/aws/amazon-vpc-cni-k8s)/misc/10-aws.conflist" "$files/10-aws.conflist"
+		host xtables-nft-multi
+		ln -sfn "$(echo /usr/lib/*/xtables)" "$files/xtables"
 		;;
 	regression-issue-74839) ln -sf "$(hack/tool.sh kubee2e regression-issue-74839)" "$files/regression-issue-74839" ;;
 	*)

@@ -64,7 +64,7 @@ esac
 
 # The Amazon VPC CNI, from which a node of a lab moves.
 case $all in
-*/lab/demo*) for program in aws-k8s-agent routed-eni-cni-plugin; do hack/tool.sh amazonvpccni "$program" >/dev/null; done ;;
+*/lab/demo* | */test/guest*) for program in aws-k8s-agent routed-eni-cni-plugin; do hack/tool.sh amazonvpccni "$program" >/dev/null; done ;;
 esac
 
 # The kernel of the virtual machine, which must be downloaded outside the sandbox.
@@ -111,7 +111,7 @@ machine=$({
 # threefold run time does not matter.
 labs=$({
 	git grep -lE --untracked '\bharness\.Main\(' -- '*_test.go' | xargs -r -n 1 dirname | sort -u
-	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/kubectl internal/ctl/bundle lab/run/kube lab/vm
+	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/kubectl internal/ctl/bundle lab/run/kube lab/vm web/planner
 } | sed "s|^|$(go list -m)/|")
 
 status=0
@@ -158,7 +158,7 @@ group "${fresh[@]}" -p 2 <<<"$fresh_packages"
 [ "${RACE:-all}" != auto ] || fresh=(-race) # the remaining packages may use Go's cache
 group "${fresh[@]}" -p 2 < <(some -vxFf <(echo "$every"; echo "$labs") <<<"$all")
 
-echo "Running slice ${BERTH_SAMPLE:-0} of the sampled and rotating tests (docs/contributing.md, \"Samples\"); race detector: ${RACE:-all}."
+echo "Running slice ${BERTH_SAMPLE:-0} of the sampled and rotating tests (docs/contribute/testing.md, \"Samples\"); race detector: ${RACE:-all}."
 budget=()
 [ "${RACE:-all}" != auto ] || [ "${BERTH_SAMPLE:-0}" = all ] || [ -n "$counted" ] || budget=(-budget hack/budget.tsv)
 BERTH_LEFTOVERS=check "$testrun" "${groups[@]}" "${budget[@]}" -accounts-file dist/test-accounts.tsv \

@@ -10,8 +10,9 @@ import (
 )
 
 // NewAmazonVPCCNI installs the Amazon VPC CNI on a node of a lab, and returns its daemon, which is not started. It has the
-// variables of BerthdEnv, many of which both systems read, and pods of IPFamilies. The lab kills it when it is closed.
-func NewAmazonVPCCNI(l *Lab, n *node.Node) (*vpccni.Daemon, error) {
+// variables of BerthdEnv, many of which both systems read, and pods of IPFamilies. chain names plugins that run after its own.
+// The lab kills it when it is closed.
+func NewAmazonVPCCNI(l *Lab, n *node.Node, chain ...string) (*vpccni.Daemon, error) {
 	if l.AmazonVPCCNI == "" {
 		return nil, errors.New("this lab has no programs of the Amazon VPC CNI")
 	}
@@ -26,7 +27,7 @@ func NewAmazonVPCCNI(l *Lab, n *node.Node) (*vpccni.Daemon, error) {
 		}
 		env["ENABLE_IPv4"], env["ENABLE_IPv6"], env["ENABLE_PREFIX_DELEGATION"] = "false", "true", "true"
 	}
-	d, err := vpccni.New(vpccni.Options{Node: n, Programs: l.AmazonVPCCNI, Kubeconfig: l.Kube.AdminKubeconfig(), EC2URL: EC2URL, Env: env})
+	d, err := vpccni.New(vpccni.Options{Node: n, Programs: l.AmazonVPCCNI, Kubeconfig: l.Kube.AdminKubeconfig(), EC2URL: EC2URL, Env: env, Chain: chain})
 	if err != nil {
 		return nil, err
 	}

@@ -59,7 +59,19 @@ func (s *Chart) Install(ctx context.Context, more map[string]any) error {
 
 func (s *Chart) apply(ctx context.Context, values map[string]any) error {
 	l := s.lab
-	objects, err := deploy.Render(deploy.Release{Name: Release, Values: values})
+	render := deploy.Render
+	if l.Kubelets.Release != "" {
+		file, err := releaseChart(l.Kubelets.Release)
+		if err != nil {
+			return err
+		}
+		p, err := deploy.ReadPackage(file)
+		if err != nil {
+			return err
+		}
+		render = p.Render
+	}
+	objects, err := render(deploy.Release{Name: Release, Values: values})
 	if err != nil {
 		return err
 	}
@@ -69,12 +81,9 @@ func (s *Chart) apply(ctx context.Context, values map[string]any) error {
 // helmInstall installs with Helm, so that Helm manages the release.
 func (s *Chart) helmInstall(ctx context.Context, values map[string]any) error {
 	l := s.lab
-	dir := filepath.Join(l.Kube.dir, "chart")
-	if err := os.RemoveAll(dir); err != nil {
+	chart, err := s.Path()
+	if err != nil {
 		return err
-	}
-	if err := os.CopyFS(dir, deploy.Chart()); err != nil {
-		return fmt.Errorf("write the chart: %w", err)
 	}
 	data, err := json.Marshal(values)
 	if err != nil {
@@ -84,8 +93,19 @@ func (s *Chart) helmInstall(ctx context.Context, values map[string]any) error {
 	if err := os.WriteFile(file, data, 0o600); err != nil { // it may contain the operator's key
 		return err
 	}
-	_, err = s.Helm(ctx, "upgrade", "--install", Release, dir, "--namespace="+addons.Namespace, "--values="+file)
+	_, err = s.Helm(ctx, "upgrade", "--install", Release, chart, "--namespace="+addons.Namespace, "--values="+file)
 	return err
+}
+
+// writeChart writes the chart of the sources to a directory.
+func writeChart(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := os.CopyFS(dir, deploy.Chart()); err != nil {
+		return fmt.Errorf("write the chart: %w", err)
+	}
+	return nil
 }
 
 // Helm runs Helm against the cluster and returns its output.
@@ -107,6 +127,9 @@ func (s *Chart) values() map[string]any {
 	l := s.lab
 	host, port, _ := net.SplitHostPort(strings.TrimPrefix(l.Kube.URL(), "https://"))
 	image := func(name string) map[string]any {
+		if l.Kubelets.Release != "" {
+			return map[string]any{"pullPolicy": "Never"} // the chart's own image
+		}
 		return map[string]any{"repository": name, "tag": DefaultTag, "pullPolicy": "Never"}
 	}
 	daemon := map[string]any{"image": image("berth-node"), "settings": settings(slices.Concat(l.familyArgs(), l.DaemonArgs)), "extraEnv": env(l.BerthdEnv)}
@@ -131,7 +154,9 @@ func (s *Chart) values() map[string]any {
 		values["networkPolicies"] = map[string]any{"enabled": true}
 	}
 	if l.Egress {
-		values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": DefaultTag}}
+		gateways := image(gatewayProgram)
+		delete(gateways, "pullPolicy") // templates of Egresses have their own
+		values["egress"] = map[string]any{"enabled": true, "image": gateways}
 	}
 	return values
 }

@@ -27,6 +27,9 @@ type Kubelets struct {
 	// Images are directories with the images that machines have from the start: every *.tar in them.
 	// hack/lab-images.sh prints one; make lab-images creates another.
 	Images []string
+	// Release is the directory of a release of Berth (make release), whose chart and images are used. If empty, the chart
+	// is that of the sources and Images contain those of make lab-images.
+	Release string
 	// Helm is the program that installs Berth. If empty, the lab applies the same objects itself.
 	Helm string
 	// Proxy is how kube-proxy programs the kernel; default NFTables.
@@ -38,7 +41,7 @@ type Kubelets struct {
 	MaxPods int
 
 	runtime host.Containerd
-	images  []string
+	images  []host.Archive
 }
 
 // completeKubelets finds the programs and images of machines.
@@ -72,6 +75,15 @@ func (o Options) completeKubelets() (Options, error) {
 		archives, err := filepath.Glob(filepath.Join(dir, "*.tar"))
 		if err != nil || len(archives) == 0 {
 			return o, errors.Join(fmt.Errorf("images of machines: no *.tar in %q (make lab-images creates them)", dir), err)
+		}
+		for _, file := range archives {
+			k.images = append(k.images, host.Archive{File: file})
+		}
+	}
+	if k.Release != "" {
+		archives, err := releaseImages(k.Release)
+		if err != nil {
+			return o, err
 		}
 		k.images = append(k.images, archives...)
 	}

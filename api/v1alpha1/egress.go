@@ -297,6 +297,11 @@ const (
 	// AnnotationEgressPrefix, followed by the name of a namespace, is the key of a pod annotation
 	// that lists Egresses of that namespace, separated by commas.
 	AnnotationEgressPrefix = "egress.berth.dev/"
+	// AnnotationCoilEgressPrefix is Coil's prefix of the same annotation. It counts for Egresses with AnnotationCoilClients.
+	AnnotationCoilEgressPrefix = "egress.coil.cybozu.com/"
+	// AnnotationCoilClients of an Egress, with the value "true", makes pods that name the Egress with Coil's annotation its
+	// clients. A migration from Coil sets it.
+	AnnotationCoilClients = "berth.dev/coil-clients"
 	// LabelEgress is the label that holds the name of the Egress that an object belongs to. The
 	// Egress is in the namespace of the object.
 	LabelEgress = "egress.berth.dev/name"

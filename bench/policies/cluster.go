@@ -185,16 +185,16 @@ func (c *cluster) start(ctx context.Context, parts *bubble.Parts) error {
 
 // dialer connects a node to the operator. Its token is its name.
 func dialer(to *bufconn.Listener, node string) networkpolicy.Dialer {
-	return func(context.Context) (wire.PoliciesClient, func(), error) {
+	return func(context.Context) (networkpolicy.Leader, error) {
 		conn, err := grpc.NewClient("passthrough:operator", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return to.DialContext(ctx) }),
 			grpc.WithStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
 				return next(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+node), d, c, method, o...)
 			}))
 		if err != nil {
-			return nil, nil, err
+			return networkpolicy.Leader{}, err
 		}
-		return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
+		return networkpolicy.Leader{PoliciesClient: wire.NewPoliciesClient(conn), End: func() { _ = conn.Close() }}, nil
 	}
 }
 
@@ -296,10 +296,12 @@ func (k *kernel) ApplyElements(elements policytable.Elements, changed policy.Set
 	return k.Apply(nil, elements, changed)
 }
 
-func (k *kernel) End(func(policy.Flow) bool) (int, error) {
+func (k *kernel) Connections() ([]policytable.Connection, error) {
 	<-time.After(k.end)
-	return 0, nil
+	return nil, nil
 }
+
+func (k *kernel) End([]policytable.Connection, func(policy.Flow) bool) (int, error) { return 0, nil }
 
 func (k *kernel) Refused() ([]policytable.Refused, error)      { return nil, nil }
 func (k *kernel) Present() (bool, error)                       { return true, nil }

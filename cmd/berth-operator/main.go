@@ -7,13 +7,17 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/operator"
+	"github.com/berthnet/berth/internal/planner"
 	"github.com/berthnet/berth/internal/program"
 )
 
 //go:generate sh -c "go run . config-reference > ../../docs/reference/operator-configuration.md"
 //go:generate sh -c "go run . metrics-reference > ../../docs/reference/operator-metrics.md"
 
-func main() { berthOperator.Main() }
+func main() {
+	planner.Child()
+	berthOperator.Main()
+}
 
 var berthOperator = program.Program[config.Operator]{
 	Name:   "berth-operator",

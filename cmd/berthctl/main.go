@@ -16,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ctl"
 	"github.com/berthnet/berth/internal/ctl/kubectl"
+	"github.com/berthnet/berth/internal/planner"
 )
 
 // called returns the command for the name under which the program was called, the name to use in errors, and the
@@ -44,6 +45,7 @@ func reference() *cobra.Command {
 }
 
 func main() {
+	planner.Child()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the program immediately

@@ -66,7 +66,7 @@ func absDir(dir string) (string, error) {
 
 // absolute makes paths independent of the current directory.
 func (f *labFlags) absolute() error {
-	paths := []*string{&f.dir, &f.specFile, &f.binDir, &f.containerd, &f.helm}
+	paths := []*string{&f.dir, &f.specFile, &f.binDir, &f.containerd, &f.helm, &f.release}
 	for i := range f.images {
 		paths = append(paths, &f.images[i])
 	}

@@ -34,7 +34,7 @@ type labFlags struct {
 	env                                 map[string]string
 	noDaemons                           bool
 	kubelets                            bool
-	containerd, proxy, helm             string
+	containerd, proxy, helm, release    string
 	provider, neutron                   string
 	images                              []string
 }
@@ -64,6 +64,7 @@ func (f *labFlags) kubeletFlags(c *cobra.Command) {
 	c.Flags().BoolVar(&f.kubelets, "kubelets", false, "run containerd, kubelet and kube-proxy on each node, in a cluster into which Berth is installed")
 	c.Flags().StringVar(&f.containerd, "containerd", "", "`directory` of containerd, its shim and ctr, with --kubelets (default: this machine's own, such as Debian's package)")
 	c.Flags().StringArrayVar(&f.images, "images", nil, "`directory` of images (*.tar) for the nodes, with --kubelets (repeatable); make lab-images builds and prints them")
+	c.Flags().StringVar(&f.release, "release", "", "`directory` of a release of Berth to install, with --kubelets (default: the chart of vpclab's sources); make release writes one")
 	c.Flags().StringVar(&f.helm, "helm", "", "`program` that installs Berth, with --kubelets (default: vpclab applies what Helm would)")
 	c.Flags().StringVar(&f.proxy, "kube-proxy", string(host.NFTables), "`mode` of kube-proxy, with --kubelets: nftables or iptables")
 }
@@ -73,7 +74,7 @@ func (f *labFlags) kubeletOptions() *lab.Kubelets {
 	if !f.kubelets {
 		return nil
 	}
-	return &lab.Kubelets{Containerd: f.containerd, Images: f.images, Proxy: host.ProxyMode(f.proxy), Helm: f.helm}
+	return &lab.Kubelets{Containerd: f.containerd, Images: f.images, Proxy: host.ProxyMode(f.proxy), Helm: f.helm, Release: f.release}
 }
 
 func dirFlag(c *cobra.Command, dir *string) {
@@ -198,9 +199,9 @@ for the nodes, whose role permits no call. KUBEBUILDER_ASSETS names the folder o
 plane's programs; hack/kubebox.sh builds them and prints it.
 
 With --vpc-ports pods of any mode may request NICs that are ports of a VPC, in addition to
-the interface of the mode (docs/ports.md).
+the interface of the mode (docs/guides/ports/README.md).
 
-With --egress pods reach the outside through gateways of Egresses (docs/egress.md), which needs
+With --egress pods reach the outside through gateways of Egresses (docs/guides/egress.md), which needs
 a kernel with Foo-over-UDP.
 
 With --kubelets the nodes run containerd, kubelet and kube-proxy, and Berth is installed

@@ -118,7 +118,10 @@ func namesIn(t *testing.T, expressions []string) (all []named) {
 // All metrics, labels and documented label values in rules and dashboard exist in the reference pages.
 func TestMetricNamesExist(t *testing.T) {
 	metrics := readMetrics(t)
-	reasons := readFile(t, "../../docs/troubleshoot.md")
+	reasons := ""
+	for _, page := range glob(t, "../../docs/troubleshoot/*.md") {
+		reasons += readFile(t, page)
+	}
 	rules := readRules(t)
 	var expressions []string
 	for _, r := range rules {

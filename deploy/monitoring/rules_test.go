@@ -235,7 +235,7 @@ func TestAlertsHaveTextsAndRunbooks(t *testing.T) {
 				t.Errorf("%s has no %s", a.Alert, name)
 			}
 		}
-		want := "https://github.com/berthnet/berth/blob/main/docs/troubleshoot.md#" + strings.ToLower(a.Alert)
+		want := "https://github.com/berthnet/berth/blob/main/docs/alerts/" + a.Alert + ".md"
 		if got := a.Annotations["runbook_url"]; got != want {
 			t.Errorf("%s: runbook_url = %q, want %q", a.Alert, got, want)
 		}

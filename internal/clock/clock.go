@@ -18,6 +18,20 @@ type Clock interface {
 	After(d time.Duration) <-chan time.Time
 }
 
+// Turn makes a goroutine wait for its turn among those that the same event woke, if the clock is that of a simulation
+// that orders them, by name and then number. On any other clock it returns immediately. It must not be called with a
+// lock held.
+func Turn(c Clock, name string, number uint64) {
+	if s, ok := c.(turner); ok {
+		s.Turn(name, number)
+	}
+}
+
+// turner is the clock of a simulation.
+type turner interface {
+	Turn(name string, number uint64)
+}
+
 // Real is the machine's clock.
 type Real struct{}
 

@@ -18,7 +18,7 @@ import (
 const (
 	DefaultSocket = "/run/berth/berthd.sock"
 	// DefaultTimeout is berthd's default wait for an address, 45 s, plus time for the rest
-	// (docs/architecture.md, "The life of a pod"). It is far below the kubelet's four minutes.
+	// (docs/contribute/architecture.md, "Pod lifecycle"). It is far below the kubelet's four minutes.
 	DefaultTimeout = time.Minute
 )
 

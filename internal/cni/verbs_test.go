@@ -267,7 +267,7 @@ func TestAfterOtherPluginsWithOlderDaemon(t *testing.T) {
 	}
 }
 
-// maxSize is the budget `plugin-size` (docs/design.md, "Budgets") in bytes.
+// maxSize is the budget `plugin-size` (docs/contribute/design.md, "Budgets") in bytes.
 const maxSize = 12 << 20
 
 func TestPluginSize(t *testing.T) {

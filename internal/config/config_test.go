@@ -294,6 +294,7 @@ func TestContradictions(t *testing.T) {
 		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events, --node-network-templates, --egress and --network-policies only",
 		"--pod-events=maybe":                                                      "expected one of auto, always, never",
 		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
+		"--cluster-name=MY_CLUSTER":                                               "expected the name of this cluster",
 		"--ipam=crd":                                                              "expected one of eni, eni-operator",
 		"--withdraw-on-exit":                                                      "--withdraw-on-exit needs --ipam=pool",
 		"--ignore-untold-annotations":                                             "--ignore-untold-annotations needs --ipam=pool",

@@ -22,7 +22,7 @@ func (c *NodeSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "node-name", Env: []string{"MY_NODE_NAME", "NODE_NAME"}, parse: text(&c.NodeName),
 			Doc: "Name of this node, shown by introspection and used to tag ENIs. With ipam=eni-operator, ipam=pool or ports of VPCs it must be the name of the Node object. Default: the host name."},
-		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&c.ClusterName, nonEmpty),
+		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&c.ClusterName, clusterName),
 			Doc: "Name of the cluster. ENIs are tagged with it, and only ENIs with this tag are ever cleaned up, so clusters that share a VPC need different names."},
 		{Flag: "state-dir", Default: "/run/berth", parse: absolutePath(&c.StateDir, false),
 			Doc: "Directory of attachment records and of the last inventory that the cloud or the API server confirmed. It should be on a tmpfs, so that it vanishes together with the kernel state that it describes."},
@@ -65,7 +65,7 @@ func (c *ServingSettings) rows() []Setting {
 		{Flag: "foreign-addresses", Default: ForeignTell, parse: oneOf(&c.ForeignAddresses, ForeignTell, ForeignRemove),
 			Doc: "What to do when other software adds a running pod's address to a link of the node, which cuts the pod off. `tell`: report it by the condition AddressesExclusive, an Event on the pod and a metric. `remove`: also remove the address from the link, unless the node needs it."},
 		{Flag: "aws-node-dir", Default: "/run/aws-node", parse: absolutePath(&c.AWSCheckpoints, false),
-			Doc: "Directory where the Amazon VPC CNI, if it runs or ran on the node, keeps the addresses of its pods (`ipam.json`). Addresses that its pods hold are not handed out."},
+			Doc: "Directory where the Amazon VPC CNI, if it runs or ran on the node, keeps the addresses of its pods (`ipam.json`). Addresses that its pods hold are not handed out. With `--adopt-enis=amazon-vpc-cni`, berthd keeps a checkpoint there with which the Amazon VPC CNI does not start."},
 	}
 }
 

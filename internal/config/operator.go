@@ -94,6 +94,7 @@ type OperatorWatching struct {
 	MetricsAddr string
 	HealthAddr  string
 	PprofAddr   string
+	PlannerAddr string
 }
 
 // NewOperatorLoader registers a flag for every setting of berth-operator.
@@ -146,7 +147,7 @@ func (o *Operator) contradictions() []error {
 	})
 	listeners := map[string]string{}
 	for _, l := range []struct{ flag, address string }{
-		{"metrics-address", o.MetricsAddr}, {"health-address", o.HealthAddr}, {"pprof-address", o.PprofAddr}, {"webhook-address", o.WebhookAddr},
+		{"metrics-address", o.MetricsAddr}, {"health-address", o.HealthAddr}, {"pprof-address", o.PprofAddr}, {"planner-address", o.PlannerAddr}, {"webhook-address", o.WebhookAddr},
 		{"network-policy-address", o.NetworkPolicyAddr},
 	} {
 		if l.address == "" || strings.HasSuffix(l.address, ":0") {
@@ -179,7 +180,7 @@ func operatorTable(o *Operator) []Setting {
 
 func (o *OperatorCluster) rows() []Setting {
 	return []Setting{
-		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
+		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, clusterName),
 			Doc: "Name of the cluster. ENIs are tagged with it, and only ENIs with this tag are ever cleaned up, so clusters that share a VPC need different names."},
 		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool, IPAMPort)),
 			Doc: "Features of the operator, separated by commas: `eni-operator` (ENIs of nodes), `pool` (address pools) or `port` (pods' NICs that are ports of VPCs). Only the first needs EC2. Empty for --egress or --network-policies alone."},
@@ -289,5 +290,7 @@ func (o *OperatorWatching) rows() []Setting {
 			Doc: "Additional address for /livez, /readyz and /startupz, so that probes do not depend on metrics-address; a loopback address also serves /metrics and /settings, for support bundles. Not set: none."},
 		{Flag: "pprof-address", parse: checked(&o.PprofAddr, orEmpty(loopbackPort)),
 			Doc: "Loopback address on which /debug/pprof is served. Not set: none."},
+		{Flag: "planner-address", parse: checked(&o.PlannerAddr, orEmpty(loopbackPort)),
+			Doc: "Loopback address on which the [planner](../guides/plan.md) is served: its page, and simulations, each in a process of its own with the lowest priority. It shows nothing of the cluster and changes nothing. You reach it by kubectl port-forward. Not set: not at all."},
 	}
 }

@@ -93,9 +93,10 @@ func TestEC2Limits(t *testing.T) {
 
 func TestAllInvalidOperatorSettingsAreNamed(t *testing.T) {
 	_, err := loadOperator(t,
-		[]string{"--retry-period=10s", "--pprof-address=:6060", "--node-gone-grace=-1s"},
+		[]string{"--cluster-name=MY_CLUSTER", "--retry-period=10s", "--pprof-address=:6060", "--node-gone-grace=-1s"},
 		[]string{"BERTH_LEASE_DURATION=10s", "BERTH_LEADER_ELECT=perhaps", "BERTH_METRICS_ADDRESS=:1", "BERTH_HEALTH_ADDRESS=:1"})
 	says(t, err,
+		`--cluster-name: "MY_CLUSTER": expected the name of this cluster`,
 		`--lease-duration 10s must be longer than --renew-deadline 10s`,
 		`--renew-deadline 10s must be longer than 1.2 times --retry-period 10s`,
 		`--pprof-address: ":6060": host "" is not a loopback address`,

@@ -57,6 +57,14 @@ func nonEmpty(s string) error {
 	return nil
 }
 
+// clusterName rejects the placeholder of the install manifests, under which clusters would share ENIs.
+func clusterName(s string) error {
+	if s == "MY_CLUSTER" {
+		return errors.New("expected the name of this cluster in place of the manifest's placeholder")
+	}
+	return nonEmpty(s)
+}
+
 func boolean(dst *bool) parser {
 	return parser{func(s string) error {
 		v, err := strconv.ParseBool(s)

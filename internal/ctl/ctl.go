@@ -9,9 +9,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ctl/bundle"
+	"github.com/berthnet/berth/internal/ctl/plancmd"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/node/install"
 	"github.com/berthnet/berth/internal/version"
+	"github.com/berthnet/berth/web/planner"
 )
 
 // New returns the berthctl command. Its errors are meant to be printed to the user.
@@ -23,7 +25,7 @@ func New() *cobra.Command {
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), newMigrate(), newUninstall(), bundle.New(bundle.Options{}), newVersion())
+	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), plancmd.New(plancmd.Options{Page: planner.Page}), newMigrate(), newUninstall(), bundle.New(bundle.Options{}), newVersion())
 	return cmd
 }
 

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/internal/ec2/maxpods"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/node/introspect"
 )
@@ -219,13 +220,17 @@ func TestMaxPods(t *testing.T) {
 		{"m4.large", false, "dual", 1, 11}, {"t2.small", false, "ipv6", 2, 6},
 		{"m4.large", false, "dual", 0, 11}, {"t2.small", false, "dual", 0, 8}, {"t2.small", false, "ipv6", 0, 10}, // 2 ENIs in addition to the primary, with 3 and 4 addresses
 	} {
-		c, err := capacityOf(tc.kind, capacityOptions{prefixes: tc.prefixes, families: tc.families, first: tc.first})
-		if err != nil || c.MaxPods != tc.want || c.Unlimited != (tc.want == 110) {
-			t.Errorf("%s, prefixes %v, %s: max pods = %d, error %v; want %d", tc.kind, tc.prefixes, tc.families, c.MaxPods, err, tc.want)
+		c, err := maxpods.Of(tc.kind, maxpods.Options{Prefixes: tc.prefixes, Families: tc.families, First: tc.first})
+		most := 110
+		if tc.kind == "m5.24xlarge" {
+			most = 250
+		}
+		if err != nil || !c.Unlimited && c.Allowed != tc.want || c.MaxPods != min(tc.want, most) || c.Unlimited != (tc.want == 110) {
+			t.Errorf("%s, prefixes %v, %s: max pods = %d of %d, error %v; want %d of %d", tc.kind, tc.prefixes, tc.families, c.MaxPods, c.Allowed, err, min(tc.want, most), tc.want)
 		}
 	}
 	for first, want := range []int{20, 11, 11} { // from device index 2 only one ENI is left for pods; the trunk is at 1
-		if c, err := capacityOf("m5.large", capacityOptions{families: "ipv4", first: first, trunk: true}); err != nil || c.MaxPods != want {
+		if c, err := maxpods.Of("m5.large", maxpods.Options{Families: "ipv4", First: first, Trunk: true}); err != nil || c.MaxPods != want {
 			t.Errorf("with a trunk, from device index %d: max pods = %d, error %v; want %d", first, c.MaxPods, err, want)
 		}
 	}
@@ -233,10 +238,15 @@ func TestMaxPods(t *testing.T) {
 		"max-pods --instance-type t3.large --trunk-eni": "t3.large has no known support for branch interfaces",
 		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "is unknown",
 		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m3.medium --ip-families dual": "has no IPv6", "warm --instance-type m3.medium --ip-families ipv6": "has no IPv6",
-		"max-pods --instance-type m5.large --ip-families both": `--ip-families: "both": expected ipv4, ipv6 or dual`, "max-pods --instance-type m5.large -o yaml": "expected table or json",
+		"max-pods --instance-type m5.large --ip-families both": `--ip-families: "both": expected ipv4, ipv6 or dual`, "max-pods --instance-type m5.large -o yaml": "expected table, json or eni-max-pods",
+		"max-pods --instance-type m5.large --all": "expected one of them", "max-pods --instance-type m5.large --free-addresses -1": "--free-addresses is -1: expected 0 or more",
+		"max-pods --instance-type m5.large --max-eni -1":              "--max-eni is -1: expected 0 or more",
 		"max-pods --instance-type m5.large --first-interface-index 3": "--first-interface-index is 3: expected 0 to 2, as m5.large has 3 ENIs",
 	})
 	goldenRun(t, "max-pods.txt", "max-pods", "--instance-type", "m5.24xlarge")
+	goldenRun(t, "max-pods-subnet.txt", "max-pods", "--instance-type", "m5.large", "--free-addresses", "15")
+	goldenRun(t, "max-pods-all.txt", "max-pods", "--all", "--max-eni", "2", "--trunk-eni", "--prefix-delegation")
+	goldenRun(t, "eni-max-pods.txt", "max-pods", "-o", "eni-max-pods")
 	goldenRun(t, "max-pods-ipv6.txt", "max-pods", "--instance-type", "m5.large", "--ip-families", "ipv6")
 }
 

@@ -1,43 +1,48 @@
 package ctl
 
 import (
+	"errors"
 	"fmt"
-	"strings"
+	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ctl/view"
-	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
-	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ec2/maxpods"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// hostPods is the number of host-network pods that EKS adds to max-pods (AWS, best practices for the Amazon VPC CNI).
-const hostPods = 2
+// maxPodsFormat is the value of max-pods' flag -o.
+type maxPodsFormat string
 
-// kubernetesMax is the maximum number of pods per node that Kubernetes recommends
-// ("Considerations for large clusters"). EKS allows 250 on instances with 30 or more vCPUs.
-const kubernetesMax = 110
+const eniMaxPods maxPodsFormat = "eni-max-pods"
 
-// capacity is the output of `max-pods -o json`.
-type capacity struct {
-	InstanceType string `json:"instanceType"`
-	ENIs         int    `json:"enis"`            // that serve pods
-	PerENI       int    `json:"addressesPerENI"` // usable by pods
-	Addresses    int    `json:"addresses"`       // usable by pods, on all ENIs
-	MaxPods      int    `json:"maxPods"`
-	Prefixes     bool   `json:"prefixes"`
+func (f *maxPodsFormat) String() string { return string(*f) }
+func (f *maxPodsFormat) Type() string   { return "table|json|eni-max-pods" }
 
-	IPFamilies ipfamily.Set `json:"ipFamilies"`
-	Unlimited  bool         `json:"unlimited,omitempty"` // addresses do not limit the number; the counts of addresses are 0
+// Set implements pflag.Value.
+func (f *maxPodsFormat) Set(s string) error {
+	switch maxPodsFormat(s) {
+	case maxPodsFormat(table), maxPodsFormat(jsonFmt), eniMaxPods:
+		*f = maxPodsFormat(s)
+		return nil
+	}
+	return fmt.Errorf("expected %s, %s or %s", table, jsonFmt, eniMaxPods)
+}
+
+// maxPodsCommand is the flags of max-pods.
+type maxPodsCommand struct {
+	instanceType string
+	all          bool
+	families     string
+	free         int
+	o            maxpods.Options
+	out          maxPodsFormat
 }
 
 func newMaxPods() *cobra.Command {
-	var instanceType string
-	var o capacityOptions
-	var families string
-	var out format
+	c := maxPodsCommand{out: maxPodsFormat(table)}
 	cmd := &cobra.Command{
 		Use:   "max-pods",
 		Short: "Compute how many pods an instance type can run",
@@ -46,123 +51,108 @@ ENIs × (addresses per ENI − 1) + 2. An ENI's primary address serves no pod; t
 host-network pods, which need no address. With prefixes, each address except the primary
 one is a /28 of 16 addresses.
 
+The result is at most what EKS recommends: 110 pods on instances with up to 30 processors,
+250 with more. With --free-addresses it is also at most what the subnet has addresses for.
+The command calls nothing; EC2 tells how many addresses are free:
+
+  aws ec2 describe-subnets --subnet-ids SUBNET --query 'Subnets[0].AvailableIpAddressCount'
+
 IPv6 is no limit, because each ENI has a /80: for dual-stack pods the number is that of
 IPv4. Instance types without prefixes have single IPv6 addresses, and those of the primary
 ENI are the node's own: (ENIs − 1) × addresses per ENI + 2, for the family with fewer
 addresses.
 
 If pods use other subnets than their node, eth0 serves none: --first-interface-index=1.
-A trunk for branch interfaces takes the place of an ENI: --trunk-eni.`,
+A trunk for branch interfaces takes the place of an ENI: --trunk-eni.
+
+--all prints all instance types; -o eni-max-pods prints them as the file eni-max-pods.txt of
+the Amazon VPC CNI has them, which is without EKS's recommendation.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			set, err := ipfamily.Parse(families)
+			set, err := ipfamily.Parse(c.families)
 			if err != nil {
 				return fmt.Errorf("--ip-families: %w", err)
 			}
-			o.families = set
-			c, err := capacityOf(instanceType, o)
-			if err != nil {
-				return err
+			c.o.Families = set
+			if c.o.HasFree = cmd.Flags().Changed("free-addresses"); c.o.HasFree && c.free < 0 {
+				return fmt.Errorf("--free-addresses is %d: expected 0 or more", c.free)
 			}
-			if out == jsonFmt {
-				return view.WriteJSON(cmd.OutOrStdout(), c)
+			c.o.Free = c.free
+			switch {
+			case (c.all || c.out == eniMaxPods) && c.instanceType != "":
+				return errors.New("--instance-type and --all (or -o eni-max-pods) are both set: expected one of them")
+			case c.all || c.out == eniMaxPods:
+				return c.printAll(cmd.OutOrStdout())
+			case c.instanceType == "":
+				return errors.New("--instance-type is not set: expected a type such as m5.large, or --all")
 			}
-			p := &view.Printer{W: cmd.OutOrStdout()}
-			if c.Unlimited {
-				p.Printf("%s: %d pods, the maximum that Kubernetes recommends; EKS allows 250 with 30 or more vCPUs\nIPv6 addresses are no limit: one prefix has 2^48\n", c.InstanceType, c.MaxPods)
-				return p.Err
-			}
-			p.Printf("%s: %d pods\n%d ENIs × %d usable addresses = %d, and %d host-network pods\n",
-				c.InstanceType, c.MaxPods, c.ENIs, c.PerENI, c.Addresses, hostPods)
-			if c.MaxPods > kubernetesMax {
-				p.Printf("Kubernetes recommends at most %d pods per node; EKS allows 250 with 30 or more vCPUs.\n", kubernetesMax)
-			}
-			return p.Err
+			return c.printOne(cmd.OutOrStdout())
 		},
 	}
-	registerType(cmd, &instanceType)
-	cmd.Flags().BoolVar(&o.prefixes, "prefix-delegation", false, "assign /28 prefixes instead of single IPv4 addresses")
-	cmd.Flags().StringVar(&families, "ip-families", string(ipfamily.OnlyIPv4), "address families of pods: ipv4, ipv6 or dual")
-	cmd.Flags().IntVar(&o.first, "first-interface-index", 0, "lowest device index whose ENI serves pods; 1 leaves eth0 to the node")
-	cmd.Flags().BoolVar(&o.trunk, "trunk-eni", false, "reserve one ENI as a trunk; its branch interfaces are not counted")
-	out.register(cmd)
+	f := cmd.Flags()
+	f.StringVar(&c.instanceType, "instance-type", "", "EC2 instance type, such as m5.large")
+	f.BoolVar(&c.all, "all", false, "print all instance types that support the other options")
+	f.BoolVar(&c.o.Prefixes, "prefix-delegation", false, "assign /28 prefixes instead of single IPv4 addresses")
+	f.StringVar(&c.families, "ip-families", string(ipfamily.OnlyIPv4), "address families of pods: ipv4, ipv6 or dual")
+	f.IntVar(&c.o.First, "first-interface-index", 0, "lowest device index whose ENI serves pods; 1 leaves eth0 to the node")
+	f.BoolVar(&c.o.Trunk, "trunk-eni", false, "reserve one ENI as a trunk; its branch interfaces are not counted")
+	f.IntVar(&c.o.MaxENI, "max-eni", 0, "maximum number of ENIs, eth0 included; 0: as many as the type has")
+	f.IntVar(&c.free, "free-addresses", 0, "free IPv4 addresses of the subnet that the node takes addresses from, once it runs")
+	f.VarP(&c.out, "output", "o", "output format")
 	return cmd
 }
 
-// capacityOptions are the settings, other than the instance type, that affect max-pods.
-type capacityOptions struct {
-	prefixes bool // /28 prefixes instead of single IPv4 addresses
-	families ipfamily.Set
-	first    int // lowest device index whose ENI serves pods
-	trunk    bool
-}
-
-// enis returns the number of ENIs that serve pods from a device index on. A trunk ENI
-// takes one of them, unless an index below o.first is free for it.
-func (o capacityOptions) enis(l cloud.Limits, from int) int {
-	n := l.MaxENIs - from
-	if o.trunk && o.first < 2 {
-		n--
-	}
-	return n
-}
-
-func registerType(cmd *cobra.Command, to *string) {
-	cmd.Flags().StringVar(to, "instance-type", "", "EC2 instance type, such as m5.large")
-	_ = cmd.MarkFlagRequired("instance-type")
-}
-
-// capacityOf returns the number of pods that an instance type can run. It fails if the type does not
-// support the options.
-func capacityOf(instanceType string, o capacityOptions) (capacity, error) {
-	prefixes, s := o.prefixes, o.families
-	l, err := limitsOf(instanceType)
+func (c *maxPodsCommand) printOne(w io.Writer) error {
+	m, err := maxpods.Of(c.instanceType, c.o)
 	if err != nil {
-		return capacity{}, err
+		return err
 	}
-	if prefixes && !l.Prefixes {
-		return capacity{}, fmt.Errorf("%s has no prefixes: it is not a Nitro instance type", instanceType)
+	if c.out == maxPodsFormat(jsonFmt) {
+		return view.WriteJSON(w, m)
 	}
-	if s.Has(ipfamily.IPv6) && l.IPv6PerENI == 0 {
-		return capacity{}, fmt.Errorf("%s has no IPv6: use another instance type, or --ip-families=ipv4", instanceType)
+	p := &view.Printer{W: w}
+	p.Printf("%s: %d pods\n", m.InstanceType, m.MaxPods)
+	if m.Unlimited {
+		p.Printf("IPv6 addresses are no limit: one prefix has 2^48\n")
+	} else {
+		p.Printf("%d ENIs × %d usable addresses = %d, and %d host-network pods\n", m.ENIs, m.PerENI, m.Addresses, maxpods.HostPods)
 	}
-	if o.first < 0 || o.first >= l.MaxENIs {
-		return capacity{}, fmt.Errorf("--first-interface-index is %d: expected 0 to %d, as %s has %d ENIs", o.first, l.MaxENIs-1, instanceType, l.MaxENIs)
+	switch m.Limit() {
+	case "processors":
+		processors := "up to"
+		if m.Recommended == maxpods.ManyProcessors {
+			processors = "more than"
+		}
+		p.Printf("EKS recommends at most %d pods on instances with %s 30 processors.\n", m.Recommended, processors)
+	case "subnet":
+		p.Printf("The subnet has addresses for %d pods, and %d host-network pods.\n", m.Subnet-maxpods.HostPods, maxpods.HostPods)
 	}
-	if o.trunk && limits.Branches(instanceType) == 0 {
-		return capacity{}, fmt.Errorf("%s has no known support for branch interfaces: use another instance type, or omit --trunk-eni", instanceType)
-	}
-	c := capacity{InstanceType: instanceType, ENIs: o.enis(l, o.first), PerENI: l.IPv4PerENI - 1, Prefixes: prefixes, IPFamilies: s}
-	if prefixes {
-		c.PerENI *= ipam.PrefixAddresses
-	}
-	switch {
-	case s == ipfamily.OnlyIPv6 && l.Prefixes:
-		return capacity{InstanceType: instanceType, ENIs: o.enis(l, o.first), MaxPods: kubernetesMax, Prefixes: true, IPFamilies: s, Unlimited: true}, nil
-	case s == ipfamily.OnlyIPv6:
-		c.ENIs, c.PerENI = o.enis(l, max(1, o.first)), l.IPv6PerENI
-	case s == ipfamily.Dual && !l.Prefixes:
-		c.ENIs, c.PerENI = o.enis(l, max(1, o.first)), min(c.PerENI, l.IPv6PerENI)
-	}
-	c.Addresses = c.ENIs * c.PerENI
-	c.MaxPods = c.Addresses + hostPods
-	return c, nil
+	return p.Err
 }
 
-// limitsOf looks up an instance type. The error suggests types of the same family.
-func limitsOf(instanceType string) (cloud.Limits, error) {
-	if l, ok := limits.Lookup(instanceType); ok {
-		return l, nil
-	}
-	family, _, _ := strings.Cut(instanceType, ".")
-	var near []string
+func (c *maxPodsCommand) printAll(w io.Writer) error {
+	var list []maxpods.Capacity
 	for e := range limits.All() {
-		if strings.HasPrefix(e.Type, family+".") {
-			near = append(near, e.Type)
+		if m, err := maxpods.Of(e.Type, c.o); err == nil {
+			list = append(list, m)
 		}
 	}
-	if len(near) == 0 {
-		return cloud.Limits{}, fmt.Errorf("instance type %q is unknown, expected one such as m5.large", instanceType)
+	p := &view.Printer{W: w}
+	switch c.out {
+	case maxPodsFormat(jsonFmt):
+		return view.WriteJSON(w, list)
+	case eniMaxPods:
+		p.Printf("# Pods that the addresses of an instance type's ENIs allow, as berthctl max-pods computes them.\n")
+		for _, m := range list {
+			if !m.Unlimited {
+				p.Printf("%s %d\n", m.InstanceType, m.Allowed)
+			}
+		}
+		return p.Err
 	}
-	return cloud.Limits{}, fmt.Errorf("instance type %q is unknown; known types of its family: %s", instanceType, strings.Join(near, ", "))
+	grid := view.GridOf(list, func(m maxpods.Capacity) []any {
+		return []any{m.InstanceType, m.ENIs, m.PerENI, m.Addresses, m.MaxPods, m.Limit()}
+	}, "TYPE", "ENIS", "PER ENI", "ADDRESSES", "MAX PODS", "LIMITED BY")
+	p.Table(grid, "No instance type supports these options.")
+	return p.Err
 }

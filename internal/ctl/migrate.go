@@ -66,7 +66,7 @@ neither daemon runs there. Settings are berthd's: its BERTH_ environment variabl
 			f.command("plan", "Show what was found and what would be done; change nothing", planned),
 			f.apply(),
 			f.command("rollback", "Give all pods back", reported(migrate.System.Rollback)),
-			f.command("verify", "Check that each address has one owner; change nothing", reported(migrate.System.Verify)),
+			f.command("verify", "Check that each address has one owner and each pod answers; change nothing", reported(migrate.System.Verify)),
 		)
 		cmd.AddCommand(sub)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ec2/maxpods"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
@@ -63,7 +64,7 @@ variables.`,
 		if pods < 0 || pods > maxPods {
 			return fmt.Errorf("--pods is %d, expected 0 to %d", pods, maxPods)
 		}
-		l, err := limitsOf(instanceType)
+		l, err := maxpods.LimitsOf(instanceType)
 		if err != nil {
 			return err
 		}
@@ -185,4 +186,9 @@ func grow(l cloud.Limits, policy ipam.Policy, s *plan.State) (grew bool) {
 		}
 	}
 	return grew
+}
+
+func registerType(cmd *cobra.Command, to *string) {
+	cmd.Flags().StringVar(to, "instance-type", "", "EC2 instance type, such as m5.large")
+	_ = cmd.MarkFlagRequired("instance-type")
 }

@@ -1,5 +1,5 @@
 // Package kubeapi is a daemon's access to the Kubernetes API: client-go's REST client with Berth's own kinds, metadata of
-// other kinds, and reflectors without a cache. A daemon has 40 MiB of memory (docs/design.md, "Budgets"), too little for
+// other kinds, and reflectors without a cache. A daemon has 40 MiB of memory (docs/contribute/design.md, "Budgets"), too little for
 // typed clients of all of Kubernetes, or for caches of objects of which a few bytes matter.
 //
 //	client.go   the requests

@@ -228,3 +228,22 @@ func TestSelectorsPerNamespaceAreLimited(t *testing.T) {
 		t.Error("a grant does not lift the bound, or its removal does not restore it")
 	}
 }
+
+// Coil's annotation names Egresses beside Berth's own, which counts first.
+func TestNamedForCoil(t *testing.T) {
+	const own, coils = "egress.berth.dev/internet", "egress.coil.cybozu.com/internet"
+	for what, tt := range map[string]struct {
+		annotations map[string]string
+		want        string
+	}{
+		"none":             {map[string]string{own: "nat"}, "[]"},
+		"Coil's":           {map[string]string{coils: "nat,partner"}, "[internet/nat internet/partner]"},
+		"both":             {map[string]string{coils: "nat,partner", own: "nat"}, "[internet/partner]"},
+		"invalid":          {map[string]string{coils: "NAT"}, "[]"},
+		"of another group": {map[string]string{"egress.example.com/internet": "nat"}, "[]"},
+	} {
+		if got := fmt.Sprint(NamedForCoil(tt.annotations)); got != tt.want {
+			t.Errorf("%s: NamedForCoil() = %s, want %s", what, got, tt.want)
+		}
+	}
+}

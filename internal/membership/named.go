@@ -112,6 +112,31 @@ func Named(annotations map[string]string) ([]Ref, Errors) {
 	return named, errs
 }
 
+// NamedForCoil returns the Egresses that a pod's annotations of Coil name and its own do not (egress.coil.cybozu.com/NAMESPACE:
+// NAME[,NAME]). They count if the Egress has clients of Coil, which the caller knows. Invalid annotations name none.
+func NamedForCoil(annotations map[string]string) []Ref {
+	var of map[string]string
+	for key, value := range annotations {
+		if namespace, is := strings.CutPrefix(key, v1alpha1.AnnotationCoilEgressPrefix); is {
+			if of == nil {
+				of = map[string]string{}
+			}
+			of[v1alpha1.AnnotationEgressPrefix+namespace] = value
+		}
+	}
+	if of == nil {
+		return nil
+	}
+	named, _ := Named(of)
+	own, _ := Named(annotations)
+	return slices.DeleteFunc(named, func(r Ref) bool { return slices.Contains(own, r) })
+}
+
+// HasCoilClients reports whether annotations of an Egress say that it has clients of Coil.
+func HasCoilClients(annotations map[string]string) bool {
+	return annotations[v1alpha1.AnnotationCoilClients] == "true"
+}
+
 // parse reads one annotation. wrong is why it is invalid; empty: it is valid.
 func parse(namespace, value string) (refs []Ref, wrong string) {
 	if !namespaceName.MatchString(namespace) {

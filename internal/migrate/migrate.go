@@ -29,7 +29,8 @@ type System interface {
 	Finish(ctx context.Context) (Report, error)
 	// Rollback gives all pods that the former system can serve back to it. It refuses while either daemon runs.
 	Rollback(ctx context.Context) (Report, error)
-	// Verify compares records, kernel and the former system's state, and changes nothing: each address has one owner.
+	// Verify compares records, kernel and the former system's state, and changes nothing: each address has one owner, and
+	// each pod answers.
 	Verify(ctx context.Context) (Report, error)
 }
 
@@ -56,7 +57,22 @@ type Pod struct {
 	Uplink      string       `json:"uplink,omitempty"`   // the ENI or block that has the addresses
 	Fate        Fate         `json:"fate"`
 	Why         string       `json:"why,omitempty"` // for Replace
+	// Reached are the addresses that answered, by a step that asked.
+	Reached []Reached `json:"reached,omitempty"`
 }
+
+// Reached is an address of a pod that answered the node.
+type Reached struct {
+	Address netip.Addr `json:"address"`
+	By      string     `json:"by"`
+}
+
+// How a pod answered.
+const (
+	ByICMP = "ICMP echo"
+	ByARP  = "ARP"
+	ByNDP  = "neighbour discovery"
+)
 
 // Step is a step of a migration, in the order of execution.
 type Step struct {
@@ -106,4 +122,16 @@ func Count(pods []Pod, fate Fate) (n int) {
 // Blocked returns the obstacles that refuse the migration.
 func (p Plan) Blocked() []Obstacle {
 	return slices.DeleteFunc(slices.Clone(p.Obstacles), func(o Obstacle) bool { return !o.Blocks })
+}
+
+// Lasting returns the report of a second look, with those problems that the first one found too: pods that come and go
+// meanwhile are none. There is no second look if the first one finds nothing.
+func Lasting(look func() (Report, error)) (Report, error) {
+	first, err := look()
+	if err != nil || len(first.Problems) == 0 {
+		return first, err
+	}
+	r, err := look()
+	r.Problems = slices.DeleteFunc(r.Problems, func(p string) bool { return !slices.Contains(first.Problems, p) })
+	return r, err
 }

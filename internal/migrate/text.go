@@ -82,7 +82,7 @@ func (r Report) WriteText(w io.Writer) error {
 	case r.Command != "verify":
 		t.printf("%s: nothing to do\n", r.Command)
 	case len(r.Problems) == 0:
-		t.printf("verify: each address has one owner\n")
+		t.printf("verify: each address has one owner, and every pod answers\n")
 	}
 	for _, c := range r.Changed {
 		t.printf("  %s\n", c)
@@ -123,6 +123,9 @@ func (t *text) pods(pods []Pod) {
 				addrs = append(addrs, a.String())
 			}
 			fields := []string{p.Namespace + "/" + p.Name, strings.Join(addrs, ","), p.Uplink, p.HostLink}
+			for _, r := range p.Reached {
+				fields = append(fields, "answers "+r.By)
+			}
 			t.printf("  %s\n", strings.Join(slices.DeleteFunc(fields, func(f string) bool { return f == "" || f == "/" }), "  "))
 			if p.Why != "" {
 				t.printf("    %s\n", p.Why)

@@ -3,6 +3,7 @@ package migrate
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -52,5 +53,21 @@ func TestReportsHaveNoNullLists(t *testing.T) {
 		if err != nil || strings.Contains(string(data), "null") {
 			t.Errorf("JSON = %s, %v; want no null", data, err)
 		}
+	}
+}
+
+// Problems that a second look does not find again were pods that came or went. Without problems nobody looks twice.
+func TestLasting(t *testing.T) {
+	looks := [][]string{{"a", "b"}, {"b", "c"}, nil}
+	look := func() (Report, error) {
+		r := Report{Problems: looks[0]}
+		looks = looks[1:]
+		return r, nil
+	}
+	if r, err := Lasting(look); err != nil || !slices.Equal(r.Problems, []string{"b"}) {
+		t.Errorf("Lasting() = %+v, %v; want the problem b alone", r, err)
+	}
+	if r, err := Lasting(look); err != nil || len(r.Problems) > 0 || len(looks) > 0 {
+		t.Errorf("Lasting() without problems = %+v, %v, and %d looks are left; want one look", r, err, len(looks))
 	}
 }

@@ -27,6 +27,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/planner"
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/run/kube"
@@ -36,6 +37,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	planner.Child()
 	os.Exit(harness.Kube(func() int { return harness.Main(m, "berth-operator") }))
 }
 

@@ -1,6 +1,6 @@
 // Package operator is berth-operator: depending on its settings, it manages the ENIs of all nodes of a cluster
 // through their NodeNetwork objects, cuts address pools into blocks for nodes, creates the VPC ports of pods'
-// NICs, and runs egress gateways (design: docs/architecture.md).
+// NICs, and runs egress gateways (design: docs/contribute/architecture.md).
 //
 //	operator.go  assembling and running the parts
 //	feature.go   the features: their metrics, watches and setup

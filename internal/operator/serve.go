@@ -15,8 +15,10 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/planner"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
+	webplanner "github.com/berthnet/berth/web/planner"
 )
 
 // front serves metrics, probes and settings for the lifetime of the operator.
@@ -47,17 +49,21 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 	scrape, profiles := http.NewServeMux(), http.NewServeMux()
 	web.HandleMetrics(scrape, metrics)
 	web.HandleProfiles(profiles)
+	plans := http.NewServeMux()
+	plans.Handle("/", web.LocalOnly(planner.Handler(webplanner.Page, planner.ServeOptions{Simulate: planner.InChild})))
 	monitoring, probes := f.probes(), f.probes()
 	monitoring.Handle("GET /metrics", scrape)
 	servers := []struct {
 		flag, address string
 		mux           *http.ServeMux
 		local         map[string]http.Handler // also served on loopback addresses, by pattern
+		body          int                     // maximum size of a request's body; 0: none
 		listener      net.Listener
 	}{
 		{flag: "metrics-address", address: cfg.MetricsAddr, mux: monitoring, local: map[string]http.Handler{settingsPattern: settings(cfg)}},
 		{flag: "health-address", address: cfg.HealthAddr, mux: probes, local: map[string]http.Handler{settingsPattern: settings(cfg), "GET /metrics": scrape}},
 		{flag: "pprof-address", address: cfg.PprofAddr, mux: profiles},
+		{flag: "planner-address", address: cfg.PlannerAddr, mux: plans, body: planner.MaxSize},
 	}
 	var err error
 	for i := range servers {
@@ -81,7 +87,7 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 		}
 		log.Info("serving", "flag", s.flag, "address", s.listener.Addr().String())
 		f.serving.Go(func() {
-			if err := web.Serve(ctx, s.listener, s.mux, web.Options{}); err != nil {
+			if err := web.Serve(ctx, s.listener, s.mux, web.Options{MaxBody: s.body}); err != nil {
 				log.Error("a web server failed", "flag", s.flag, "err", err)
 			}
 		})

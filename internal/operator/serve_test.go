@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/planner"
 	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/internal/web/webtest"
 	"github.com/berthnet/berth/test/harness"
@@ -145,5 +146,24 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 		t.Errorf("the other address was not released: %v", err)
 	} else {
 		again.Close()
+	}
+}
+
+// The planner's page and API are served on the address that is set, and simulate in a child process.
+func TestPlannerIsServed(t *testing.T) {
+	cfg := config.Operator{OperatorWatching: config.OperatorWatching{MetricsAddr: freeAddress(t), PlannerAddr: freeAddress(t)}}
+	f, err := newFront(cfg, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+	harness.OK(t, err)
+	t.Cleanup(f.close)
+	harness.Eventually(t, limit, "the page", answersWith(cfg.PlannerAddr, "/", 200))
+	harness.OK(t, answersWith(cfg.MetricsAddr, "/api/types", 404)())
+	body := `{"duration": "5m", "subnets": [{"name": "a", "cidr": "10.0.0.0/24"}], "nodes": [{"name": "n", "instanceType": "m5.large", "count": 1, "subnets": ["a"]}]}`
+	resp, err := http.Post("http://"+cfg.PlannerAddr+"/api/simulate", "application/json", strings.NewReader(body))
+	harness.OK(t, err)
+	var r planner.Result
+	err = json.NewDecoder(resp.Body).Decode(&r)
+	harness.OK(t, errors.Join(err, resp.Body.Close()))
+	if len(r.Alternatives) != 1 || r.Alternatives[0].Totals.PeakHeld != 10 {
+		t.Errorf("result = %+v, want 10 addresses held", r)
 	}
 }

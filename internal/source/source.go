@@ -1,5 +1,5 @@
 // Package source defines the origin of a node's pod addresses: one interface, implemented by enisource, pool and none,
-// and wrapped by nodelocal. docs/architecture.md, "Who does what", has the map of the packages.
+// and wrapped by nodelocal. docs/contribute/packages.md, "Package map", has the map of the packages.
 package source
 
 import (

@@ -48,7 +48,7 @@ var defaultVPC string
 // vpcHere is the placeholder for the name of the VPC.
 const vpcHere = "vpc-1a2b3c4d"
 
-// DefaultVPC returns the objects from docs/ports.md that give namespaces created without the annotation
+// DefaultVPC returns the objects from docs/guides/ports/vpc-clusters.md that give namespaces created without the annotation
 // berth.dev/vpc a default VPC. They require Kubernetes 1.36.
 func DefaultVPC(name string) (objects []*unstructured.Unstructured, err error) {
 	if objects, err = objectsOf(strings.ReplaceAll(defaultVPC, vpcHere, name)); err != nil {

@@ -11,18 +11,18 @@ import (
 	"github.com/berthnet/berth/lab/addons"
 )
 
-// The lab installs exactly the policy that docs/ports.md shows.
+// The lab installs exactly the policy that docs/guides/ports/vpc-clusters.md shows.
 func TestDefaultVPCMatchesDocs(t *testing.T) {
 	policy, err := os.ReadFile("default-vpc.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile("../../docs/ports.md")
+	page, err := os.ReadFile("../../docs/guides/ports/vpc-clusters.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(page), "```yaml\n"+string(policy)+"```") {
-		t.Error("docs/ports.md does not contain default-vpc.yaml")
+		t.Error("docs/guides/ports/vpc-clusters.md does not contain default-vpc.yaml")
 	}
 	objects, err := addons.DefaultVPC("blue")
 	if err != nil || len(objects) != 2 {

@@ -67,6 +67,9 @@ var sizes6 = map[lab.Mode]size{
 }
 
 func sizeOf(o lab.Options) size {
+	if o.AmazonVPCCNI != "" && o.PodFamilies() != ipfamily.OnlyIPv6 {
+		return migrationSize(o)
+	}
 	if o.PodFamilies() == ipfamily.OnlyIPv6 {
 		return sizes6[o.Mode]
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -40,19 +41,22 @@ var migrationProofs = []proof{
 	in(inNode, "pods come and go through the Amazon VPC CNI", formerPodsAgain),
 	in(inNode, "the tool killed at each step: every pod is moved in the end", migrateKilled),
 	in(inNode, "nothing of the Amazon VPC CNI is left", migrateFinish),
+	in(inNode, "applied again, the Amazon VPC CNI does not start, or is reported", formerReturns),
 }
 
 // migrationLab turns the options of a lab into those for the migration demo. IAM permissions are another subject.
 func migrationLab(o lab.Options) lab.Options {
-	s := lab.DefaultSpec(o.Nodes, sizes[lab.NodeMode].instanceType)
+	size := migrationSize(o)
+	s := lab.DefaultSpec(o.Nodes, size.instanceType)
 	s.Roles[0].Policy, s.Roles[0].Actions = "", []string{"*"}
-	o.Spec, o.NoDaemons, o.InstanceType = &s, true, sizes[lab.NodeMode].instanceType
+	if o.BerthdEnv[customNetworking] != "" {
+		addPodSubnet(&s)
+		o.NodeNetworkTemplates = true
+	}
+	o.Spec, o.NoDaemons, o.InstanceType = &s, true, size.instanceType
 	o.DaemonArgs = slices.Concat([]string{"--cni-network=" + vpccni.Network, "--adopt-enis=" + migrate.AmazonVPCCNI, "--cni-chain=", "--repair-interval=1s"}, o.DaemonArgs)
 	return o
 }
-
-// prefixDelegation is the variable that makes both systems use /28 prefixes, of which one has room for all pods.
-const prefixDelegation = "ENABLE_PREFIX_DELEGATION"
 
 // migration is the lab of the migration demo: the first node moves, and the second one has Berth.
 type migration struct {
@@ -100,6 +104,7 @@ func (m *migration) plan(ctx context.Context) (p migrate.Plan) {
 
 // startFormer starts ipamd, and waits until it serves.
 func (m *migration) startFormer(ctx context.Context) {
+	defer m.keepMarkRule()()
 	check(m.ipamd.Start())
 	check(m.ipamd.Wait(ctx, func() error { return m.ipamd.Ready(ctx) }))
 }
@@ -119,21 +124,27 @@ func (m *migration) verify(ctx context.Context, far netip.Addr) {
 
 func formerPods(ctx context.Context, s *stage) string {
 	m := s.migration
-	var err error
-	m.ipamd, err = lab.NewAmazonVPCCNI(s.lab, m.node())
-	check(err)
+	if m.has(customNetworking) {
+		m.setCustomNetworking(ctx)
+	}
+	var chain []string
+	if m.hostPorts() {
+		chain = []string{"portmap"}
+	}
+	m.ipamd = must(lab.NewAmazonVPCCNI(s.lab, m.node(), chain...))
 	m.startFormer(ctx)
 	berth := s.nodes[1]
 	check(errors.Join(berth.Start(), berth.WaitReady(ctx)))
 	must(berth.AddPod(ctx, "far", node.PodOptions{}))
 	for i := range s.pods {
-		must(m.node().AddPod(ctx, fmt.Sprintf("old-%d", i), node.PodOptions{}))
+		must(m.node().AddPod(ctx, fmt.Sprintf("old-%d", i), m.options()))
 	}
 	enis := map[string]bool{}
 	for _, p := range m.plan(ctx).Pods {
 		enis[p.Uplink] = true
 	}
-	if single := s.lab.BerthdEnv[prefixDelegation] == "" && s.lab.PodFamilies() == ipfamily.OnlyIPv4; single && len(enis) < 2 {
+	m.onPodSubnet()
+	if single := !m.has(prefixDelegation) && s.lab.PodFamilies() == ipfamily.OnlyIPv4; single && len(enis) < 2 {
 		fail("all pods are on %d ENI, the proof needs two", len(enis))
 	}
 	return fmt.Sprintf("%d pods on %d ENIs", len(m.node().Pods()), len(enis))
@@ -173,7 +184,12 @@ func (s *stage) far() netip.Addr { return must(s.nodes[1].Pod("far")).Addr() }
 // moving starts conversations of all pods of the node, moves it, and returns the figures of the traffic.
 func (m *migration) moving(ctx context.Context, s *stage, move func(*traffic) string) string {
 	figures, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
-		t.fromPods(ctx, m.node(), s.internet(), s.far())
+		outside := s.internet()
+		if m.has(externalSNAT) { // nothing translates the pods' addresses for it
+			outside = netip.Addr{}
+		}
+		t.fromPods(ctx, m.node(), outside, s.far())
+		m.throughHostPorts(ctx, s, t)
 		for _, p := range m.node().Pods() {
 			t.converse(ctx, s.nodes[1].Netns, "tcp", p.Addr()) // as a kubelet's probe, from another machine
 			t.converse(ctx, m.node().Netns, "tcp", p.Addr())
@@ -198,6 +214,7 @@ func migrateThere(ctx context.Context, s *stage) string {
 		check(errors.Join(m.node().Start(), m.node().WaitReady(ctx)))
 		checkf(attempt(func() { t.flow(ctx) }), "after berthd started")
 		m.verify(ctx, s.far())
+		m.sole(ctx, "")
 		return fmt.Sprintf("%d pods adopted in %s", migrate.Count(r.Pods, migrate.Adopted), ms(took))
 	})
 }
@@ -205,9 +222,10 @@ func migrateThere(ctx context.Context, s *stage) string {
 func migratedPods(ctx context.Context, s *stage) string {
 	m := s.migration
 	for i := range 2 {
-		must(m.node().AddPod(ctx, fmt.Sprintf("new-%d", i), node.PodOptions{}))
+		must(m.node().AddPod(ctx, fmt.Sprintf("new-%d", i), m.options()))
 	}
-	check(m.node().DelPod(ctx, "old-0"))
+	m.onPodSubnet()
+	m.delPod(ctx, "old-0")
 	m.verify(ctx, s.far())
 	await(ctx, "ENIs with the tags of both systems", m.tagged)
 	r := m.report(ctx, "verify")
@@ -258,8 +276,10 @@ func migrateBack(ctx context.Context, s *stage) string {
 
 func formerPodsAgain(ctx context.Context, s *stage) string {
 	m := s.migration
-	check(errors.Join(m.node().DelPod(ctx, "old-1"), m.node().DelPod(ctx, "new-0"))) // adopted, and Berth's
-	must(m.node().AddPod(ctx, "old-again", node.PodOptions{}))
+	m.delPod(ctx, "old-1") // adopted
+	m.delPod(ctx, "new-0") // Berth's
+	must(m.node().AddPod(ctx, "old-again", m.options()))
+	m.onPodSubnet()
 	m.verify(ctx, s.far())
 	return fmt.Sprintf("%d pods", len(m.node().Pods()))
 }
@@ -267,12 +287,12 @@ func formerPodsAgain(ctx context.Context, s *stage) string {
 // toolFailpoints are the steps at which the tool is killed.
 var toolFailpoints = map[string][]string{
 	"apply": {
-		"migrate.checkpoint.after", "migrate.conflist.after", "migrate.setup.after", "adopt.record.after", "adopt.link.after@2",
+		"migrate.checkpoint.after", "migrate.hold.after", "migrate.conflist.after", "migrate.setup.after", "adopt.record.after", "adopt.link.after@2",
 		"adopt.rules.after@2", "adopt.routes.after@3", "migrate.adopted.after",
 	},
 	"rollback": {
 		"rollback.staged.after", "rollback.tables.after", "giveback.record.after", "giveback.routes.after@2", "giveback.rules.after",
-		"giveback.rename.after", "giveback.clean.after@2", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after",
+		"giveback.rename.after", "giveback.clean.after@2", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after", "rollback.uninstall.after",
 	},
 }
 
@@ -312,20 +332,24 @@ func migrateKilled(ctx context.Context, s *stage) string {
 func migrateFinish(ctx context.Context, s *stage) string {
 	m := s.migration
 	return m.moving(ctx, s, func(t *traffic) string {
+		legacy := m.formerRules(ctx)
+		if m.has(programPath) != (len(legacy) > 0) {
+			fail("rules of the Amazon VPC CNI in iptables-legacy: %q", legacy)
+		}
 		r := m.report(ctx, "apply", "--finish")
 		if again := m.report(ctx, "apply", "--finish"); len(again.Changed) > 0 {
 			fail("a second finish changed: %s", strings.Join(again.Changed, "; "))
 		}
 		m.verify(ctx, s.far())
-		check(m.formerLeft())
+		check(m.formerLeft(ctx))
 		return fmt.Sprintf("%d objects removed", len(r.Changed))
 	})
 }
 
 // formerLeft returns an error that names what the Amazon VPC CNI left on the node. Berth's rules and routes have its
 // protocol number, and the kernel's own have other ones.
-func (m *migration) formerLeft() error {
-	var left []string
+func (m *migration) formerLeft(ctx context.Context) error {
+	left := m.formerRules(ctx)
 	err := ns.Do(m.node().Netns, func() error {
 		rules, err := netlink.RuleList(netlink.FAMILY_ALL)
 		if err != nil {
@@ -352,7 +376,7 @@ func (m *migration) formerLeft() error {
 	})
 	for _, pattern := range []string{filepath.Join(m.ipamd.RunDir(), "*"), m.ipamd.Configuration() + "*"} {
 		files, _ := filepath.Glob(pattern)
-		left = append(left, files...)
+		left = append(left, slices.DeleteFunc(files, func(f string) bool { return f == m.fence() })...)
 	}
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("the Amazon VPC CNI left: %s", strings.Join(left, "; "))
@@ -375,10 +399,22 @@ func formerChains() (left []string, err error) {
 		if err != nil {
 			return nil, err
 		}
+		if strings.HasPrefix(c.Name, "CNI-") {
+			continue // of portmap
+		}
+		rules = slices.DeleteFunc(rules, leadsToPortmap)
 		// Nothing else makes rules in these tables here.
 		if strings.HasPrefix(c.Name, "AWS") || c.Table.Name == "aws-cni" || slices.Contains([]string{"nat", "mangle"}, c.Table.Name) && len(rules) > 0 {
 			left = append(left, fmt.Sprintf("chain %s of table %s with %d rules", c.Name, c.Table.Name, len(rules)))
 		}
 	}
 	return left, nil
+}
+
+// leadsToPortmap reports whether a rule calls a chain of the portmap plugin.
+func leadsToPortmap(r *nftables.Rule) bool {
+	return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
+		v, ok := e.(*expr.Verdict)
+		return ok && strings.HasPrefix(v.Chain, "CNI-")
+	})
 }

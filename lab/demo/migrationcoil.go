@@ -50,6 +50,7 @@ var coilProofs = []proof{
 	{name: "the node moves back to Coil: no reply is lost", try: coilBack},
 	{name: "the node moves again, and nothing of Coil is left", try: coilFinish},
 	{name: "no connection broke from the first move to the last", try: coilConnections},
+	{name: "the router always had its routes to the node's blocks", try: coilRoutes},
 	{name: "pods end, and nothing of them is left", try: coilEnd},
 }
 
@@ -68,6 +69,8 @@ type coilMigration struct {
 	servers  []*echo.Server
 	used     map[netip.Addr]string // addresses, by pod
 	fresh    []string              // pods of Berth
+
+	announced *announced // routes of the router
 
 	traffic *traffic           // of all connections, which outlive the proofs
 	stop    context.CancelFunc // of traffic
@@ -191,6 +194,9 @@ func (m *coilMigration) raiseNode(ctx context.Context, name string) error {
 	if m.Raised, err = recorded.Only(coilNode).Raise(prefix, filepath.Join(m.dir, "nodes")); err != nil {
 		return err
 	}
+	if m.announced, err = announce(ctx, m.Raised, m.dir); err != nil {
+		return err
+	}
 	_ = os.Remove(m.File(coilNode, "/opt/cni/bin/portmap")) // the real one takes its place
 
 	// The API server is behind the node's router.
@@ -231,6 +237,9 @@ func (m *coilMigration) close() (err error) {
 	}
 	if m.Node != nil && m.Running() {
 		err = errors.Join(err, m.Kill())
+	}
+	if m.announced != nil {
+		err = errors.Join(err, m.announced.close())
 	}
 	if m.forward != nil {
 		_ = m.forward.Close()
@@ -391,6 +400,7 @@ func coilBack(ctx context.Context, s *stage) string {
 	if len(r.Problems) > 0 {
 		fail("problems: %s", strings.Join(r.Problems, "; "))
 	}
+	check(asCoildStarts(m.Node.Netns))
 	m.flow(ctx, "after the rollback")
 	var p migrate.Plan
 	check(m.tool(ctx, &p, "", "plan"))

@@ -27,7 +27,12 @@ type traffic struct {
 
 // converse adds a conversation from a namespace with an echo server.
 func (t *traffic) converse(ctx context.Context, path, network string, to netip.Addr) {
-	conn := must(echo.Connect(ctx, path, network, port(to), netip.Addr{}))
+	t.converseAt(ctx, path, network, port(to))
+}
+
+// converseAt is converse with an echo server at another port.
+func (t *traffic) converseAt(ctx context.Context, path, network string, to netip.AddrPort) {
+	conn := must(echo.Connect(ctx, path, network, to, netip.Addr{}))
 	t.talks++
 	t.running.Go(func() {
 		defer conn.Close()

@@ -22,7 +22,7 @@ import (
 )
 
 // In operator mode a pod's first interface may be a branch interface, to which its node routes
-// (docs/ports.md, "Branch interfaces of EC2"). Such a pod has no address of the node's ENIs. Its state on the node
+// (docs/guides/ports/ec2-branches.md, "Branch interfaces of EC2"). Such a pod has no address of the node's ENIs. Its state on the node
 // consists of two links, and of rules, routes and nftables chains named after them.
 
 // routedPods returns the UIDs of pods whose first interface is a branch to which the node routes.

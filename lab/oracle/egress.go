@@ -23,7 +23,7 @@ import (
 )
 
 // egressView is a snapshot of Egresses, pods and namespaces in the API, the desired state derived from it (from
-// docs/egress.md, not from Berth's planners), and the inconsistencies found.
+// docs/guides/egress.md, not from Berth's planners), and the inconsistencies found.
 type egressView struct {
 	egresses   map[string]*v1alpha1.Egress // by namespace/name
 	namespaces map[string]*corev1.Namespace

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Numbers of docs/egress.md, "What goes by a gateway", including how a gateway's mark and table derive from its
+// Numbers of docs/guides/egress-gateways.md, "Routing in clients", including how a gateway's mark and table derive from its
 // number.
 const (
 	fouPort             = 5555

@@ -42,7 +42,7 @@ func egressAt(name string, younger int, change func(*v1alpha1.EgressSpec), to ..
 	return e
 }
 
-// The Egresses that pods use, according to docs/egress.md, "Who may use it" and "What is refused".
+// The Egresses that pods use, according to docs/guides/egress.md, "Permissions" and "Rejected pods".
 func TestEgressesOfPods(t *testing.T) {
 	open := func(s *v1alpha1.EgressSpec) { s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{"*"}} }
 	red := func(s *v1alpha1.EgressSpec) {

@@ -24,7 +24,7 @@ import (
 
 // Check compares four views of the lab with each other: the kernel of every node and pod, berthd's records on
 // disk, its introspection document, and the state of the cloud. It returns all violations of
-// docs/architecture.md, "Rules that no crash may break":
+// docs/contribute/architecture.md, "Crash safety":
 //
 //   - no address is used twice, or both in use and cooling;
 //   - every address of a pod belongs to an ENI that EC2 has attached to the pod's node, all addresses of a pod

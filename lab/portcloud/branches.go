@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ovn"
 )
 
-// Berth's tags on ENIs that are ports (docs/ports.md).
+// Berth's tags on ENIs that are ports (docs/guides/ports/README.md).
 const (
 	tagNIC      = "berth.dev/nic"
 	tagOwner    = "berth.dev/owner"

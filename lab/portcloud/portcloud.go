@@ -133,7 +133,7 @@ type Address struct {
 	IP     netip.Addr
 }
 
-// WarmFor returns the UID of the VPC object whose warm pool contains a port, according to Berth's tags (docs/ports.md); ok
+// WarmFor returns the UID of the VPC object whose warm pool contains a port, according to Berth's tags (docs/guides/ports/README.md); ok
 // is false for other ports.
 func (p Port) WarmFor() (vpcUID string, ok bool) {
 	_, of, ok := strings.Cut(p.Device, ":warm/")

@@ -280,23 +280,21 @@ func (n Node) Blocks() (list []netip.Prefix) {
 	return list
 }
 
+// linkNamed returns the link with a name, or none.
+func linkNamed(links []Link, name string) (found Link) {
+	if i := slices.IndexFunc(links, func(l Link) bool { return l.Name == name }); i >= 0 {
+		found = links[i]
+	}
+	return found
+}
+
 // pod makes a pod's namespace and the link to it.
 func (r *Raised) pod(n Node, p Pod, node string) error {
 	path, err := r.create(p.Netns)
 	if err != nil {
 		return err
 	}
-	var host, inside Link
-	for _, l := range n.Links {
-		if l.Name == p.HostLink {
-			host = l
-		}
-	}
-	for _, l := range p.Links {
-		if l.Name == p.Interface {
-			inside = l
-		}
-	}
+	host, inside := linkNamed(n.Links, p.HostLink), linkNamed(p.Links, p.Interface)
 	hostMAC, err := net.ParseMAC(host.MAC)
 	if err != nil {
 		return fmt.Errorf("link %s on the node: %w", p.HostLink, err)
@@ -326,7 +324,16 @@ func (r *Raised) pod(n Node, p Pod, node string) error {
 		if err != nil {
 			return err
 		}
+		if err := receiveFoU(h, p); err != nil {
+			return err
+		}
 		for _, l := range p.Links {
+			if l.IsTunnel() {
+				if err := addTunnel(h, l); err != nil {
+					return fmt.Errorf("link %s: %w", l.Name, err)
+				}
+				continue
+			}
 			link, err := h.LinkByName(l.Name)
 			if rtnl.IsNoLink(err) {
 				err = fmt.Errorf("links of kind %q are not replayed", l.Kind)

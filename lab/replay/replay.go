@@ -113,8 +113,10 @@ func (a Address) linkScope() bool { return strings.HasSuffix(string(a), " link")
 // Addresses returns the addresses at which the pod is reached.
 func (p Pod) Addresses() (list []netip.Addr) {
 	own := p.Loopback
-	if len(own) == 0 && len(p.Links) > 0 {
-		own = p.Links[0].Addresses
+	for _, l := range p.Links {
+		if len(own) == 0 && l.Name == p.Interface {
+			own = l.Addresses
+		}
 	}
 	for _, a := range own {
 		if prefix, err := a.Prefix(); err == nil {

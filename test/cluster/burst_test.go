@@ -28,7 +28,7 @@ import (
 // TestBurstWhileBerthdIsKilled creates pods on all nodes simultaneously while berthd is killed twice on each. All
 // pods become Ready with their first sandboxes, because an ADD outlives the daemon. The times are only logged: a
 // kubelet restarts a container that ended twice after 10 s, or after crashLoopBackOff.maxContainerRestartPeriod
-// (docs/operate.md), and pods wait for that.
+// (docs/guides/operate.md), and pods wait for that.
 func TestBurstWhileBerthdIsKilled(t *testing.T) {
 	// Start with addresses for all pods, and the same number for cooling ones.
 	w := raise(t, lab.Options{Mode: lab.NodeMode, Nodes: 3, InstanceType: "m5.4xlarge", Kubelets: &lab.Kubelets{Proxy: host.NFTables}})

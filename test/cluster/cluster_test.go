@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -24,18 +25,19 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Environment variables set by make e2e: directories of images, separated by colons, those of another version of
-// Berth and of another architecture, the helm program, and the directory of containerd 2.
+// Environment variables set by make e2e: directories of images, separated by colons, those of this release and of the
+// previous one, those of the Amazon VPC CNI, the helm program, and the directory of containerd 2.
 const (
 	imagesVariable     = "BERTH_LAB_IMAGES"
-	nextVariable       = "BERTH_LAB_IMAGES_NEXT"
-	foreignVariable    = "BERTH_LAB_IMAGES_FOREIGN"
+	releaseVariable    = "BERTH_RELEASE"
+	previousVariable   = "BERTH_RELEASE_PREVIOUS"
+	amazonVariable     = "BERTH_LAB_IMAGES_AMAZON"
 	helmVariable       = "BERTH_HELM"
 	containerdVariable = "BERTH_CONTAINERD2"
 )
 
 // needs lists the environment variables that all tests require.
-var needs = []string{imagesVariable, nextVariable, foreignVariable, helmVariable, containerdVariable}
+var needs = []string{imagesVariable, releaseVariable, previousVariable, amazonVariable, helmVariable, containerdVariable}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -93,7 +95,6 @@ func sweepDead() error {
 // TestCluster runs the proofs of `make demo MODE=cluster` with each mode, IP family, runtime and proxy; the clusters
 // of other tests are IPv4-only. Cases do not run in parallel, because each needs the whole machine.
 func TestCluster(t *testing.T) {
-	images := filepath.SplitList(os.Getenv(imagesVariable))
 	for _, tc := range []struct {
 		mode       lab.Mode
 		families   ipfamily.Set
@@ -113,7 +114,7 @@ func TestCluster(t *testing.T) {
 			err = demo.Run(t.Context(), demo.Options{
 				Lab: lab.Options{
 					Dir: dir, BinDir: harness.BinDir, Nodes: 3, Mode: tc.mode, IPFamilies: tc.families,
-					Kubelets: &lab.Kubelets{Images: images, Proxy: tc.proxy, Containerd: tc.containerd, Helm: os.Getenv(helmVariable)},
+					Kubelets: fromRelease(lab.Kubelets{Proxy: tc.proxy, Containerd: tc.containerd}),
 				},
 				Program: "vpclab", Out: &out,
 				Subtest: func(name string, proof func() error) {
@@ -130,6 +131,13 @@ func TestCluster(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fromRelease completes options of a lab so that Berth is installed from a release, by default this one.
+func fromRelease(k lab.Kubelets) *lab.Kubelets {
+	k.Images, k.Helm = append(filepath.SplitList(os.Getenv(imagesVariable)), k.Images...), os.Getenv(helmVariable)
+	k.Release = cmp.Or(k.Release, os.Getenv(releaseVariable))
+	return &k
 }
 
 // checkNothingLeft checks for leftovers that the sandbox does not detect.

@@ -26,7 +26,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func init() { needs = []string{imagesVariable} }
+func init() { needs = []string{imagesVariable, releaseVariable} }
 
 // shop is the namespace of the clients.
 const shop = "shop"

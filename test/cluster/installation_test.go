@@ -3,10 +3,14 @@
 package cluster
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -15,28 +19,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// foreignTag is the tag of images for another architecture.
-const foreignTag = "lab-foreign"
-
 func notYet(what any) error { return fmt.Errorf("not yet: %v", what) }
 
 // foreignImage rolls out images for another architecture: the update stops at the first node, whose pods keep
 // running, until the chart's former values are applied.
 func foreignImage(t *testing.T, w *world) {
-	archives, err := filepath.Glob(filepath.Join(os.Getenv(foreignVariable), "*.tar"))
-	harness.OK(t, errors.Join(err, atLeastOne(archives)))
-	for _, n := range w.Nodes() {
-		h, err := w.Machine(n.Name)
-		harness.OK(t, err)
-		for _, archive := range archives {
-			// Import them as if pulled from a registry that has only that platform.
-			_, err := h.Run(t.Context(), "ctr", "--namespace=k8s.io", "image", "import", "--all-platforms", "--no-unpack", archive)
-			harness.OK(t, err)
-		}
-	}
+	digest := w.importForeign(t)
 	w.underCalls(t, func() {
-		harness.OK(t, w.Chart.Install(t.Context(), map[string]any{"daemon": map[string]any{"image": map[string]any{"tag": foreignTag}}}))
+		harness.OK(t, w.Chart.Install(t.Context(), map[string]any{"daemon": map[string]any{"image": map[string]any{"digest": digest}}}))
 		var broken []string
+		var err error
 		harness.Eventually(t, soon, "kubelet rejects the image", func() error {
 			broken, err = w.refusals(t)
 			return errors.Join(err, atLeastOne(broken))
@@ -49,9 +41,71 @@ func foreignImage(t *testing.T, w *world) {
 		harness.OK(t, err)
 		w.shows(t, []string{"exec format error"}, "logs", daemon.Name, "--namespace="+addons.Namespace)
 		harness.OK(t, w.Chart.Install(t.Context(), nil))
-		w.rolledOut(t, lab.DefaultTag)
+		w.rolledOut(t)
 	})
 	w.rest(t)
+}
+
+// installManifest replaces the release of Helm by the install manifest of this release, and then lets Helm take over again,
+// while the Service is called.
+func installManifest(t *testing.T, w *world) {
+	name := w.kubectl(t, "get", "daemonset/"+daemonName, "--namespace="+addons.Namespace, `--output=jsonpath={.spec.template.spec.containers[0].env[?(@.name=="BERTH_CLUSTER_NAME")].value}`)
+	text, err := os.ReadFile(filepath.Join(os.Getenv(releaseVariable), "install-"+string(w.Mode)+".yaml"))
+	harness.OK(t, err)
+	dir := t.TempDir()
+	manifest, values := filepath.Join(dir, "install.yaml"), filepath.Join(dir, "berth.yaml")
+	harness.OK(t, os.WriteFile(manifest, []byte(strings.ReplaceAll(string(text), "MY_CLUSTER", name)), 0o600))
+	harness.OK(t, os.WriteFile(values, []byte(w.helmValues(t)), 0o600))
+	w.underCalls(t, func() {
+		_, err := w.Chart.Helm(t.Context(), "uninstall", lab.Release, "--namespace="+addons.Namespace, "--wait")
+		harness.OK(t, err)
+		w.kubectl(t, "apply", "--server-side", "--filename="+manifest)
+		w.kubectl(t, "set", "env", "daemonset/"+daemonName, "--namespace="+addons.Namespace, "BERTH_EC2_ENDPOINT="+lab.EC2URL)
+		w.rolledOut(t)
+		w.comesAndGoes(t)
+		harness.OK(t, w.helmUpgrade(t, "--install", "--values="+values, "--take-ownership", "--force-conflicts"))
+		w.rolledOut(t)
+	})
+	w.comesAndGoes(t)
+}
+
+// importForeign gives the machines the node image of this release for another architecture, as if pulled from a registry
+// that has only that platform, and returns its digest.
+func (w *world) importForeign(t *testing.T) (digest string) {
+	t.Helper()
+	name, index, _ := strings.Cut(w.image(t, "daemonset/"+daemonName), "@")
+	found, err := filepath.Glob(filepath.Join(os.Getenv(releaseVariable), path.Base(name)+"-*.oci.tar"))
+	harness.OK(t, errors.Join(err, atLeastOne(found)))
+	layout, archive := t.TempDir(), filepath.Join(t.TempDir(), "foreign.tar")
+	tar(t, "-xf", found[0], "-C", layout)
+	var all struct{ Manifests []map[string]any }
+	data, err := os.ReadFile(filepath.Join(layout, "blobs", "sha256", strings.TrimPrefix(index, "sha256:")))
+	harness.OK(t, errors.Join(err, json.Unmarshal(data, &all)))
+	for _, m := range all.Manifests {
+		if a := m["platform"].(map[string]any)["architecture"]; a == runtime.GOARCH || a == "unknown" { // or an SBOM
+			continue
+		}
+		digest = m["digest"].(string)
+		m["annotations"] = map[string]string{"io.containerd.image.name": name + ":foreign"}
+		data, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": []any{m}})
+		harness.OK(t, errors.Join(err, os.WriteFile(filepath.Join(layout, "index.json"), data, 0o600)))
+	}
+	tar(t, "-cf", archive, "-C", layout, ".")
+	for _, n := range w.Nodes() {
+		h, err := w.Machine(n.Name)
+		harness.OK(t, err)
+		_, err = h.Run(t.Context(), "ctr", "--namespace=k8s.io", "image", "import", "--all-platforms", "--no-unpack", "--base-name="+name, "--digests", archive)
+		harness.OK(t, err)
+	}
+	return digest
+}
+
+// tar runs tar.
+func tar(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "tar", args...).CombinedOutput(); err != nil {
+		t.Fatalf("tar %v: %v\n%s", args, err, out)
+	}
 }
 
 func atLeastOne(list []string) error {
@@ -112,9 +166,7 @@ func olderKind(t *testing.T, w *world) {
 		if err := w.Chart.Install(t.Context(), nil); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-patch"`) {
 			t.Errorf("helm upgrade: error = %v, want one that names the conflicting field manager", err)
 		}
-		_, err := w.Chart.Helm(t.Context(), "upgrade", lab.Release, filepath.Join(w.dir, "kube", "chart"), "--namespace="+addons.Namespace,
-			"--reuse-values", "--force-conflicts")
-		harness.OK(t, err)
+		harness.OK(t, w.helmUpgrade(t, "--reuse-values", "--force-conflicts"))
 		harness.Eventually(t, soon, "CRD is complete again", func() error {
 			out, err := w.Kube.Kubectl(t.Context(), "explain", "nodenetworks.status.ipam.waiting")
 			return errors.Join(err, contains(out, "waiting"))

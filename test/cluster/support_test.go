@@ -29,10 +29,10 @@ const planted = "Planted7Secret"
 // tokens matches JSON web tokens, including those of service accounts.
 var tokens = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}`)
 
-// unseen matches parts that a bundle made from outside may lack (docs/troubleshoot.md).
+// unseen matches parts that a bundle made from outside may lack (docs/troubleshoot/support.md).
 var unseen = regexp.MustCompile(`the journal of the kubelet and the runtime|/dev/kmsg: |a container does not see it|see its enableSystemLogQuery`)
 
-// supportBundle checks that a bundle contains everything listed in docs/troubleshoot.md, and no secrets.
+// supportBundle checks that a bundle contains everything listed in docs/troubleshoot/support.md, and no secrets.
 func supportBundle(t *testing.T, w *world) {
 	secrets := w.plant(t)
 	pluginPath(t)

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"os"
 	"slices"
 	"testing"
 
@@ -16,6 +17,7 @@ var (
 	withOwn     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // Berth allocates the addresses
 	inVPC       = []lab.Mode{lab.NodeMode, lab.OperatorMode}
 	withCluster = []lab.Mode{lab.OperatorMode, lab.PoolMode}
+	inNode      = []lab.Mode{lab.NodeMode}
 	inOperator  = []lab.Mode{lab.OperatorMode}
 	inPort      = []lab.Mode{lab.PortMode}
 )
@@ -26,6 +28,9 @@ type trouble struct {
 	in    []lab.Mode
 	bring func(t *testing.T, w *world)
 }
+
+// upgrades are the first steps of a cluster, which runs the previous release.
+var upgrades = []trouble{{"upgrade and rollback", inAll, upgrade}}
 
 // looks are checks of a cluster at rest, with the troubleshooting tools.
 var looks = []trouble{
@@ -39,7 +44,6 @@ var looks = []trouble{
 
 // troubles are faults, in order. Each function repairs the damage it does.
 var troubles = []trouble{
-	{"upgrade and rollback", inAll, upgrade}, // back to the first revision
 	{"kubelet killed", inOperator, kubeletDies},
 	{"containerd killed in a burst", inAll, containerdDies},
 	{"API server down", inAll, apiServerAway},
@@ -52,17 +56,20 @@ var troubles = []trouble{
 	{"CRD deleted", inOperator, missingKind},
 	{"older CRD", inOperator, olderKind},
 	{"role bindings deleted", inOperator, missingRole},
+	{"install manifest", inNode, installManifest},
 	{"source addresses", inVPC, sources}, // a data centre's router does not check them
 }
 
-// TestTrouble checks one cluster for each mode, and injects faults in turn. The nodes of one cluster have only the
+// TestTrouble upgrades one cluster for each mode to this release, checks it, and injects faults in turn. The nodes of one cluster have only the
 // CNI plugins that come with Berth. After each fault nodes and pods are Ready, and pods, daemons and cloud agree on
 // every address.
 func TestTrouble(t *testing.T) {
 	for _, mode := range inAll {
 		t.Run(string(mode), func(t *testing.T) {
-			w := raise(t, lab.Options{Mode: mode, OperatorCount: 2, Kubelets: &lab.Kubelets{Proxy: host.NFTables, NoCNIPlugins: mode == lab.NodeMode}})
-			for _, trouble := range slices.Concat(looks, troubles) {
+			w := raise(t, lab.Options{Mode: mode, OperatorCount: 2, Kubelets: &lab.Kubelets{
+				Release: os.Getenv(previousVariable), Proxy: host.NFTables, NoCNIPlugins: mode == lab.NodeMode,
+			}})
+			for _, trouble := range slices.Concat(upgrades, looks, troubles) {
 				if !slices.Contains(trouble.in, mode) {
 					continue
 				}

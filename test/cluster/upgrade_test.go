@@ -3,42 +3,79 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nextTag is the tag of images of the same programs with another version.
-const nextTag = "lab-next"
-
-// upgrade upgrades the release with helm upgrade and reverts it with helm rollback, while the Service is called and
-// pods are created and deleted. The settings that were saved before are then restored.
+// upgrade upgrades the previous release to this one with helm upgrade, reverts that with helm rollback and upgrades
+// again, while the Service is called and pods are created and deleted. The settings that were saved before are then
+// restored. Helm does not skip a minor version unless told to.
 func upgrade(t *testing.T, w *world) {
-	w.importAll(t, os.Getenv(nextVariable))
+	pluginPath(t)
+	previous, images := w.Kubelets.Release, w.images(t)
 	saved, values := filepath.Join(t.TempDir(), "berth.yaml"), w.helmValues(t)
 	harness.OK(t, os.WriteFile(saved, []byte(w.berth(t, 0, "settings")), 0o600))
 	w.underCalls(t, func() {
 		w.churn(t, func() {
-			harness.OK(t, w.Chart.Install(t.Context(), withImages(nextTag)))
-			w.rolledOut(t, nextTag)
+			harness.OK(t, w.Chart.Use(t.Context(), os.Getenv(releaseVariable)))
+			harness.OK(t, w.Chart.Install(t.Context(), nil))
+			w.rolledOut(t)
+			if now := w.images(t); slices.Equal(now, images) {
+				t.Errorf("images after the upgrade = %v, want others than those of %s", now, previous)
+			}
 			if _, err := w.Chart.Helm(t.Context(), "rollback", lab.Release, "1", "--namespace="+addons.Namespace); err != nil {
 				t.Error(err)
 			}
-			w.rolledOut(t, lab.DefaultTag)
+			w.rolledOut(t)
+			if now := w.images(t); !slices.Equal(now, images) {
+				t.Errorf("images after the rollback = %v, want %v", now, images)
+			}
+			harness.OK(t, w.Chart.Install(t.Context(), nil))
+			w.rolledOut(t)
 		})
 	})
-	_, err := w.Chart.Helm(t.Context(), "upgrade", lab.Release, filepath.Join(w.dir, "kube", "chart"), "--namespace="+addons.Namespace, "--values="+saved)
-	harness.OK(t, err)
+	harness.OK(t, w.helmUpgrade(t, "--values="+saved))
 	if restored := w.helmValues(t); restored != values {
 		t.Errorf("values restored from kubectl berth settings:\n%s\nwant\n%s", restored, values)
 	}
 	w.rest(t)
+	w.skipsNoMinorVersion(t)
+}
+
+// skipsNoMinorVersion upgrades to this release's chart with a version that is two minor versions later.
+func (w *world) skipsNoMinorVersion(t *testing.T) {
+	t.Helper()
+	later, err := deploy.NewPackage("v0.3.0", nil)
+	harness.OK(t, err)
+	file := filepath.Join(t.TempDir(), later.File())
+	f, err := os.Create(file)
+	harness.OK(t, errors.Join(err, later.Write(f), f.Close()))
+	args := []string{"upgrade", lab.Release, file, "--namespace=" + addons.Namespace, "--reuse-values", "--dry-run=server"}
+	if _, err := w.Chart.Helm(t.Context(), args...); err == nil || !strings.Contains(err.Error(), "must not skip a minor version") {
+		t.Errorf("upgrade to v0.3.0: error = %v, want a refusal", err)
+	}
+	if _, err := w.Chart.Helm(t.Context(), append(args, "--set=upgrade.skipMinorVersions=true")...); err != nil {
+		t.Errorf("upgrade to v0.3.0 with upgrade.skipMinorVersions: %v", err)
+	}
+}
+
+// helmUpgrade upgrades the release with its chart and further flags.
+func (w *world) helmUpgrade(t *testing.T, flags ...string) error {
+	t.Helper()
+	chart, err := w.Chart.Path()
+	harness.OK(t, err)
+	_, err = w.Chart.Helm(t.Context(), append([]string{"upgrade", lab.Release, chart, "--namespace=" + addons.Namespace}, flags...)...)
+	return err
 }
 
 // helmValues returns the values that Helm was given for the release.
@@ -49,28 +86,6 @@ func (w *world) helmValues(t *testing.T) string {
 	return values
 }
 
-// withImages returns chart values for images with a tag.
-func withImages(tag string) map[string]any {
-	image := map[string]any{"image": map[string]any{"tag": tag}}
-	return map[string]any{"daemon": image, "operator": image}
-}
-
-// importAll imports the images in a directory on every machine.
-func (w *world) importAll(t *testing.T, folder string) {
-	t.Helper()
-	archives, err := filepath.Glob(filepath.Join(folder, "*.tar"))
-	if err != nil || len(archives) == 0 {
-		t.Fatalf("no images in %q: %v", folder, err)
-	}
-	for _, n := range w.Nodes() {
-		h, err := w.Machine(n.Name)
-		harness.OK(t, err)
-		for _, archive := range archives {
-			harness.OK(t, h.Import(t.Context(), archive))
-		}
-	}
-}
-
 // workloads lists Berth's workloads, as kubectl names them.
 func (w *world) workloads() []string {
 	if w.Mode == lab.NodeMode {
@@ -79,14 +94,25 @@ func (w *world) workloads() []string {
 	return []string{"daemonset/" + daemonName, "deployment/" + operator}
 }
 
-// rolledOut waits until all of Berth's pods are new and Ready, and checks the tag of their images.
-func (w *world) rolledOut(t *testing.T, tag string) {
+// rolledOut waits until all of Berth's pods are new and Ready.
+func (w *world) rolledOut(t *testing.T) {
 	t.Helper()
 	for _, workload := range w.workloads() {
 		w.kubectl(t, "rollout", "status", workload, "--namespace="+addons.Namespace, fmt.Sprintf("--timeout=%.0fs", soon.Seconds()))
-		image := w.kubectl(t, "get", workload, "--namespace="+addons.Namespace, "--output=jsonpath={.spec.template.spec.containers[0].image}")
-		if !strings.HasSuffix(image, ":"+tag) {
-			t.Errorf("image of %s = %s, want tag %s", workload, image, tag)
-		}
 	}
+}
+
+// image returns the image of a workload.
+func (w *world) image(t *testing.T, workload string) string {
+	t.Helper()
+	return w.kubectl(t, "get", workload, "--namespace="+addons.Namespace, "--output=jsonpath={.spec.template.spec.containers[0].image}")
+}
+
+// images returns the images of Berth's workloads.
+func (w *world) images(t *testing.T) (all []string) {
+	t.Helper()
+	for _, workload := range w.workloads() {
+		all = append(all, w.image(t, workload))
+	}
+	return all
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -62,14 +61,15 @@ func raise(t *testing.T, o lab.Options) *world {
 	return w
 }
 
-// raiseEmpty starts a cluster for one test, of two nodes unless the options say otherwise.
+// raiseEmpty starts a cluster for one test, of two nodes unless the options say otherwise. Images of the options are
+// added to the usual ones.
 func raiseEmpty(t *testing.T, o lab.Options) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "trouble")
 	harness.OK(t, err)
 	settings := kernelSettings(t)
 	o.Dir, o.BinDir, o.Nodes = dir, harness.BinDir, cmp.Or(o.Nodes, 2)
-	o.Kubelets.Images, o.Kubelets.Helm = filepath.SplitList(os.Getenv(imagesVariable)), os.Getenv(helmVariable)
+	o.Kubelets = fromRelease(*o.Kubelets)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
 	defer cancel()
 	l, err := lab.Start(ctx, o)

@@ -316,6 +316,35 @@ func (u *policyUsers) edits() int {
 	return 2
 }
 
+const (
+	// restOdds is after how many steps a worker rests, on average, and restFor how long all programs have worked by the end of that.
+	restOdds = 4
+	restFor  = 2 * lag
+)
+
+// rest sometimes waits until no program has been missing for a while. As no trouble comes without operations, all workers rest at
+// the same moment in the end, and connections are judged by few states. However fast operations are, each part of a round has such a moment.
+func (u *policyUsers) rest(ctx context.Context, dice *rand.Rand) {
+	if u == nil || dice.IntN(restOdds) > 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, caughtUp)
+	defer cancel()
+	began := time.Now()
+	_ = poll.Until(ctx, poll.True(func() bool {
+		if u.over() {
+			return true
+		}
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		ended := began
+		if n := len(u.troubles); n > 0 && u.troubles[n-1].to.After(began) {
+			ended = u.troubles[n-1].to
+		}
+		return u.trouble.IsZero() && time.Since(ended) > restFor
+	})) // without such a moment in a minute, users go on
+}
+
 // calmly has users change policies and labels for a while without any trouble, so that a second is what counts.
 func (u *policyUsers) calmly(ctx context.Context, owners *addressOwners) {
 	dice, calmed := rand.New(rand.NewPCG(u.seed, math.MaxUint64/2)), time.Now()

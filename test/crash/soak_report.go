@@ -1,5 +1,5 @@
 // Package crash kills programs, in every mode: at every failpoint, and at random during cloud faults
-// (docs/architecture.md, "Rules that no crash may break"). Each time the kernel, the records on disk, introspection,
+// (docs/contribute/architecture.md, "Crash safety"). Each time the kernel, the records on disk, introspection,
 // the lab's EC2 and the API objects must agree again, with no address assigned twice and nothing leaked. A soak
 // (TestSoak) is one short round of two modes or, with flags, any number of rounds (make soak).
 package crash

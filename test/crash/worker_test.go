@@ -53,6 +53,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 			for range w.policies.edits() {
 				w.policies.step(ctx, w.dice)
 			}
+			w.policies.rest(ctx, w.dice)
 			for range w.edits() {
 				w.users.step(ctx, w.dice, w.node)
 			}

@@ -37,8 +37,8 @@ func TestPodEventsExplainWaiting(t *testing.T) {
 				_, err := n.AddPod(harness.Deadline(t, patience), "second", node.PodOptions{})
 				added <- err
 			}()
-			hasEvent(t, l, "second", corev1.EventTypeWarning, "WaitingForAddress", "["+why+"]", "docs/troubleshoot.md")
-			hasEvent(t, l, "second", corev1.EventTypeWarning, "NoAddress", "["+why+"]", "docs/troubleshoot.md")
+			hasEvent(t, l, "second", corev1.EventTypeWarning, "WaitingForAddress", "["+why+"]", "docs/troubleshoot/")
+			hasEvent(t, l, "second", corev1.EventTypeWarning, "NoAddress", "["+why+"]", "docs/troubleshoot/")
 			harness.Remove(t, n, "first")
 			harness.OK(t, <-added)
 			for _, p := range n.Pods() {
@@ -49,7 +49,7 @@ func TestPodEventsExplainWaiting(t *testing.T) {
 			}
 			if mode == lab.OperatorMode {
 				detach(t, l, harness.ENIs(l, n)[1])
-				hasEvent(t, l, "second", corev1.EventTypeWarning, "NetworkLost", "docs/troubleshoot.md")
+				hasEvent(t, l, "second", corev1.EventTypeWarning, "NetworkLost", "docs/troubleshoot/")
 				hasEvent(t, l, "second", corev1.EventTypeNormal, "NetworkRestored")
 				harness.Eventually(t, patience, "CHECK of the pod succeeds again", func() error { return n.CheckPod(t.Context(), n.Pods()[0].Name) })
 			}

@@ -34,7 +34,7 @@ type clusterPolicies struct {
 // withSCTP are its tests that open SCTP connections.
 const withSCTP = "CNP(Admin|Baseline)Tier(EgressSCTP|IngressSCTP|Gress|PortRange|EgressInlineCIDRPeers|EgressNodePeers)"
 
-// kindFound is when the operator has found a kind that was just installed. It looks every 30 s (docs/network-policy.md).
+// kindFound is when the operator has found a kind that was just installed. It looks every 30 s (docs/guides/network-policy.md).
 const kindFound = 32 * time.Second
 
 const needsSCTP = "needs a kernel with SCTP"

@@ -35,7 +35,7 @@ func TestTableOfResults(t *testing.T) {
 
 // The page has the latest recorded results.
 func TestPageHasTheResults(t *testing.T) {
-	const file = "../../docs/conformance.md"
+	const file = "../../docs/reference/conformance.md"
 	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

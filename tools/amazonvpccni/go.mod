@@ -4,6 +4,10 @@ go 1.26.6
 
 tool (
 	github.com/aws/amazon-vpc-cni-k8s/cmd/aws-k8s-agent
+	github.com/aws/amazon-vpc-cni-k8s/cmd/aws-vpc-cni
+	github.com/aws/amazon-vpc-cni-k8s/cmd/aws-vpc-cni-init
+	github.com/aws/amazon-vpc-cni-k8s/cmd/egress-cni-plugin
+	github.com/aws/amazon-vpc-cni-k8s/cmd/grpc-health-probe
 	github.com/aws/amazon-vpc-cni-k8s/cmd/routed-eni-cni-plugin
 )
 
@@ -54,6 +58,7 @@ require (
 	github.com/go-openapi/swag/typeutils v0.27.1 // indirect
 	github.com/go-openapi/swag/yamlutils v0.27.1 // indirect
 	github.com/go-task/slim-sprig/v3 v3.0.0 // indirect
+	github.com/golang/mock v1.6.0 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/google/nftables v0.3.1-0.20251119083706-1db35da82052 // indirect

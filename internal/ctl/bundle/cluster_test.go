@@ -392,7 +392,7 @@ func TestBundleWithoutPermissions(t *testing.T) {
 // The documented ClusterRole suffices for a complete bundle, except for endpoints of kubelets.
 func TestDocumentedClusterRoleSuffices(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
-	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "troubleshoot.md"))
+	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "troubleshoot", "support.md"))
 	harness.OK(t, err)
 	_, text, _ := strings.Cut(string(page), "```yaml\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: berth-support}\n")
 	text, _, _ = strings.Cut(text, "```")

@@ -78,7 +78,7 @@ func EgressRemedy(reason string) string {
 	return cmp.Or(egressRemedies[reason], "Fix what the message names; Berth retries.")
 }
 
-// egressRemedies are the remedies by reason, as in docs/troubleshoot.md, "With Egresses".
+// egressRemedies are the remedies by reason, as in docs/troubleshoot/egress.md, "Troubleshoot Egresses".
 var egressRemedies = map[string]string{
 	"GatewaysReady":    "Nothing.",
 	"Applied":          "Nothing.",

@@ -288,7 +288,7 @@ func Remedy(reason string) string {
 	return cmp.Or(remedies[reason], "Fix what the message names; Berth retries.")
 }
 
-// remedies are the remedies by reason, as in docs/troubleshoot.md, "Conditions of VPCs and NICs".
+// remedies are the remedies by reason, as in docs/troubleshoot/ports.md, "Conditions of VPCs and NICs".
 var remedies = map[string]string{
 	"ProviderFailed":         "Nothing: Berth retries. If it persists, fix what the provider reports.",
 	"Throttled":              "Nothing: Berth retries. If it persists, raise the provider's rate limit.",

@@ -3,7 +3,6 @@ package diagnose
 import (
 	"os"
 	"regexp"
-	"strings"
 	"testing"
 	"time"
 
@@ -142,36 +141,34 @@ func TestNIC(t *testing.T) {
 	}
 }
 
-// docs/troubleshoot.md explains exactly the reasons that have a remedy.
+// docs/troubleshoot/ports.md and docs/troubleshoot/egress.md explain exactly the reasons that have a remedy.
 func TestRemediesMatchDocumentation(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/troubleshoot.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for heading, of := range map[string]struct {
+	for file, of := range map[string]struct {
 		remedies map[string]string
 		least    int
 	}{
-		"### Conditions of VPCs and NICs\n": {remedies, 30}, "## With Egresses\n": {egressRemedies, 15},
+		"ports.md": {remedies, 30}, "egress.md": {egressRemedies, 15},
 	} {
-		_, section, _ := strings.Cut(string(page), heading)
-		section, _, _ = strings.Cut(section, "\n## ")
+		page, err := os.ReadFile("../../../docs/troubleshoot/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
 		explained := map[string]bool{}
-		for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\| `").FindAllStringSubmatch(section, -1) {
+		for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\| `").FindAllStringSubmatch(string(page), -1) {
 			for _, m := range regexp.MustCompile("`([A-Za-z]+)`").FindAllStringSubmatch(row[1], -1) {
 				explained[m[1]] = true
 				if of.remedies[m[1]] == "" {
-					t.Errorf("reason %s of docs/troubleshoot.md has no remedy", m[1])
+					t.Errorf("%s: reason %s has no remedy", file, m[1])
 				}
 			}
 		}
 		for reason := range of.remedies {
 			if !explained[reason] {
-				t.Errorf("docs/troubleshoot.md does not explain reason %s", reason)
+				t.Errorf("%s does not explain reason %s", file, reason)
 			}
 		}
 		if len(explained) < of.least {
-			t.Errorf("found %d reasons under %s, want at least %d", len(explained), heading, of.least)
+			t.Errorf("%s: found %d reasons, want at least %d", file, len(explained), of.least)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 const unanswered = 10 * time.Second
 
 // choose returns the pool that a pod's address comes from, and what selected it
-// (docs/pools.md, "Which pool a pod gets").
+// (docs/guides/pools.md, "Pool selection").
 func choose(f Facts) (pool, by string) {
 	if p := f.Pod.Annotations[v1alpha1.AnnotationPool]; p != "" {
 		return p, "the pod's annotation " + v1alpha1.AnnotationPool

@@ -74,24 +74,24 @@ func trouble(v Verdict, summary, remedy, see string) *Diagnosis {
 	return &Diagnosis{Verdict: v, Summary: summary, Remedy: remedy, See: see}
 }
 
-// Headings of docs/troubleshoot.md.
+// Pages and headings of the documentation.
 const (
-	seeNoNIC     = `docs/troubleshoot.md, "No NIC"`
-	seeNICs      = `docs/troubleshoot.md, "Conditions of VPCs and NICs"`
-	seeNoEgress  = `docs/troubleshoot.md, "No egress"`
-	seeEgresses  = `docs/troubleshoot.md, "Conditions of Egresses"`
-	seeWaits     = `docs/troubleshoot.md, "No address"`
-	seeDaemon    = `docs/troubleshoot.md, "berthd is not there"`
-	seeSandbox   = `docs/troubleshoot.md, "A pod stays in ContainerCreating"`
-	seeNode      = `docs/troubleshoot.md, "The node stays NotReady"`
-	seePackets   = `docs/troubleshoot.md, "Packets do not arrive"`
-	seeOperator  = `docs/troubleshoot.md, "A pod waits"`
-	seeReasons   = `docs/troubleshoot.md, "Reasons of conditions"`
-	seePools     = `docs/troubleshoot.md, "Pools and requests"`
-	seePoolWaits = `docs/troubleshoot.md, "A pod waits for an address of a pool"`
+	seeNoNIC     = `docs/troubleshoot/pods.md, "No NIC"`
+	seeNICs      = `docs/troubleshoot/ports.md, "Conditions of VPCs and NICs"`
+	seeNoEgress  = `docs/troubleshoot/pods.md, "No egress"`
+	seeEgresses  = `docs/troubleshoot/egress.md, "Conditions of Egresses"`
+	seeWaits     = `docs/troubleshoot/pods.md, "No address"`
+	seeDaemon    = `docs/troubleshoot/pods.md, "berthd does not answer"`
+	seeSandbox   = `docs/troubleshoot/pods.md, "A pod stays in ContainerCreating"`
+	seeNode      = `docs/troubleshoot/nodes.md, "The node stays NotReady"`
+	seePackets   = `docs/troubleshoot/packets.md, "Packets do not arrive"`
+	seeOperator  = `docs/troubleshoot/operator-mode.md, "A pod waits"`
+	seeReasons   = `docs/troubleshoot/operator-mode.md, "Reasons of conditions"`
+	seePools     = `docs/troubleshoot/pools.md, "Pools and requests"`
+	seePoolWaits = `docs/troubleshoot/pools.md, "A pod waits for an address of a pool"`
 
-	seePolicies      = `docs/troubleshoot.md, "Network policies"`
-	seeEgressClients = `docs/troubleshoot.md, "Conditions of EgressClients"`
+	seePolicies      = `docs/troubleshoot/pods.md, "Network policies"`
+	seeEgressClients = `docs/troubleshoot/egress.md, "Conditions of EgressClients"`
 )
 
 // Pod diagnoses a pod. The first check that applies determines the result: first the checks of the

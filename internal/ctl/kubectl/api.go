@@ -34,6 +34,15 @@ const page = 500
 type api struct {
 	rest   rest.Interface
 	unread unread
+	first  error // of the failed reads; nil if all succeeded
+}
+
+// err is the error of the first failed read, or nil.
+func (a *api) err() error {
+	if a.first == nil {
+		return nil
+	}
+	return fmt.Errorf("could not be read: %w", a.first)
 }
 
 // unread lists failed reads with their reasons, as "WHAT: WHY".
@@ -199,6 +208,9 @@ func one[T any](ctx context.Context, a *api, what, path string) diagnose.Fact[T]
 // note records a failed read and returns its text.
 func (a *api) note(what string, err error) string {
 	why := fmt.Sprintf("%s: %v", what, err)
+	if a.first == nil {
+		a.first = fmt.Errorf("%s: %w", what, err)
+	}
 	if !slices.Contains(a.unread, why) {
 		a.unread = append(a.unread, why)
 	}

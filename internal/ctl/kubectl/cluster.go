@@ -8,6 +8,7 @@
 //	report.go    the rows of all nodes
 //	output.go    output formats
 //	complete.go  shell completion
+//	settings.go       the Helm release; choices.go the objects that people wrote, drift.go what differs from the release
 //	policycluster.go  network policies, resolved from the API's objects
 //	migrate.go        moving a cluster from another network; migratecluster.go, migratetool.go, migrateplan.go are its parts
 //	status.go, node.go, pod.go, pools.go, vpcs.go, egresses.go, policies.go, trace.go, top.go, events.go  a command each
@@ -88,7 +89,7 @@ Reads everything through the Kubernetes API. It asks the berthd of a node for wh
 that node knows, by port forwarding to the pod.
 
 Exit codes: 0 healthy; 1 the command failed; 2 the command succeeded and found
-a problem (status, node, pod, pools, vpcs, egresses, policies, policy, trace).`,
+a problem (status, node, pod, pools, vpcs, egresses, policies, policy, trace, settings --diff).`,
 		Example: `  kubectl berth status
   kubectl berth pod shop/web-0
   kubectl berth node ip-10-0-1-7.eu-central-1.compute.internal
@@ -107,7 +108,7 @@ a problem (status, node, pod, pools, vpcs, egresses, policies, policy, trace).`,
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("context", completion{p}.contexts)
-	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newPolicies(p), newPolicy(p), newTrace(p), newTop(p), newEvents(p), newMigrate(p), newSettings(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newPolicies(p), newPolicy(p), newTrace(p), newTop(p), newEvents(p), newMigrate(p), newPlan(p), newSettings(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }
 

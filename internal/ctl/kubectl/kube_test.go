@@ -32,16 +32,16 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// person returns the configuration of a user with only the permissions that docs/operate.md documents.
+// person returns the configuration of a user with only the permissions that docs/guides/kubectl-berth.md documents.
 func person(t *testing.T) *rest.Config {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "operate.md"))
+	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "guides", "kubectl-berth.md"))
 	harness.OK(t, err)
-	_, rest, _ := strings.Cut(string(page), "### Rights for kubectl berth")
+	_, rest, _ := strings.Cut(string(page), "### RBAC for kubectl berth")
 	_, rest, _ = strings.Cut(rest, "```yaml\n")
 	roles, _, ok := strings.Cut(rest, "```")
 	if !ok {
-		t.Fatal("docs/operate.md has no roles for kubectl berth")
+		t.Fatal("docs/guides/kubectl-berth.md has no roles for kubectl berth")
 	}
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"roles.yaml": {Data: []byte(roles)}}))
 	c := rbacClient(t)
@@ -123,7 +123,7 @@ func inMode(t *testing.T, ipam string) (dial connect.Dialer, web *corev1.Pod) {
 	return pipes(map[string]http.Handler{"node-a": serving(doc), "node-b": serving(document("node-b"))}), web
 }
 
-// The permissions documented in docs/operate.md suffice for every command in all modes.
+// The permissions documented in docs/guides/kubectl-berth.md suffice for every command in all modes.
 func TestDocumentedPermissionsSuffice(t *testing.T) {
 	cfg := person(t)
 	for ipam, more := range map[string]func(){
@@ -249,7 +249,7 @@ func TestMissingPermissionsAndUnknownNames(t *testing.T) {
 	}
 }
 
-// With the permissions of docs/operate.md the commands show each NIC's port, and the reason why it is not
+// With the permissions of docs/guides/kubectl-berth.md the commands show each NIC's port, and the reason why it is not
 // ready, from objects of the API server.
 func TestNICsInVPCs(t *testing.T) {
 	cfg := person(t)
@@ -317,7 +317,7 @@ func TestNICsInVPCs(t *testing.T) {
 	}
 }
 
-// With the permissions of docs/operate.md the commands show pods that name missing Egresses, including
+// With the permissions of docs/guides/kubectl-berth.md the commands show pods that name missing Egresses, including
 // host-network pods.
 func TestPodsThatNameMissingEgresses(t *testing.T) {
 	cfg := person(t)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/awsvpccni"
@@ -110,7 +109,10 @@ berth.dev/network of Nodes. A node never runs the daemons of both networks.
 apply --finish removes what the former network left on the nodes, and its DaemonSet. There is
 no rollback after it.
 
-verify checks that each pod's address has exactly one owner, and exits with 2 otherwise.`,
+verify checks that each pod's address has exactly one owner and that each pod answers its node,
+and exits with 2 otherwise.
+
+While the API server does not answer, all of them try again for up to 5 minutes.`,
 		Example: `  kubectl berth migrate amazon-vpc-cni plan
   kubectl berth migrate amazon-vpc-cni apply --nodes ip-10-0-1-7.ec2.internal
   kubectl berth migrate amazon-vpc-cni apply --max-unavailable 3`,
@@ -158,8 +160,7 @@ verify checks that each pod's address has exactly one owner, and exits with 2 ot
 type migration struct {
 	*program
 	*toolRunner
-	clock clock.Clock
-	tell  func(node, what string) // progress of a run
+	tell func(node, what string) // progress of a run
 	// operatorAccount is the service account of berth-operator; empty: the usual one.
 	operatorAccount string
 }
@@ -175,7 +176,7 @@ func newMigration(p *program, cmd *cobra.Command, from string, f *migrateFlags) 
 	if f.maxUnavailable < 1 {
 		return nil, fmt.Errorf("--max-unavailable is %d: expected at least 1", f.maxUnavailable)
 	}
-	m := &migration{program: p, toolRunner: &toolRunner{requests: &requests{berth: p.daemons, limit: p.timeout}, from: formers[i], image: f.image}, clock: p.Clock}
+	m := &migration{program: p, toolRunner: &toolRunner{requests: &requests{berth: p.daemons, limit: p.timeout, clock: p.Clock}, from: formers[i], image: f.image}}
 	of := m.from.daemonSet
 	if f.daemonSet != "" {
 		of = f.daemonSet
@@ -186,6 +187,13 @@ func newMigration(p *program, cmd *cobra.Command, from string, f *migrateFlags) 
 	}
 	if m.from.dump != (f.etcdDump != "") {
 		return nil, fmt.Errorf("--etcd-dump is %q: expected a file with %s, and none with other networks", f.etcdDump, migrate.CoilV1)
+	}
+	var last string
+	m.retrying = func(why string) {
+		if why != last {
+			last = why
+			fmt.Fprintln(cmd.ErrOrStderr(), view.Printable(why))
+		}
 	}
 	var err error
 	if m.api, err = p.reach(cmd.Context()); err == nil && m.from.objects != nil {
@@ -224,11 +232,11 @@ func (m *migration) move(cmd *cobra.Command, d rollout.Direction, f *migrateFlag
 	if cmd.Context().Err() != nil {
 		return fmt.Errorf("interrupted: %w. The next call continues", err)
 	}
-	s, observed := m.Observe(cmd.Context())
+	s, observed := m.see(cmd.Context(), false)
 	if observed != nil {
 		return errors.Join(err, observed)
 	}
-	report.fill(&s)
+	report.fill(&s.State)
 	if shown := f.out.show(cmd, report, report.write); shown != nil {
 		return errors.Join(err, shown)
 	}

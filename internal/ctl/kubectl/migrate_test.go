@@ -35,7 +35,7 @@ func TestMigrateInPlace(t *testing.T) {
 	}
 
 	out, code, err := of("plan")
-	if !strings.Contains(out, "warm-ip-target: \"5\"") || !strings.Contains(out, "MAGIC=1: unknown") {
+	if !strings.Contains(out, "warm-ip-target: 5") || !strings.Contains(out, "MAGIC=1: unknown") {
 		t.Errorf("plan lacks the settings of aws-node:\n%s", out)
 	}
 	if err != nil || code != 0 || strings.Count(out, "to be moved") != movedNodes || !strings.Contains(out, "node-1   to be moved   3      1          0          0") {
@@ -68,8 +68,24 @@ func TestMigrateInPlace(t *testing.T) {
 	m.mu.Lock()
 	m.adopted["node-0"] = m.adopted["node-0"][1:]
 	m.mu.Unlock()
-	if out, code, err = of("verify"); err != nil || code != 0 || !strings.Contains(out, "1 nodes of Berth, 2 pods: 0 problems") {
+	if out, code, err = of("verify"); err != nil || code != 0 || !strings.Contains(out, "1 nodes of Berth, 2 pods: 0 problems\nAddresses that answered: 2 by ICMP echo\n") {
 		t.Errorf("verify: exit code = %d, error = %v\n%s", code, err, out)
+	}
+	var daemon corev1.Pod
+	harness.OK(t, m.c.Get(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd-node-0"}, &daemon))
+	ready := daemon.Status.Conditions
+	daemon.Status.Conditions = nil
+	harness.OK(t, m.c.Status().Update(t.Context(), &daemon))
+	if out, code, err = of("verify"); err != nil || code != ExitUnwell || !strings.Contains(out, "! node-0: berthd is not ready: the node's pods were not checked\n") {
+		t.Errorf("verify while berthd is not ready: exit code = %d, error = %v\n%s", code, err, out)
+	}
+	daemon.Status.Conditions = ready
+	harness.OK(t, m.c.Status().Update(t.Context(), &daemon))
+	m.mu.Lock()
+	m.mute = "web-0-1"
+	m.mu.Unlock()
+	if out, code, err = of("verify", "-o", "wide"); err != nil || code != ExitUnwell || !strings.Contains(out, "! node-0: pod default/web-0-1: the node tool has no answer of its address 10.0.0.11\n") || !strings.Contains(out, "default/web-0-2   10.0.0.12   ICMP echo") {
+		t.Errorf("verify with a pod that does not answer: exit code = %d, error = %v\n%s", code, err, out)
 	}
 	m.mu.Lock()
 	forgotten := m.adopted["node-0"]
@@ -96,7 +112,7 @@ func TestMigrateInPlace(t *testing.T) {
 	if out, code, err = of("apply"); err != nil || code != 0 || len(m.runs) != runs {
 		t.Errorf("a second apply: exit code = %d, error = %v, %d runs of the node tool\n%s", code, err, len(m.runs)-runs, out)
 	}
-	if out, code, err = of("apply", "--finish"); err != nil || code != 0 || len(m.daemons("berthd")) != movedNodes {
+	if out, code, err = of("apply", "--finish"); err != nil || code != 0 || len(m.daemons("berthd")) != movedNodes || strings.Count(out, "finished") != movedNodes {
 		t.Fatalf("finish: exit code = %d, error = %v, berthd on %v\n%s", code, err, m.daemons("berthd"), out)
 	}
 	if err := m.c.Get(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "aws-node"}, &appsv1.DaemonSet{}); err == nil {

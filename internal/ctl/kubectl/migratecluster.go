@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -108,7 +107,7 @@ func (m *migration) observe(ctx context.Context, everyPod bool) (s *seen, err er
 		n := rollout.Node{
 			Name: k.Name, Label: k.Labels[rollout.Label], Ready: isReady(k), Cordoned: k.Spec.Unschedulable,
 			Former: cmp.Or(former[k.Name], rollout.Absent), Berthd: cmp.Or(berthd[k.Name], rollout.Absent),
-			Tainted:        slices.ContainsFunc(k.Spec.Taints, m.isTaint),
+			Tainted:        slices.ContainsFunc(k.Spec.Taints, m.from.isTaint),
 			FormerControls: formerControls[k.Name], BerthControls: berthControls[k.Name],
 		}
 		if s.config != nil {
@@ -128,8 +127,8 @@ func (m *migration) observe(ctx context.Context, everyPod bool) (s *seen, err er
 		}
 		s.Nodes = append(s.Nodes, n)
 	}
-	if len(a.unread) > 0 {
-		return nil, errors.New(strings.Join(a.unread, "; "))
+	if err := a.err(); err != nil {
+		return nil, err
 	}
 	slices.SortFunc(s.Nodes, func(x, y rollout.Node) int { return cmp.Compare(x.Name, y.Name) })
 	return s, nil
@@ -380,7 +379,8 @@ func (m *migration) writeProgress(ctx context.Context, s *seen, key string, v an
 	return m.api.rest.Patch(types.MergePatchType).AbsPath(m.configPath()).Body(body).Do(ctx).Error()
 }
 
-func (m *migration) isTaint(t corev1.Taint) bool { return m.from.taint != "" && t.Key == m.from.taint }
+// isTaint reports whether a taint is the former system's.
+func (f former) isTaint(t corev1.Taint) bool { return f.taint != "" && t.Key == f.taint }
 
 // untaint removes the former system's taint of a Node, and no other.
 func (m *migration) untaint(ctx context.Context, node string) error {
@@ -388,6 +388,6 @@ func (m *migration) untaint(ctx context.Context, node string) error {
 	if err := into(ctx, m.api.rest.Get().AbsPath(nodesPath+join(node)), &k); err != nil {
 		return err
 	}
-	left := slices.DeleteFunc(slices.Clone(k.Spec.Taints), m.isTaint)
+	left := slices.DeleteFunc(slices.Clone(k.Spec.Taints), m.from.isTaint)
 	return m.patchNode(ctx, node, map[string]any{"metadata": map[string]any{"resourceVersion": k.ResourceVersion}, "spec": map[string]any{"taints": left}})
 }

@@ -3,6 +3,7 @@ package kubectl
 import (
 	"cmp"
 	"context"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -44,7 +45,7 @@ func (m *migration) moveObjects(ctx context.Context, with rollout.Kind) error {
 
 // coilObjects returns what moves Coil's pools and blocks.
 func (m *migration) coilObjects() (objectMover, error) {
-	c := &coilobjects.Cluster{API: m.api.rest, Operator: m.operatorUser(), Namespace: m.formerNamespace, Clock: m.clock}
+	c := &coilobjects.Cluster{API: m.api.rest, Operator: m.operatorUser(), Namespace: m.formerNamespace, Clock: m.clock, OriginatingOnly: hasFlag(&m.formerSpec, "enable-originating-only")}
 	if m.dump != nil {
 		d, err := etcd.ParseDump(m.dump, etcd.DefaultPrefix)
 		if err != nil {
@@ -53,6 +54,13 @@ func (m *migration) coilObjects() (objectMover, error) {
 		c.Dump = &d
 	}
 	return c, nil
+}
+
+// hasFlag reports whether a program of a pod has a boolean flag.
+func hasFlag(spec *corev1.PodSpec, name string) bool {
+	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool {
+		return slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool { return arg == "--"+name || arg == "--"+name+"=true" })
+	})
 }
 
 // operatorUser returns the user name of berth-operator.

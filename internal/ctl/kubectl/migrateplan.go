@@ -3,7 +3,6 @@ package kubectl
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -47,7 +46,7 @@ type PlannedNode struct {
 // plan prints what a migration would do.
 func (m *migration) plan(cmd *cobra.Command, f *migrateFlags) error {
 	ctx := cmd.Context()
-	s, err := m.observe(ctx, true)
+	s, err := m.see(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -57,8 +56,12 @@ func (m *migration) plan(cmd *cobra.Command, f *migrateFlags) error {
 			return err
 		}
 	}
-	plan := m.planned(s, f, tools)
-	if err := m.planObjects(ctx, &plan); err != nil {
+	var plan MigrationPlan
+	err = m.patiently(ctx, func(ctx context.Context) error {
+		plan = m.planned(s, f, tools)
+		return m.planObjects(ctx, &plan)
+	})
+	if err != nil {
 		return err
 	}
 	blocks := func(list []migrate.Obstacle) bool { return len(migrate.Plan{Obstacles: list}.Blocked()) > 0 }
@@ -114,16 +117,20 @@ func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, ver
 		for len(left) > 0 && len(running) < m.parallel {
 			node := left[0]
 			left = left[1:]
-			if err := m.startSurvey(ctx, node, verb); err != nil {
+			if err := m.patiently(ctx, func(ctx context.Context) error { return m.startSurvey(ctx, node, verb) }); err != nil {
 				return nil, err
 			}
 			running = append(running, node)
 			started[node] = m.clock.Now()
 		}
-		a := &api{rest: m.api.rest}
-		pods := m.toolPods(ctx, a)
-		if len(a.unread) > 0 {
-			return nil, fmt.Errorf("could not be read: %s", strings.Join(a.unread, "; "))
+		var pods map[string]corev1.Pod
+		err := m.patiently(ctx, func(ctx context.Context) error {
+			a := &api{rest: m.api.rest}
+			pods = m.toolPods(ctx, a)
+			return a.err()
+		})
+		if err != nil {
+			return nil, err
 		}
 		running = slices.DeleteFunc(running, func(node string) bool {
 			pod, has := pods[node]
@@ -135,7 +142,9 @@ func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, ver
 			return !t.Running
 		})
 		for node := range out {
-			if err := m.Do(ctx, rollout.Action{Kind: rollout.DiscardTool, Node: node}); err != nil {
+			if err := m.patiently(ctx, func(ctx context.Context) error {
+				return m.Do(ctx, rollout.Action{Kind: rollout.DiscardTool, Node: node})
+			}); err != nil {
 				return nil, fmt.Errorf("delete the node tool's pod on Node %s: %w", node, err)
 			}
 		}
@@ -165,8 +174,11 @@ func (m *migration) startSurvey(ctx context.Context, node, verb string) error {
 func (m *migration) surveyed(ctx context.Context, pod *corev1.Pod, exists bool, verb string, started time.Time) *rollout.Tool {
 	t := &rollout.Tool{Verb: verb, Running: true}
 	if exists {
-		var err error
-		if t, err = m.toolState(ctx, pod); err != nil {
+		err := m.patiently(ctx, func(ctx context.Context) (err error) {
+			t, err = m.toolState(ctx, pod)
+			return err
+		})
+		if err != nil {
 			t = &rollout.Tool{Verb: verb, Err: view.Printable(err.Error())}
 		}
 	}
@@ -176,8 +188,8 @@ func (m *migration) surveyed(ctx context.Context, pod *corev1.Pod, exists bool, 
 	return t
 }
 
-// surveyPatience is how long the node tool may take to read a node's state.
-const surveyPatience = time.Minute
+// surveyPatience is how long the node tool may take to read a node's state, with the start of its pod.
+const surveyPatience = 3 * time.Minute
 
 // planned puts the plan together.
 func (m *migration) planned(s *seen, f *migrateFlags, tools map[string]*rollout.Tool) MigrationPlan {
@@ -227,7 +239,7 @@ func (m *migration) steps(s *seen) []migrate.Step {
 	return []migrate.Step{
 		{Name: "confine", What: fmt.Sprintf("DaemonSet %s keeps away from nodes with the label %s; its running pods are not restarted", s.Former.Name, rollout.Label), Done: s.Former.Confined},
 		{Name: "move", What: fmt.Sprintf("node by node: the label %s=%s ends its %s, %s, the label %s=%s starts berthd", rollout.Label, rollout.Moving, m.formerName, moves, rollout.Label, rollout.Serving)},
-		{Name: "verify", What: "each pod's address has exactly one owner"},
+		{Name: "verify", What: "each pod's address has exactly one owner, and each pod answers its node"},
 		{Name: "finish", What: fmt.Sprintf("apply --finish removes what %s left on nodes, and DaemonSet %s", m.from.name, s.Former.Name), Final: true},
 	}
 }
@@ -300,9 +312,14 @@ type MovedNode struct {
 	Replaced int    `json:"replaced"` // pods that were evicted
 }
 
+// fill adds the nodes. After a finish the records are gone, and the label is left.
 func (r *Migration) fill(s *rollout.State) {
+	finished := r.Command == string(rollout.Finish) && s.From == ""
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
+		if finished && n.Label == rollout.Serving {
+			n.Record.Finished = true
+		}
 		if state := rollout.Describe(n); state != "" {
 			r.Nodes = append(r.Nodes, MovedNode{n.Name, state, n.Record.Adopted, n.Record.Replaced})
 		}
@@ -311,133 +328,4 @@ func (r *Migration) fill(s *rollout.State) {
 
 func (r *Migration) write(p *view.Printer, _ bool) {
 	p.Section("Nodes", view.GridOf(r.Nodes, func(n MovedNode) []any { return []any{n.Name, n.State, n.Adopted, n.Replaced} }, "NODE", "STATE", "ADOPTED", "REPLACED"), "none")
-}
-
-// Verification is the output of verify.
-type Verification struct {
-	From     string   `json:"from"`
-	Nodes    int      `json:"nodes"` // that Berth serves
-	Pods     int      `json:"pods"`  // whose addresses were compared
-	Problems []string `json:"problems"`
-}
-
-// verify compares the pods of the cluster with what nodes say of their addresses.
-func (m *migration) verify(cmd *cobra.Command, f *migrateFlags) error {
-	ctx := cmd.Context()
-	s, err := m.observe(ctx, false)
-	if err != nil {
-		return err
-	}
-	v := Verification{From: m.from.name, Problems: []string{}}
-	serving := func(n *rollout.Node) bool { return n.Label == rollout.Serving && n.Berthd == rollout.Ready }
-	if slices.Contains(m.from.verbs, rollout.Verify) && !f.noNodePods {
-		tools, err := m.survey(ctx, cmd, s, rollout.Verify, f.nodes, serving)
-		if err != nil {
-			return err
-		}
-		for _, n := range s.Nodes {
-			if t := tools[n.Name]; t != nil {
-				v.problem(n.Name, t.Problems()...)
-			}
-		}
-	}
-	if err := m.compare(ctx, s, &v, func(n *rollout.Node) bool {
-		return serving(n) && (len(f.nodes) == 0 || slices.Contains(f.nodes, n.Name))
-	}); err != nil {
-		return err
-	}
-	slices.Sort(v.Problems)
-	return f.out.finish(cmd, v, len(v.Problems) > 0, func(p *view.Printer, _ bool) {
-		p.Printf("%d nodes of Berth, %d pods: %s\n", v.Nodes, v.Pods, view.Count(len(v.Problems), "problem"))
-		for _, text := range v.Problems {
-			p.Printf("! %s\n", text)
-		}
-	})
-}
-
-func (v *Verification) problem(of string, texts ...string) {
-	for _, text := range texts {
-		v.Problems = append(v.Problems, of+": "+text)
-	}
-}
-
-// owners returns the pods that have addresses of the pod network, by address. Addresses that two pods have are problems.
-func (v *Verification) owners(pods []corev1.Pod) map[netip.Addr]*corev1.Pod {
-	owners := map[netip.Addr]*corev1.Pod{}
-	for i := range pods {
-		p := &pods[i]
-		if len(podsOfNode(pods[i:i+1])) == 0 {
-			continue
-		}
-		for _, ip := range p.Status.PodIPs {
-			addr, err := netip.ParseAddr(ip.IP)
-			if err != nil {
-				continue
-			}
-			if other, twice := owners[addr]; twice {
-				v.problem(p.Spec.NodeName, fmt.Sprintf("pod %s/%s has address %s, and so has pod %s/%s", p.Namespace, p.Name, addr, other.Namespace, other.Name))
-			}
-			owners[addr] = p
-		}
-	}
-	return owners
-}
-
-// compare holds the addresses of pods, of all nodes, against those that each berthd has given out.
-func (m *migration) compare(ctx context.Context, s *seen, v *Verification, chosen func(*rollout.Node) bool) error {
-	a := &api{rest: m.api.rest}
-	pods := list[corev1.Pod](ctx, a, "pods", podsOfAll, nil)
-	daemons := m.daemonPods(ctx, a, "")
-	if len(a.unread) > 0 {
-		return fmt.Errorf("could not be read: %s", strings.Join(a.unread, "; "))
-	}
-	moved := map[string]bool{} // the chosen nodes
-	for i := range s.Nodes {
-		moved[s.Nodes[i].Name] = chosen(&s.Nodes[i])
-	}
-	owners := v.owners(pods)
-	has := map[string][]netip.Addr{} // by pod of a chosen node
-	where := map[string]string{}     // its node
-	for addr, p := range owners {
-		if name := p.Namespace + "/" + p.Name; moved[p.Spec.NodeName] {
-			has[name], where[name] = append(has[name], addr), p.Spec.NodeName
-		}
-	}
-	nodes, err := m.nodeClient()
-	if err != nil {
-		return err
-	}
-	var ask []daemon
-	for _, d := range daemons {
-		if moved[d.node] {
-			ask = append(ask, d)
-		}
-	}
-	given := map[netip.Addr]string{}
-	for node, answer := range askAll(nodes, ask, func(int) {}, func(d daemon) answer { doc, err := nodes.document(ctx, d); return answer{doc, err} }) {
-		v.Nodes++
-		if answer.err != nil {
-			v.problem(node, fmt.Sprintf("berthd could not be queried: %v", answer.err))
-			continue
-		}
-		for _, of := range answer.doc.Allocated {
-			name := of.Namespace + "/" + of.Pod
-			if other, twice := given[of.Address]; twice {
-				v.problem(node, fmt.Sprintf("berthd gave address %s to pod %s, and another one to pod %s", of.Address, name, other))
-			}
-			given[of.Address] = name
-			if p, taken := owners[of.Address]; taken && p.Namespace+"/"+p.Name != name {
-				v.problem(node, fmt.Sprintf("berthd gave address %s to pod %s, and pod %s/%s has it", of.Address, name, p.Namespace, p.Name))
-			}
-		}
-	}
-	for name, addrs := range has {
-		v.Pods++
-		for _, addr := range addrs {
-			if given[addr] != name {
-				v.problem(where[name], fmt.Sprintf("pod %s has address %s, which berthd did not give to it: delete the pod, or run apply", name, addr))
-			}
-		}
-	}
-	return nil
 }

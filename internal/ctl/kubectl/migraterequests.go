@@ -3,7 +3,11 @@ package kubectl
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
 
@@ -20,6 +25,50 @@ type requests struct {
 	api   *api
 	berth string        // Berth's namespace
 	limit time.Duration // of one request
+	clock clock.Clock
+	// retrying says that the API server does not answer.
+	retrying func(why string)
+}
+
+// patiently repeats what reads or changes something while the API server does not answer, for as long as a run would.
+// Errors that the API server answers with are final.
+func (r *requests) patiently(ctx context.Context, do func(context.Context) error) error {
+	began := r.clock.Now()
+	for {
+		err := do(ctx)
+		if err == nil || !away(err) || r.clock.Now().Sub(began) > rollout.Patience {
+			return err
+		}
+		r.retrying("will be retried: " + err.Error())
+		select {
+		case <-r.clock.After(time.Second):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// see is observe, patiently.
+func (m *migration) see(ctx context.Context, everyPod bool) (s *seen, err error) {
+	err = m.patiently(ctx, func(ctx context.Context) (err error) {
+		s, err = m.observe(ctx, everyPod)
+		return err
+	})
+	return s, err
+}
+
+// away reports whether an error says that the API server does not answer, or is about to end.
+func away(err error) bool {
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+		return apierrors.IsServiceUnavailable(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err)
+	}
+	for _, of := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNREFUSED, syscall.ECONNRESET, context.DeadlineExceeded} {
+		if errors.Is(err, of) {
+			return true
+		}
+	}
+	lost := net.Error(nil)
+	return errors.As(err, &lost)
 }
 
 // quick bounds a request that changes something.

@@ -122,6 +122,9 @@ func (r *toolRunner) berthctl(verb string) (toolPod, error) {
 	t.mount("migrate-lib-cni", "/var/lib/cni", "/var/lib/cni")
 	t.mount("migrate-run", "/run", "/run", "/var/run")
 	t.hostPaths(&spec, of.VolumeMounts)
+	for i := range t.container.VolumeMounts { // berthd only reads the former system's state
+		t.container.VolumeMounts[i].ReadOnly = false
+	}
 	if r.from.dump {
 		t.volumes = append(t.volumes, corev1.Volume{Name: dumpName, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: dumpName}}}})
 		t.container.VolumeMounts = append(t.container.VolumeMounts, corev1.VolumeMount{Name: dumpName, MountPath: "/etc/berth-migration"})

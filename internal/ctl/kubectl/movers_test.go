@@ -42,6 +42,7 @@ type movers struct {
 	runs    []string                       // of the node tool: NODE VERB
 	adopted map[string][]corev1.Pod        // by node: pods that berthd serves
 	answer  func(node, verb string) string // replaces the node tool's output, if not empty
+	mute    string                         // pod that answers no node tool
 	faults  []string
 	served  int // rounds in which berthd ran: a disruption allowance comes late
 }
@@ -282,7 +283,11 @@ func (m *movers) logs(w http.ResponseWriter, r *http.Request) {
 		if i == 0 && verb == string(rollout.Apply) {
 			fate = migrate.Replace
 		}
-		of = append(of, migrate.Pod{Namespace: p.Namespace, Name: p.Name, Interface: "eth0", Fate: fate})
+		one := migrate.Pod{Namespace: p.Namespace, Name: p.Name, Interface: "eth0", Fate: fate}
+		if verb == rollout.Verify && p.Name != m.mute {
+			one.Reached = []migrate.Reached{{Address: netip.MustParseAddr(p.Status.PodIP), By: migrate.ByICMP}}
+		}
+		of = append(of, one)
 	}
 	var v any = migrate.Report{From: migrate.AmazonVPCCNI, Command: verb, Pods: of}.Complete()
 	if verb == rollout.Survey {

@@ -160,7 +160,7 @@ func withPolicies(t *testing.T) []*corev1.Pod {
 	return pods
 }
 
-// With the rights of docs/operate.md people see which policies there are and where they are not in force.
+// With the rights of docs/guides/kubectl-berth.md people see which policies there are and where they are not in force.
 func TestPolicies(t *testing.T) {
 	cfg := person(t)
 	pods := withPolicies(t)

@@ -19,8 +19,8 @@ func WriteReference(w io.Writer) error {
 
 %s
 
-What the commands are for, and the rights that they need, is in
-[operate](../operate.md#looking-at-the-cluster).
+For the purpose of each command and the required permissions, see
+[kubectl berth and berthctl](../guides/kubectl-berth.md#inspect-the-cluster).
 
 `, root.Long)
 	writeCommands(&b, root, "")

@@ -26,6 +26,7 @@ type Status struct {
 	Modes    []diagnose.Mode `json:"modes"`   // of the nodes, sorted
 	Versions []Version       `json:"versions"`
 	Operator *Operator       `json:"operator,omitempty"` // nil if no operator is needed
+	Settings *SettingsState  `json:"settings,omitempty"`
 	Totals   Totals          `json:"totals"`
 	Trouble  []string        `json:"trouble"`  // problems of the cluster as a whole
 	Nodes    []Node          `json:"nodes"`    // by name

@@ -21,18 +21,45 @@ import (
 )
 
 func newSettings(p *program) *cobra.Command {
-	return &cobra.Command{
-		Use:   "settings",
-		Short: "Print the chart values that were chosen for this cluster",
+	var dir string
+	var force, diff bool
+	cmd := &cobra.Command{
+		Use:   "settings [DIR]",
+		Short: "Print, save and compare the settings that were chosen for this cluster",
 		Long: `Print the chart values that were chosen for this cluster, without the chart's defaults, as a
 file for helm's --values: a backup before an upgrade, or the settings of another cluster.
 
+With --output-dir, write a folder with all that was chosen:
+
+  values.yaml  the chart values
+  objects/     AddressPools, Egresses, NICPolicies, NodeNetworkTemplates, VPCs without their
+               Secrets, Berth's annotations and labels of Namespaces, and the ConfigMap
+               berthd-allowed if it differs from the chart values
+  nodes/       fields of spec.eni that somebody set in NodeNetworks; apply them once the nodes
+               have joined
+
+With --diff, list the objects and fields of the Helm release that somebody changed, removed
+or added in the cluster; with --diff DIR, also what differs from a folder that --output-dir
+wrote. Exits with 2 if there is a difference.
+
 Reads the release that Helm has recorded in the namespace of Berth, which takes the right
-to list Secrets there. Values may contain what only you should read, such as extraEnv.`,
+to list Secrets there; --diff also takes the right to read the objects of the release.
+Values may contain what only you should read, such as extraEnv.`,
 		Example: `  kubectl berth settings > berth.yaml
-  helm upgrade --install berth CHART --namespace kube-system --values berth.yaml`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+  kubectl berth settings --output-dir backup
+  kubectl berth settings --diff
+  helm upgrade --install berth CHART --namespace kube-system --values backup/values.yaml
+  kubectl apply -f backup/objects`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case len(args) > 0 && !diff:
+				return fmt.Errorf("argument %q: expected --diff with it, or --output-dir to write a folder", args[0])
+			case dir != "" && diff:
+				return errors.New("--output-dir and --diff exclude each other")
+			case force && dir == "":
+				return errors.New("--force is for --output-dir")
+			}
 			a, err := p.reach(cmd.Context())
 			if err != nil {
 				return err
@@ -40,6 +67,16 @@ to list Secrets there. Values may contain what only you should read, such as ext
 			s, err := a.settings(cmd.Context(), p.daemons)
 			if err != nil {
 				return err
+			}
+			switch {
+			case dir != "":
+				c, err := a.choices(cmd.Context(), s)
+				if err != nil {
+					return err
+				}
+				return c.write(dir, force)
+			case diff:
+				return printDrift(a, cmd, s, args)
 			}
 			text, err := s.text()
 			if err != nil {
@@ -49,6 +86,37 @@ to list Secrets there. Values may contain what only you should read, such as ext
 			return err
 		},
 	}
+	cmd.Flags().StringVarP(&dir, "output-dir", "o", "", "write a folder with all that was chosen")
+	cmd.Flags().BoolVar(&force, "force", false, "replace a folder that --output-dir wrote before")
+	cmd.Flags().BoolVar(&diff, "diff", false, "list differences between the cluster and the Helm release, and the folder DIR if given")
+	return cmd
+}
+
+// printDrift prints how the cluster differs from the release, and from a saved folder if one is named.
+func printDrift(a *api, cmd *cobra.Command, s *settings, dirs []string) error {
+	found, err := a.drift(cmd.Context(), s)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		saved, err := readChoices(dir)
+		if err != nil {
+			return err
+		}
+		c, err := a.choices(cmd.Context(), s)
+		if err != nil {
+			return err
+		}
+		since, err := saved.compare(c)
+		if err != nil {
+			return err
+		}
+		found = append(found, since...)
+	}
+	if err := writeDifferences(cmd.OutOrStdout(), found); err != nil || len(found) == 0 {
+		return err
+	}
+	return errUnwell
 }
 
 // settings is what people chose for a cluster.
@@ -76,7 +144,8 @@ type helmRelease struct {
 	Chart   struct {
 		Metadata struct{ Name, Version string }
 	}
-	Config json.RawMessage // the values that were given to helm
+	Config   json.RawMessage // the values that were given to helm
+	Manifest string          // the rendered objects
 }
 
 // maxRelease bounds the size of a decompressed record. The API server stores at most 1 MiB of a compressed one.
@@ -120,16 +189,19 @@ func (a *api) settings(ctx context.Context, namespace string) (*settings, error)
 		Metadata metav1.ObjectMeta `json:"metadata"`
 	}](ctx, a, "DaemonSet "+connect.DaemonName, "/apis/apps/v1/namespaces/"+namespace+"/daemonsets/"+connect.DaemonName)
 	if len(a.unread) > 0 {
-		return nil, errors.New("could not be read: " + strings.Join(a.unread, "; "))
+		return nil, a.err()
 	}
-	name := daemons.Value.Metadata.Labels["app.kubernetes.io/instance"]
+	name := ""
+	if daemons.Value != nil {
+		name = daemons.Value.Metadata.Labels["app.kubernetes.io/instance"]
+	}
 	if name == "" {
 		return nil, fmt.Errorf("no DaemonSet %s of Berth's chart exists in namespace %s: name the namespace of the release with --berth-namespace", connect.DaemonName, namespace)
 	}
 	for _, kind := range []string{"secrets", "configmaps"} { // Helm's storage by default, and with HELM_DRIVER=configmap
 		found := list[stored](ctx, a, kind+" of Helm", "/api/v1/namespaces/"+namespace+"/"+kind, query{"labelSelector": "owner=helm,name=" + name})
 		if len(a.unread) > 0 {
-			return nil, errors.New("could not be read: " + strings.Join(a.unread, "; "))
+			return nil, a.err()
 		}
 		if newest, ok := current(found); ok {
 			return newest.settings(namespace, kind)

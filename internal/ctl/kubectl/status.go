@@ -46,6 +46,7 @@ and YAML list all nodes. Exits with 2 on a problem.`,
 				return err
 			}
 			s := statusOf(o)
+			s.Settings = settingsState(ctx, p)
 			return out.finish(cmd, s, !s.Healthy, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
 		},
 	}
@@ -182,6 +183,7 @@ func head(p *view.Printer, s Status) {
 	if o := s.Operator; o != nil {
 		p.Printf("Operator: %d of %s ready; the leader is %s\n", o.Ready, view.Count(o.Pods, "pod"), cmp.Or(o.Leader, "unknown"))
 	}
+	s.Settings.write(p)
 	if t.Unknown < t.Nodes {
 		p.Printf("Addresses: %d used, %d warm, %d cooling", t.Used, t.Warm, t.Cooling)
 		if t.Unknown > 0 {

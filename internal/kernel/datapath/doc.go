@@ -2,7 +2,7 @@
 // filtering (the pod side and the rule priorities follow the proposal for the Amazon VPC CNI). It speaks netlink and
 // nftables only, runs no program, and knows nothing of Kubernetes or a cloud.
 //
-// docs/architecture.md, "Data path", lists the rules, chains and routes. The number of policy rules depends on the
+// docs/contribute/data-path.md, "Data path", lists the rules, chains and routes. The number of policy rules depends on the
 // number of ENIs, not of pods. Their marks are set on packets from pod links, after DNAT, so that the packet's real
 // destination decides and not a Service's address. The ENI of a source address is found by one hash lookup in a map
 // that is filled when the ENI is set up, so adding a pod changes routes only.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -87,16 +86,16 @@ type foreignKey struct {
 
 // foreignRoutes are the routes of other software to single addresses.
 type foreignRoutes struct {
-	mu     sync.Mutex         // guards the fields below; never held during I/O
-	routes map[foreignKey]int // the protocol of each; nil unless watched
-	at     time.Time          // of the last reading
+	mu     sync.Mutex    // guards the fields below; never held during I/O
+	routes *foreignTable // nil unless watched
+	at     time.Time     // of the last reading
 	// watched means that events arrive, and complete that the routes were read since.
 	watched, complete bool
 	watches           int // how often watch was called
 	// readings is the number of readings in progress, and late the changes since the first of them began, which
 	// it may have missed.
 	readings int
-	late     []func(map[foreignKey]int)
+	late     []func(*foreignTable)
 }
 
 // foreignReread is how long events alone are trusted.
@@ -109,7 +108,7 @@ func (f *foreignRoutes) list(now time.Time) map[foreignKey]int {
 	if !f.watched || !f.complete || now.Sub(f.at) >= foreignReread {
 		return nil
 	}
-	return maps.Clone(f.routes)
+	return f.routes.all()
 }
 
 // watch notes whether events arrive from now on. Events may have been missed before.
@@ -147,11 +146,11 @@ func (f *foreignRoutes) read(k *kernel) (map[foreignKey]int, error) {
 	if f.watched {
 		f.routes, f.complete, f.at = found, f.watches == watches, time.Now()
 	}
-	return maps.Clone(found), nil
+	return found.all(), nil
 }
 
 // change applies an event, and reports whether it made a difference.
-func (f *foreignRoutes) change(do func(map[foreignKey]int)) bool {
+func (f *foreignRoutes) change(do func(*foreignTable)) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.readings > 0 {
@@ -160,17 +159,20 @@ func (f *foreignRoutes) change(do func(map[foreignKey]int)) bool {
 	if f.routes == nil {
 		return false
 	}
-	before := len(f.routes)
+	before := f.routes.size
 	do(f.routes)
-	return len(f.routes) != before
+	return f.routes.size != before
 }
 
 // to returns a route to an address by another link than index; false: none is known.
 func (f *foreignRoutes) to(addr netip.Addr, index int) (foreignKey, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for key := range f.routes {
-		if key.addr == addr && key.link != index {
+	if f.routes == nil {
+		return foreignKey{}, false
+	}
+	for key := range f.routes.byAddr[addr] {
+		if key.link != index {
 			return key, true
 		}
 	}
@@ -178,7 +180,7 @@ func (f *foreignRoutes) to(addr netip.Addr, index int) (foreignKey, bool) {
 }
 
 // foreignRoutes lists the routes of other software to single addresses, with their protocols.
-func (k *kernel) foreignRoutes() (map[foreignKey]int, error) {
+func (k *kernel) foreignRoutes() (*foreignTable, error) {
 	for range 10 {
 		found, err := k.dumpForeignRoutes()
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -188,13 +190,13 @@ func (k *kernel) foreignRoutes() (map[foreignKey]int, error) {
 	return k.dumpForeignRoutes()
 }
 
-func (k *kernel) dumpForeignRoutes() (map[foreignKey]int, error) {
-	found := map[foreignKey]int{}
+func (k *kernel) dumpForeignRoutes() (*foreignTable, error) {
+	found := newForeignTable()
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		err := k.slow.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE,
 			func(r netlink.Route) bool {
 				if key, ok := k.foreignKey(r); ok {
-					found[key] = int(r.Protocol)
+					found.set(key, int(r.Protocol))
 				}
 				return true
 			})
@@ -234,17 +236,15 @@ func (w *watcher) foreignRoute(m message) (e Event) {
 	if !ok || r.gateway || r.oif == 0 || r.oif == w.node.lo || !mayBePods(key.addr) {
 		return e
 	}
-	changed := w.node.foreign.change(func(routes map[foreignKey]int) {
-		if m.kind == unix.RTM_DELROUTE {
-			delete(routes, key)
-			return
+	changed := w.node.foreign.change(func(routes *foreignTable) {
+		switch {
+		case m.kind == unix.RTM_DELROUTE:
+			routes.remove(key)
+		case m.flags&unix.NLM_F_REPLACE != 0:
+			routes.replace(key, r.protocol)
+		default:
+			routes.set(key, r.protocol)
 		}
-		if m.flags&unix.NLM_F_REPLACE != 0 {
-			maps.DeleteFunc(routes, func(k foreignKey, _ int) bool {
-				return k.addr == key.addr && k.table == key.table && k.priority == key.priority
-			})
-		}
-		routes[key] = r.protocol
 	})
 	if link, known := w.links[key.link]; changed && !(known && IsHostLinkName(link.name)) {
 		e = Event{Kind: AddressChanged, What: "route of other software added or removed: " + key.addr.String()}
@@ -254,9 +254,7 @@ func (w *watcher) foreignRoute(m message) (e Event) {
 
 // linkLost drops the routes by a link that went down or vanished, as the kernel does without an event.
 func (w *watcher) linkLost(index int, name string) (e Event) {
-	if w.node.foreign.change(func(routes map[foreignKey]int) {
-		maps.DeleteFunc(routes, func(k foreignKey, _ int) bool { return k.link == index })
-	}) {
+	if w.node.foreign.change(func(routes *foreignTable) { routes.removeLink(index) }) {
 		e = Event{Kind: AddressChanged, What: "routes of other software by " + name + " are gone"}
 	}
 	return e

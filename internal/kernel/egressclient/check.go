@@ -39,7 +39,14 @@ func check(ctx context.Context, netnsPath string, s Setup) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	coil, err := readFormer(k, s)
+	if err != nil {
+		return nil, err
+	}
 	if len(s.Egresses) == 0 {
+		if len(coil.aside) > 0 {
+			return []string{"the pod uses no Egress, and Coil's routes are set aside"}, nil
+		}
 		if !was.fresh() {
 			return []string{"the pod has tunnels although it uses no Egress"}, nil
 		}
@@ -53,7 +60,11 @@ func check(ctx context.Context, netnsPath string, s Setup) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return k.differences(was, newPlan(s, link.mtu, further), f)
+	found, err := k.differences(was, newPlan(s, link.mtu, further), f)
+	for _, r := range coil.inForce {
+		found = append(found, "Coil's "+nameOf(r)+" precedes Berth's")
+	}
+	return found, err
 }
 
 func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {

@@ -57,8 +57,8 @@ func Supported() error { return tunnel.Supported() }
 var supported atomic.Bool
 
 // Apply makes the pod's namespace at a path match s. It writes only differences, completes what an earlier Apply left
-// unfinished, and removes all other state of Berth's egress: everything, if s has no Egresses. Connections continue
-// unless their gateway changes. Errors: ErrNoFoU, and then a namespace without egress is unchanged; ErrNoNetns;
+// unfinished, and removes all other state of Berth's egress: everything, if s has no Egresses, and then an adopted pod has
+// the tunnels of Coil again. Connections continue unless their gateway changes. Errors: ErrNoFoU, and then a namespace without egress is unchanged; ErrNoNetns;
 // rtnl.ErrNotNetns; those of Validate.
 func Apply(ctx context.Context, netnsPath string, s Setup) error {
 	return apply(ctx, netnsPath, s, nil)
@@ -96,8 +96,12 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 	if err != nil {
 		return err
 	}
+	coil, err := readFormer(k, s)
+	if err != nil {
+		return err
+	}
 	if len(s.Egresses) == 0 {
-		return k.clear(was)
+		return coil.release(k, was)
 	}
 	link, further, err := k.links(s)
 	if err != nil {
@@ -133,7 +137,9 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 	steps := []func() error{
 		func() error { return k.setRoutes(was, p, devices, true) },
 		func() error { return k.addRules(was, p) },
+		coil.keep,
 		func() error { return k.setRoutes(was, p, devices, false) },
+		coil.leave,
 		func() error { return k.revert(was.loosened, loose) },
 		func() error {
 			if was.fresh() || was.filter == want.summary() {

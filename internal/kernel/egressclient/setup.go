@@ -30,6 +30,8 @@ type Setup struct {
 	Port uint16
 	// ClusterNetworks are exempt from the default route of an Egress.
 	ClusterNetworks []netip.Prefix
+	// Adopted reports that another network made the pod, which may have tunnels of Coil.
+	Adopted bool
 	// Egresses are the Egresses that the pod uses. If empty, nothing is set up.
 	Egresses []Egress
 }

@@ -31,18 +31,28 @@ type Table struct {
 	ns netns.NsHandle
 
 	mu      sync.Mutex
-	conn    *nftables.Conn               // for changes; nil: none is open
-	have    *content                     // in the kernel; nil: unknown
-	missed  policy.SetChanges            // what the kernel refused since then
-	ended   map[int]map[string]time.Time // answers of ended connections by family, and until when they are recognized
+	conn    *nftables.Conn    // for changes; nil: none is open
+	have    *content          // in the kernel; nil: unknown
+	changes uint64            // how often the kernel was changed
+	missed  policy.SetChanges // what the kernel refused since then
+	answers answers
 	compile compiler
 	base    base
 	atOnce  int // elements in a transaction; see mostAtOnce
+
+	tracking
+	subscription subscription
 }
 
 // New returns the table of a network namespace, whose content is unknown before the first Apply.
 func New(ns netns.NsHandle) *Table {
-	return &Table{ns: ns, compile: compiler{unions: newUnions()}, atOnce: mostAtOnce}
+	return newTable(ns, nil)
+}
+
+func newTable(ns netns.NsHandle, i *inside) *Table {
+	return &Table{
+		ns: ns, answers: answers{}, compile: compiler{inside: i, unions: newUnions()}, atOnce: mostAtOnce, tracking: tracking{ns: ns},
+	}
 }
 
 // Apply enforces the policies of the node's pods in one transaction. elements has the sets that policies name as they
@@ -101,6 +111,7 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 		want = have
 	}
 	t.have, t.missed = nil, nil
+	t.changes++
 	conn, err := t.connection()
 	if err != nil {
 		return err
@@ -143,13 +154,13 @@ func (t *Table) queue(tx transaction, have, want *content) error {
 		}
 		return tx.change(*have, *want)
 	}
-	if err := errors.Join(t.recall(tx.conn), t.stage(&tx, content{}, *want)); err != nil {
+	if err := errors.Join(t.answers.recall(tx.conn), t.stage(&tx, content{}, *want)); err != nil {
 		return err
 	}
 	if err := tx.clear(); err != nil {
 		return err
 	}
-	return errors.Join(tx.change(content{}, *want), t.restoreEnded(tx.conn))
+	return errors.Join(tx.change(content{}, *want), t.answers.restore(tx.conn))
 }
 
 // buffers hold the largest transaction, with some 160,000 elements of sets, and its acknowledgements, in bytes.
@@ -158,16 +169,26 @@ const buffers = 64 << 20
 // connection returns the connection that stays open. To close one makes the kernel wait until what was removed before is
 // freed: some 10 ms, in which nobody else changes anything.
 func (t *Table) connection() (*nftables.Conn, error) {
-	var err error
-	if t.conn == nil {
-		t.conn, err = t.open(nftables.AsLasting())
+	if t.conn != nil {
+		return t.conn, nil
 	}
-	return t.conn, err
+	var portID uint32
+	conn, err := t.open(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		portID = c.PID()
+		return nil
+	}))
+	if err != nil {
+		return nil, err
+	}
+	t.conn = conn
+	t.subscription.ignore(portID)
+	return conn, nil
 }
 
 // disconnect closes the connection, with what is queued there and answers that were not read.
 func (t *Table) disconnect() {
 	if t.conn != nil {
+		t.subscription.ignore(0) // another program may get the port ID
 		_ = t.conn.CloseLasting()
 		t.conn = nil
 	}
@@ -187,8 +208,9 @@ func (t *Table) open(how ...nftables.ConnOption) (*nftables.Conn, error) {
 func (t *Table) Remove() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.have, t.missed, t.ended = nil, nil, nil
+	t.have, t.missed, t.answers = nil, nil, answers{}
 	t.disconnect()
+	t.tracking.close(false)
 	conn, err := t.open()
 	if err != nil {
 		return err
@@ -207,6 +229,10 @@ func (t *Table) Present() (bool, error) {
 	if t.have == nil {
 		return false, nil
 	}
+	return t.present(t.have.flat())
+}
+
+func (t *Table) present(have content) (bool, error) {
 	conn, err := t.open()
 	if err != nil {
 		return false, err
@@ -215,7 +241,7 @@ func (t *Table) Present() (bool, error) {
 	if there, err := all.There(conn); err != nil || !there {
 		return false, err
 	}
-	for _, c := range t.have.flat().chains {
+	for _, c := range have.chains {
 		all.Tag = c.text
 		if !all.Has(conn, c.Chain) {
 			return false, nil

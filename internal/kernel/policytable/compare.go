@@ -26,19 +26,47 @@ type Expected struct {
 // Compare compares the kernel with what was applied, as far as it decides about connections of some pods of the node: rules,
 // which chains the pods' addresses lead to, and some elements of sets. The error says what differs.
 func (t *Table) Compare(pods []netip.Addr, elements []Expected) error {
-	present, err := t.Present()
+	for again := 0; ; again++ {
+		have, changes := t.snapshot()
+		if have == nil {
+			return errors.New("the table is being replaced")
+		}
+		err := t.compare(*have, pods, elements)
+		if _, now := t.snapshot(); err == nil || now == changes || again == maxCompares {
+			return err
+		}
+	}
+}
+
+// maxCompares is how often the kernel is compared again because it was changed meanwhile.
+const maxCompares = 3
+
+// snapshot returns what was applied, and how many changes there were; nil: it is not known.
+func (t *Table) snapshot() (*content, uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.have == nil {
+		return nil, t.changes
+	}
+	have := t.have.flat()
+	have.aliases = maps.Clone(have.aliases)
+	return &have, t.changes
+}
+
+// compare compares the kernel with a content. Maps of ports may be large, so changes do not wait for it.
+func (t *Table) compare(have content, pods []netip.Addr, elements []Expected) error {
+	present, err := t.present(have)
 	if err != nil {
 		return err
 	}
 	if !present {
 		return errors.New("rules are missing or differ")
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.have == nil {
-		return errors.New("the table is being replaced")
+	mapsOf, err := t.open()
+	if err != nil {
+		return err
 	}
-	if err := t.compareMaps(pods); err != nil {
+	if err := have.compareMaps(mapsOf, pods); err != nil {
 		return err
 	}
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(t.ns)})
@@ -53,7 +81,6 @@ func (t *Table) Compare(pods []netip.Addr, elements []Expected) error {
 		}
 		in[e.Element][e.Set] = e.Has
 	}
-	have := t.have.flat()
 	for e, expected := range in {
 		if err := have.compareElement(conn, e, expected); err != nil {
 			return err
@@ -90,14 +117,9 @@ func (c content) compareElement(conn *netlink.Conn, e policy.Element, expected m
 }
 
 // compareMaps compares to which chains ports and the addresses of pods lead.
-func (t *Table) compareMaps(pods []netip.Addr) error {
-	conn, err := t.open()
-	if err != nil {
-		return err
-	}
-	sets := t.have.flat().sets
-	for _, name := range sorted(sets) {
-		s := sets[name]
+func (c content) compareMaps(conn *nftables.Conn, pods []netip.Addr) error {
+	for _, name := range sorted(c.sets) {
+		s := c.sets[name]
 		if !s.kind.IsMap {
 			continue
 		}

@@ -42,6 +42,11 @@ func TestKernelIsCompared(t *testing.T) {
 		must(t, table.Compare(pods, expected))
 	}
 	apply()
+	have, _ := table.snapshot()
+	table.mu.Lock() // as for a change, which is not held up
+	err := table.compare(*have, pods, expected)
+	table.mu.Unlock()
+	must(t, err)
 	for _, tt := range []struct {
 		change func(conn *nftables.Conn, set func(name string) *nftables.Set) error
 		want   string

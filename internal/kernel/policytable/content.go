@@ -220,8 +220,22 @@ func (w way) destinationAndPort(family int) nft.Exprs {
 	return nft.DestinationAndPort(family)
 }
 
+// addChains adds where lists of policies lead to the maps. A pod without an address does so too: an element that leads to a chain has the
+// kernel look at all that may follow, for which its ADD would wait.
+func (c *content) addChains(by *judged) {
+	for i, w := range ways {
+		if first, rest := by.first[i], by.rest[i]; first != "" {
+			c.sets[chainMap(w.podMap())].elements[chainID(first)] = first
+			if first != rest && rest != "" {
+				c.sets[chainMap(w.passMap())].elements[chainID(rest)] = rest
+			}
+		}
+	}
+}
+
 // addPod adds a pod to the maps.
 func (c *content) addPod(p Pod, by *judged) {
+	c.addChains(by)
 	for _, a := range p.Addrs {
 		family, key := rtnl.FamilyOf(a), string(a.AsSlice())
 		elements := func(name string) map[string]string { return c.sets[familyName(name, family)].elements }
@@ -231,11 +245,9 @@ func (c *content) addPod(p Pod, by *judged) {
 				continue
 			}
 			elements(w.podMap())[key] = chainID(first)
-			c.sets[chainMap(w.podMap())].elements[chainID(first)] = first
 			elements(selfSet)[key+key] = ""
 			if first != rest && rest != "" {
 				elements(w.passMap())[key] = chainID(rest)
-				c.sets[chainMap(w.passMap())].elements[chainID(rest)] = rest
 			}
 		}
 		for _, t := range p.Tunnels {

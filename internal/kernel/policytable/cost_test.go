@@ -2,6 +2,7 @@ package policytable
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -11,6 +12,28 @@ import (
 
 	"github.com/berthnet/berth/internal/policy"
 )
+
+// An element that leads to a chain is there before the pod that needs it comes, so that the kernel does not look at chains for an ADD.
+func TestPodsComeWithoutNewWaysToChains(t *testing.T) {
+	k := compiler{unions: newUnions()}
+	admin := *isolated()
+	admin.Tier = policy.Admin
+	pod := Pod{Policies: []*policy.Policy{&admin, isolated()}}
+	before, err := k.content([]Pod{pod}, base{})
+	must(t, err)
+	pod.Addrs = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	after, err := k.content([]Pod{pod}, base{})
+	must(t, err)
+	for _, of := range []string{ingress.podMap(), ingress.passMap()} {
+		was, is := before.sets[chainMap(of)].elements, after.sets[chainMap(of)].elements
+		if len(was) == 0 || !maps.Equal(was, is) {
+			t.Errorf("map %s has %v before the pod comes and %v then", chainMap(of), was, is)
+		}
+		if len(after.sets[familyName(of, unix.AF_INET)].elements) != 1 {
+			t.Errorf("map %s does not have the pod", of)
+		}
+	}
+}
 
 // The cost of a pod that comes, and of one that goes, on a node with 250 pods and 200 policies.
 func BenchmarkSet(b *testing.B) {

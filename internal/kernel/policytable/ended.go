@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/nft"
@@ -16,37 +18,97 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// connection is one that connection tracking knows.
-type connection struct {
+// Connection is one that connection tracking knows, behind the translation of its destination: as the one that answers has it.
+type Connection struct {
 	policy.Flow
-	sourcePort uint16
+	SourcePort uint16
 }
 
-// End ends connections that allowed rejects, and returns how many. It is called after policies have changed in the
+// tracking lists and ends the connections of a network namespace. Its socket stays open, since closing one holds up changes of nftables: see
+// Table.connection.
+type tracking struct {
+	ns netns.NsHandle
+
+	mu     sync.Mutex // held while the socket or the network namespace is used
+	h      *netlink.Handle
+	closed bool // for good
+}
+
+// use calls do with the socket.
+func (k *tracking) use(do func(h *netlink.Handle) error) (err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return rtnl.ErrNoNetns
+	}
+	if k.h == nil {
+		h, err := netlink.NewHandleAt(k.ns, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("open netlink: %w", err)
+		}
+		k.h = h
+	}
+	if err = do(k.h); err != nil {
+		k.reset() // with answers that were not read
+	}
+	return err
+}
+
+// reset closes the socket, with mu held.
+func (k *tracking) reset() {
+	if k.h != nil {
+		k.h.Close()
+		k.h = nil
+	}
+}
+
+// close closes the socket until it is used again; forGood: it cannot be.
+func (k *tracking) close(forGood bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.reset()
+	k.closed = k.closed || forGood
+}
+
+// Connections lists the connections that there are. It takes 10 ms and more, in which it holds up no change of the table.
+func (k *tracking) Connections() (list []Connection, err error) {
+	err = k.use(func(h *netlink.Handle) error {
+		flows, err := rtnl.Whole(func() ([]*netlink.ConntrackFlow, error) {
+			return h.ConntrackTableList(netlink.ConntrackTable, unix.AF_UNSPEC) // as long as for one family
+		})
+		if err != nil {
+			return fmt.Errorf("list connections: %w", err)
+		}
+		for _, f := range flows {
+			list = append(list, connectionOf(f))
+		}
+		return nil
+	})
+	return list, err
+}
+
+// End ends those connections of a list that allowed rejects, and returns how many. It is called after policies have changed in the
 // kernel: connections that began before are not judged there again. Then their next packet is judged as a first one, and
 // answers are recognized for half an hour, those of UDP for three minutes, so that none begins a connection in the other direction. TCP is reset. Connections of
 // programs of the node itself go on.
-func (t *Table) End(allowed func(policy.Flow) bool) (int, error) {
+func (t *Table) End(list []Connection, allowed func(policy.Flow) bool) (ended int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	h, err := netlink.NewHandleAt(t.ns, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
-	if err != nil {
-		return 0, fmt.Errorf("open netlink: %w", err)
-	}
-	defer h.Close()
+	err = t.use(func(h *netlink.Handle) error {
+		ended, err = t.end(h, list, allowed)
+		return err
+	})
+	return ended, err
+}
+
+func (t *Table) end(h *netlink.Handle, list []Connection, allowed func(policy.Flow) bool) (int, error) {
 	skip, err := t.compile.inside.notJudged(h)
 	if err != nil {
 		return 0, err
 	}
-	flows, err := rtnl.Whole(func() ([]*netlink.ConntrackFlow, error) {
-		return h.ConntrackTableList(netlink.ConntrackTable, unix.AF_UNSPEC) // it may take 10 ms, whatever the family
-	})
-	if err != nil {
-		return 0, fmt.Errorf("list connections: %w", err)
-	}
 	refused := map[int]refusals{unix.AF_INET: {}, unix.AF_INET6: {}}
-	for _, f := range flows {
-		if c := connectionOf(f); !skip(c.Flow) && !allowed(c.Flow) {
+	for _, c := range list {
+		if !skip(c.Flow) && !allowed(c.Flow) {
 			refused[rtnl.FamilyOf(c.Source)][c] = true
 		}
 	}
@@ -82,18 +144,17 @@ func addresses(h *netlink.Handle) (map[netip.Addr]bool, error) {
 	return own, nil
 }
 
-// connectionOf is a connection behind the translation of its destination: as the one that answers has it.
-func connectionOf(f *netlink.ConntrackFlow) connection {
+func connectionOf(f *netlink.ConntrackFlow) Connection {
 	source, _ := netip.AddrFromSlice(f.Forward.SrcIP)
 	destination, _ := netip.AddrFromSlice(f.Reverse.SrcIP)
-	return connection{
+	return Connection{
 		policy.Flow{Source: source.Unmap(), Destination: destination.Unmap(), Protocol: f.Forward.Protocol, Port: f.Reverse.SrcPort},
 		f.Forward.SrcPort,
 	}
 }
 
 // refusals are connections that are to be ended.
-type refusals map[connection]bool
+type refusals map[Connection]bool
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (r refusals) MatchConntrackFlow(f *netlink.ConntrackFlow) bool { return r[connectionOf(f)] }
@@ -115,19 +176,19 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 	if err != nil {
 		return fmt.Errorf("nftables: list set %s: %w", handle.Name, err)
 	}
-	delete(t.ended, family)
+	delete(t.answers, family)
 	var gone, come []nftables.SetElement
 	had := map[string]bool{}
 	for _, e := range known {
 		if answer, ok := decode(family, e.Key); ok && !allowed(answer.reverse().Flow) {
 			had[string(e.Key)] = true
-			t.note(family, e.Key, e.Expires)
+			t.answers.note(family, e.Key, e.Expires)
 			continue
 		}
 		gone = append(gone, nftables.SetElement{Key: e.Key})
 	}
 	for c := range refused {
-		if c.Port == 0 && c.sourcePort == 0 {
+		if c.Port == 0 && c.SourcePort == 0 {
 			continue // without ports: its next packet is judged as a new one
 		}
 		if key := c.reverse().encode(); !had[string(key)] {
@@ -137,7 +198,7 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 				lasts = endedUDPFor
 				e.Timeout = lasts
 			}
-			t.note(family, key, lasts)
+			t.answers.note(family, key, lasts)
 			come = append(come, e)
 		}
 	}
@@ -166,27 +227,27 @@ func endedType(family int) nftables.SetDatatype {
 }
 
 // reverse is the connection as its answers have it.
-func (c connection) reverse() connection {
-	return connection{policy.Flow{Source: c.Destination, Destination: c.Source, Protocol: c.Protocol, Port: c.sourcePort}, c.Port}
+func (c Connection) reverse() Connection {
+	return Connection{policy.Flow{Source: c.Destination, Destination: c.Source, Protocol: c.Protocol, Port: c.SourcePort}, c.Port}
 }
 
 // encode is a connection as a key of the set: each part begins a word of 32 bits.
-func (c connection) encode() []byte {
+func (c Connection) encode() []byte {
 	b := append(c.Source.AsSlice(), c.Destination.AsSlice()...)
 	b = append(b, c.Protocol, 0, 0, 0)
-	b = append(binary.BigEndian.AppendUint16(b, c.sourcePort), 0, 0)
+	b = append(binary.BigEndian.AppendUint16(b, c.SourcePort), 0, 0)
 	return append(binary.BigEndian.AppendUint16(b, c.Port), 0, 0)
 }
 
-func decode(family int, key []byte) (connection, bool) {
+func decode(family int, key []byte) (Connection, bool) {
 	_, n := nft.SourceAt(family)
 	if len(key) != int(2*n)+12 {
-		return connection{}, false
+		return Connection{}, false
 	}
 	source, _ := netip.AddrFromSlice(key[:n])
 	destination, _ := netip.AddrFromSlice(key[n : 2*n])
 	rest := key[2*n:]
-	return connection{
+	return Connection{
 		policy.Flow{Source: source, Destination: destination, Protocol: rest[0], Port: binary.BigEndian.Uint16(rest[8:])},
 		binary.BigEndian.Uint16(rest[4:]),
 	}, true

@@ -26,7 +26,7 @@ type inside struct {
 // its links are ports of a switch, or VLANs that were moved into the pod. Apply takes this pod only. A program in the pod with
 // CAP_NET_ADMIN can change the table, and one with CAP_NET_RAW can send frames that no chain sees.
 func NewInside(pod, node netns.NsHandle, links []string) *Table {
-	return &Table{ns: pod, compile: compiler{inside: &inside{links: links, node: node}, unions: newUnions()}, atOnce: mostAtOnce}
+	return newTable(pod, &inside{links: links, node: node})
 }
 
 // Inside is the table of a pod with what is open for it.
@@ -61,6 +61,7 @@ func (i *Inside) Close() error {
 	defer i.mu.Unlock()
 	i.have = nil
 	i.disconnect()
+	i.tracking.close(true)
 	return errors.Join(err, i.ns.Close())
 }
 

@@ -160,8 +160,11 @@ func (tx transaction) aliased(exprs nft.Exprs) nft.Exprs {
 	return exprs
 }
 
-// recall notes the answers of ended connections that the kernel's table has: one that is replaced loses them.
-func (t *Table) recall(conn *nftables.Conn) error {
+// answers are those of ended connections by family, and until when they are recognized.
+type answers map[int]map[string]time.Time
+
+// recall notes the answers that the kernel's table has: one that is replaced loses them.
+func (a answers) recall(conn *nftables.Conn) error {
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}
 	there, err := nft.Table{Family: table.Family, Name: Name}.There(conn)
 	if err != nil || !there {
@@ -181,7 +184,7 @@ func (t *Table) recall(conn *nftables.Conn) error {
 		}
 		for _, e := range known {
 			if _, ok := decode(family, e.Key); ok {
-				t.note(family, e.Key, e.Expires)
+				a.note(family, e.Key, e.Expires)
 			}
 		}
 	}
@@ -189,26 +192,23 @@ func (t *Table) recall(conn *nftables.Conn) error {
 }
 
 // note remembers an answer of an ended connection.
-func (t *Table) note(family int, key []byte, expires time.Duration) {
-	if t.ended == nil {
-		t.ended = map[int]map[string]time.Time{}
+func (a answers) note(family int, key []byte, expires time.Duration) {
+	if a[family] == nil {
+		a[family] = map[string]time.Time{}
 	}
-	if t.ended[family] == nil {
-		t.ended[family] = map[string]time.Time{}
-	}
-	t.ended[family][string(key)] = time.Now().Add(expires)
+	a[family][string(key)] = time.Now().Add(expires)
 }
 
-// restoreEnded queues the answers that were noted.
-func (t *Table) restoreEnded(conn *nftables.Conn) error {
+// restore queues the answers that were noted.
+func (a answers) restore(conn *nftables.Conn) error {
 	now := time.Now()
-	for family, answers := range t.ended {
+	for family, known := range a {
 		var come []nftables.SetElement
-		for key, until := range answers {
+		for key, until := range known {
 			if left := until.Sub(now).Round(time.Millisecond); left > 0 {
 				come = append(come, nftables.SetElement{Key: []byte(key), Timeout: left})
 			} else {
-				delete(answers, key)
+				delete(known, key)
 			}
 		}
 		if err := inChunks(come, func(part []nftables.SetElement) error { return conn.SetAddElements(endedHandle(family), part) }); err != nil {

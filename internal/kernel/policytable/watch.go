@@ -2,11 +2,14 @@ package policytable
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -35,8 +38,7 @@ func (t *Table) There() (bool, error) {
 }
 
 // Watch sends what programs of other names than this one's change in the table, until ctx ends. Several changes in a row are one.
-// An empty text says that changes may have been missed, as after many of this program. The channel is closed when it cannot go
-// on.
+// An empty text says that changes may have been missed. The channel is closed when it cannot go on.
 func (t *Table) Watch(ctx context.Context) (<-chan string, error) {
 	name, err := os.ReadFile("/proc/self/comm")
 	if err != nil {
@@ -47,10 +49,11 @@ func (t *Table) Watch(ctx context.Context) (<-chan string, error) {
 		return nil, fmt.Errorf("watch nftables: %w", err)
 	}
 	w := watcher{process: strings.TrimSpace(string(name)), changes: make(chan string, 1)}
-	stop := context.AfterFunc(ctx, s.Close)
+	t.subscription.begin(s)
+	stop := context.AfterFunc(ctx, func() { t.subscription.end(s) })
 	go func() {
 		defer close(w.changes)
-		defer s.Close()
+		defer t.subscription.end(s)
 		defer stop()
 		for {
 			messages, from, err := s.Receive()
@@ -68,6 +71,60 @@ func (t *Table) Watch(ctx context.Context) (<-chan string, error) {
 		}
 	}()
 	return w.changes, nil
+}
+
+// subscription is the socket of Watch. The kernel sends it no messages about changes by the table's own connection: there are some for each pod
+// that starts and one for each element of a set, and reading them takes time from what makes these changes.
+type subscription struct {
+	mu     sync.Mutex        // guards below; held while the socket is configured or closed
+	socket *nl.NetlinkSocket // nil: nobody watches
+	own    uint32            // port ID of the table's connection, which is in each message about its changes; 0: it has none
+}
+
+// begin takes the socket of a Watch.
+func (s *subscription) begin(socket *nl.NetlinkSocket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.socket = socket
+	s.filter()
+}
+
+// end closes the socket of a Watch.
+func (s *subscription) end(socket *nl.NetlinkSocket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.socket == socket {
+		s.socket = nil
+	}
+	socket.Close()
+}
+
+// ignore notes the port ID of the table's connection, before it changes anything; 0: the connection is about to be closed.
+func (s *subscription) ignore(own uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.own = own
+	s.filter()
+}
+
+// filter has the kernel send what is wanted, with mu held. If it cannot, it sends everything, and the program's name tells which changes
+// are its own.
+func (s *subscription) filter() {
+	if s.socket == nil {
+		return
+	}
+	fd := s.socket.GetFd()
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
+	if s.own == 0 {
+		return
+	}
+	program := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 12}, // nlmsg_pid, of the first of several messages of a transaction
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, s.own))},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: math.MaxUint32},
+	}
+	_ = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 }
 
 // watcher turns messages of the kernel into changes.

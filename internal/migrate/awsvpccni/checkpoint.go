@@ -1,6 +1,7 @@
 package awsvpccni
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,9 +73,6 @@ func (f files) otherCards() bool {
 	return len(found) > 0
 }
 
-// moved is the checkpoint of a node whose pods are Berth's. ipamd ends at its start with an error that names the version.
-var moved = []byte(`{"version":"` + foreign.CheckpointMoved + `","allocations":[]}` + "\n")
-
 // setAside replaces the checkpoint, so that ipamd refuses to start. Otherwise it would miss the links of the pods, and
 // hand out their addresses.
 func (f files) setAside() (changed bool, err error) {
@@ -90,7 +88,7 @@ func (f files) setAside() (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return true, statefile.Replace(f.checkpoint(), moved, 0o644)
+	return true, statefile.Replace(f.checkpoint(), foreign.Moved, 0o644)
 }
 
 // stage writes the checkpoint that is set aside.
@@ -190,7 +188,24 @@ func move(from, to string) (changed bool, err error) {
 	return true, nil
 }
 
-// all lists the files that Finish removes.
+// fenced reports whether ipamd refuses to start.
+func (f files) fenced() bool {
+	data, err := statefile.Read(f.checkpoint())
+	return err == nil && bytes.Equal(data, foreign.Moved)
+}
+
+// unfence lets ipamd start on a node from which nothing has moved: berthd has started there once.
+func (f files) unfence() (changed bool, err error) {
+	if !f.fenced() {
+		return false, nil
+	}
+	if err := os.Remove(f.checkpoint()); err != nil {
+		return false, fmt.Errorf("remove the checkpoint that keeps ipamd from starting: %w", err)
+	}
+	return true, nil
+}
+
+// all lists the files that Finish removes. The checkpoint that keeps ipamd from starting stays.
 func (f files) all() (list []string) {
 	for _, pattern := range []string{
 		filepath.Join(f.run, foreign.CheckpointName+"*"), filepath.Join(f.run, "ipam-nic-*.json"), filepath.Join(f.run, "ipamd.sock"),
@@ -199,6 +214,7 @@ func (f files) all() (list []string) {
 		found, _ := filepath.Glob(pattern)
 		list = append(list, found...)
 	}
+	list = slices.DeleteFunc(list, func(path string) bool { return path == f.checkpoint() && f.fenced() })
 	slices.Sort(list)
 	return slices.Compact(list)
 }

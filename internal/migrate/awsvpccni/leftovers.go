@@ -1,7 +1,6 @@
 package awsvpccni
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,13 +17,15 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/xtables"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/node/foreign"
 )
 
 // Finish implements migrate.System. berthd may run.
 func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "finish"}}
-	if err := n.formerRuns(ctx); err != nil {
+	if err := n.files.formerRuns(ctx); err != nil {
 		return p.Report, fmt.Errorf("%w: stop it first", err)
 	}
 	s, err := n.survey(ctx)
@@ -36,7 +37,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return p.Report, fmt.Errorf("%d pods are still the Amazon VPC CNI's: apply, or delete those that must be replaced, before you finish", left)
 	}
 	var errs []error
-	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, removeFilters, n.removeFiles} {
+	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, removeVLANs, removeFilters, removeLegacyFilters, n.removeFiles} {
 		changed, err := step(s)
 		p.Changed = append(p.Changed, changed...)
 		errs = append(errs, err)
@@ -79,8 +80,11 @@ const localRule = 20
 // isFormer reports whether a rule is one of the Amazon VPC CNI. Its rules have no protocol number.
 func (s survey) isFormer(r netlink.Rule) bool {
 	id := rtnl.RuleOf(r)
-	if r.Protocol != unix.RTPROT_UNSPEC && r.Protocol != unix.RTPROT_BOOT || id.Invert || id.In != "" || id.Out != "" || id.Goto != 0 {
+	if r.Protocol != unix.RTPROT_UNSPEC && r.Protocol != unix.RTPROT_BOOT || id.Invert || id.Out != "" || id.Goto != 0 {
 		return false
+	}
+	if id.In != "" {
+		return isFormerBranch(id, s.prefix)
 	}
 	if id.From.IsValid() {
 		return s.isFormerFrom(id)
@@ -96,6 +100,31 @@ func (s survey) isFormer(r netlink.Rule) bool {
 		return id.Table == unix.RT_TABLE_LOCAL && !id.To.IsValid()
 	}
 	return false
+}
+
+// isFormerBranch is isFormer for rules of packets that come in by a link: a branch's VLAN, or its pod.
+func isFormerBranch(id rtnl.Rule, prefix string) bool {
+	return id.Priority == ruleBranch && !id.From.IsValid() && !id.To.IsValid() && id.Mask == 0 && id.Table > branchTables && id.Table <= branchTables+lastVLAN && id.Table != mainTable &&
+		(id.In == vlanLink(id.Table-branchTables) || (link{name: id.In}).isFormer(prefix))
+}
+
+// removeVLANs removes the VLANs of branch interfaces, whose pods are gone, and their routes with them.
+func removeVLANs(survey) (changed []string, err error) {
+	all, err := rtnl.Whole(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range all {
+		v, ok := l.(*netlink.Vlan)
+		if !ok || v.Name != vlanLink(v.VlanId) {
+			continue
+		}
+		if err := netlink.LinkDel(l); err != nil && !rtnl.IsNoLink(err) {
+			return changed, fmt.Errorf("remove %s: %w", v.Name, err)
+		}
+		changed = append(changed, "removed the link "+v.Name)
+	}
+	return changed, nil
 }
 
 // isFormerFrom is isFormer for rules with a source.
@@ -148,7 +177,8 @@ func (n *Node) removeTables(s survey) (changed []string, err error) {
 	return changed, nil
 }
 
-// removeFiles removes the files of ipamd and its CNI configuration.
+// removeFiles removes the files of ipamd and its CNI configuration. ipamd still refuses to start, if somebody applies its DaemonSet
+// again.
 func (n *Node) removeFiles(survey) (changed []string, err error) {
 	for _, path := range n.files.all() {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -156,10 +186,11 @@ func (n *Node) removeFiles(survey) (changed []string, err error) {
 		}
 		changed = append(changed, "removed "+path)
 	}
-	return changed, nil
+	_, err = foreign.Fence(n.files.run)
+	return changed, err
 }
 
-// Names and comments of the Amazon VPC CNI's chains and rules, of iptables in its nftables form.
+// Names and comments of the Amazon VPC CNI's chains and rules of iptables, in both of its forms.
 var (
 	chainPrefixes = []string{"AWS-SNAT-CHAIN-", "AWS-CONNMARK-CHAIN-"}
 	comments      = []string{"AWS, primary ENI", "AWS SNAT CHAIN", "AWS, outbound connections", "AWS, CONNMARK", "Block Node Local Pod access via IP"}
@@ -167,7 +198,34 @@ var (
 
 const ownTable = "aws-cni" // of nftables, family ip
 
-// removeFilters removes chains and rules of the Amazon VPC CNI. Those of iptables-legacy need the program iptables-legacy.
+func isFormerChain(name string) bool {
+	return slices.ContainsFunc(chainPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+func isFormerComment(text string) bool {
+	return slices.ContainsFunc(comments, func(c string) bool { return strings.HasPrefix(text, c) })
+}
+
+// filterTables have chains and rules of the Amazon VPC CNI.
+var filterTables = []string{"nat", "mangle", "filter"}
+
+// removeLegacyFilters removes chains and rules of the Amazon VPC CNI from iptables-legacy.
+func removeLegacyFilters(survey) (changed []string, err error) {
+	for _, family := range families {
+		for _, table := range filterTables {
+			removed, err := xtables.Remove(family, table, xtables.Select{Chain: isFormerChain, Comment: isFormerComment})
+			if err != nil {
+				return changed, err
+			}
+			for _, what := range removed {
+				changed = append(changed, fmt.Sprintf("removed %s in table %s of iptables-legacy", what, table))
+			}
+		}
+	}
+	return changed, nil
+}
+
+// removeFilters removes chains and rules of the Amazon VPC CNI from nftables, where iptables-nft has them too.
 func removeFilters(survey) (changed []string, err error) {
 	conn, err := nftables.New()
 	if err != nil {
@@ -189,14 +247,14 @@ func removeFilters(survey) (changed []string, err error) {
 		return nil, fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, c := range chains {
-		if c.Table.Family != nftables.TableFamilyIPv4 && c.Table.Family != nftables.TableFamilyIPv6 || !slices.Contains([]string{"nat", "mangle", "filter"}, c.Table.Name) {
+		if c.Table.Family != nftables.TableFamilyIPv4 && c.Table.Family != nftables.TableFamilyIPv6 || !slices.Contains(filterTables, c.Table.Name) {
 			continue
 		}
 		rules, err := conn.GetRules(c.Table, c)
 		if err != nil {
 			return nil, fmt.Errorf("list the rules of nftables chain %s: %w", c.Name, err)
 		}
-		own := slices.ContainsFunc(chainPrefixes, func(prefix string) bool { return strings.HasPrefix(c.Name, prefix) })
+		own := isFormerChain(c.Name)
 		if own {
 			mine = append(mine, c)
 		}
@@ -225,20 +283,20 @@ func removeFilters(survey) (changed []string, err error) {
 // isFormerFilter reports whether a rule has one of the comments, or jumps to one of the chains.
 func isFormerFilter(r *nftables.Rule) bool {
 	for _, e := range r.Exprs {
-		var text []byte
+		var text string
 		switch e := e.(type) {
 		case *expr.Match:
 			if info, ok := e.Info.(*xt.Unknown); ok && e.Name == "comment" {
-				text = *info
+				text = string(*info)
 			} else if info, ok := e.Info.(*xt.Comment); ok {
-				text = []byte(*info)
+				text = string(*info)
 			}
 		case *expr.Verdict:
-			if slices.ContainsFunc(chainPrefixes, func(prefix string) bool { return strings.HasPrefix(e.Chain, prefix) }) {
+			if isFormerChain(e.Chain) {
 				return true
 			}
 		}
-		if slices.ContainsFunc(comments, func(c string) bool { return bytes.HasPrefix(text, []byte(c)) }) {
+		if isFormerComment(text) {
 			return true
 		}
 	}

@@ -37,7 +37,7 @@ func (s survey) pods() (list []pod) {
 		}})
 	}
 	for _, l := range s.links {
-		if known[l.index] || !s.isFormerLink(l) {
+		if known[l.index] || !l.isFormer(s.prefix) {
 			continue
 		}
 		why := "ipamd's checkpoint does not list it"
@@ -52,9 +52,9 @@ func (s survey) pods() (list []pod) {
 	return list
 }
 
-// isFormerLink reports whether a link has a name that the Amazon VPC CNI gives.
-func (s survey) isFormerLink(l link) bool {
-	return slices.ContainsFunc([]string{branchPrefix, s.prefix}, func(prefix string) bool {
+// isFormer reports whether the link has a name that the Amazon VPC CNI gives, with its prefix for pods without branches.
+func (l link) isFormer(prefix string) bool {
+	return slices.ContainsFunc([]string{branchPrefix, prefix}, func(prefix string) bool {
 		hash, ok := strings.CutPrefix(l.name, prefix)
 		return ok && len(hash) == linkHashLen && strings.Trim(hash, "0123456789abcdef") == ""
 	})

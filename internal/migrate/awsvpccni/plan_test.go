@@ -10,7 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/foreign"
@@ -195,10 +198,74 @@ func TestRollbackAfterReboot(t *testing.T) {
 	}
 }
 
+// After the migration ipamd still refuses to start, until a rollback finds nothing to roll back.
+func TestFenceOutlastsFinish(t *testing.T) {
+	n := &Node{files: files{run: t.TempDir(), conf: t.TempDir()}}
+	for _, path := range []string{n.files.checkpoint(), n.files.aside(), n.files.list()} {
+		check.OK(t, os.WriteFile(path, []byte(`{"version":"vpc-cni-ipam/1","allocations":[]}`), 0o644))
+	}
+	unfence := func(want bool) {
+		t.Helper()
+		changed, err := n.files.unfence()
+		check.OK(t, err)
+		check.Equal(t, changed, want, "unfence")
+	}
+	unfence(false) // ipamd's own
+	for i := range 2 {
+		changed, err := n.removeFiles(survey{})
+		check.OK(t, err)
+		check.Equal(t, len(changed), 3*(1-i), "removed files, call %d", i+1)
+		check.Equal(t, n.files.fenced(), true, "fenced")
+	}
+	unfence(true)
+	unfence(false)
+}
+
+// Rules of the Amazon VPC CNI are told from those of others, which stay.
+func TestFormerRules(t *testing.T) {
+	s := node1()
+	s.instance.VPCCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}
+	rule := func(priority, table int, edit func(*netlink.Rule)) netlink.Rule {
+		r := *netlink.NewRule()
+		r.Priority, r.Table = priority, table
+		edit(&r)
+		return r
+	}
+	in := func(name string) func(*netlink.Rule) { return func(r *netlink.Rule) { r.IifName = name } }
+	to := func(a string) func(*netlink.Rule) {
+		return func(r *netlink.Rule) { r.Dst = rtnl.IPNet(netip.MustParsePrefix(a)) }
+	}
+	from := func(a string) func(*netlink.Rule) {
+		return func(r *netlink.Rule) { r.Src = rtnl.IPNet(netip.MustParsePrefix(a)) }
+	}
+	branch := "vlan" + linkSuffix("shop", "branch")
+	for name, tc := range map[string]struct {
+		rule netlink.Rule
+		want bool
+	}{
+		"to a pod":                     {rule(ruleToPod, mainTable, to("10.0.0.10/32")), true},
+		"to another network":           {rule(ruleToPod, mainTable, to("192.168.0.1/32")), false},
+		"from a pod":                   {rule(ruleFromPod, 2, from("10.0.1.10/32")), true},
+		"from a subnet":                {rule(ruleFromPod, 2, from("10.0.1.0/24")), false},
+		"from a VLAN":                  {rule(ruleBranch, 107, in("vlan.eth.7")), true},
+		"from a VLAN of another table": {rule(ruleBranch, 108, in("vlan.eth.7")), false},
+		"from a pod with a branch":     {rule(ruleBranch, 107, in(branch)), true},
+		"of another priority":          {rule(ruleBranch+1, 107, in(branch)), false},
+		"from another link":            {rule(ruleBranch, 107, in("eth1")), false},
+		"to the main table":            {rule(ruleBranch, mainTable, in(branch)), false},
+		"of an address on a VLAN": {rule(ruleBranch, 107, func(r *netlink.Rule) {
+			in("vlan.eth.7")(r)
+			to("10.0.0.10/32")(r)
+		}), false},
+	} {
+		check.Equal(t, s.isFormer(tc.rule), tc.want, "%s", name)
+	}
+}
+
 // ipamd neither runs nor can start beside pods of Berth. Before and after the migration it may.
 func TestBothSystems(t *testing.T) {
 	dir := t.TempDir()
-	n := &Node{o: Options{RunDir: dir}}
+	f := files{run: dir}
 	socket, err := net.Listen("unix", filepath.Join(dir, "ipamd.sock"))
 	check.OK(t, err)
 	defer func() { _ = socket.Close() }()
@@ -208,12 +275,12 @@ func TestBothSystems(t *testing.T) {
 		runs  error
 		wants int
 	}{
-		"before":             {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}}, n.formerRuns(t.Context()), 0},
+		"before":             {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}}, f.formerRuns(t.Context()), 0},
 		"applied":            {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}, aside: true}, records: berth}, nil, 0},
 		"finished":           {survey{records: berth}, nil, 0},
-		"ipamd runs":         {survey{saved: saved{aside: true}, records: berth}, n.formerRuns(t.Context()), 1},
+		"ipamd runs":         {survey{saved: saved{aside: true}, records: berth}, f.formerRuns(t.Context()), 1},
 		"it can start":       {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, nil, 1},
-		"it started and ran": {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, n.formerRuns(t.Context()), 2},
+		"it started and ran": {survey{saved: saved{checkpoint: foreign.Checkpoint{Version: foreign.CheckpointVersion}}, records: berth}, f.formerRuns(t.Context()), 2},
 	} {
 		if list := tc.s.both(tc.runs); len(list) != tc.wants {
 			t.Errorf("%s: %q, want %d problems", name, list, tc.wants)
@@ -329,7 +396,7 @@ func TestCheckpointAsideIsOutdated(t *testing.T) {
 	}
 	data, err := os.ReadFile(f.checkpoint())
 	check.OK(t, err)
-	check.Equal(t, string(data), string(moved), "checkpoint in place")
+	check.Equal(t, string(data), string(foreign.Moved), "checkpoint in place")
 }
 
 // An unreadable checkpoint is not set aside: its pods would be lost.

@@ -18,6 +18,20 @@ type setting struct {
 	value func(v *values, text string) string
 }
 
+// typed returns a text as the chart has it, which tells numbers and booleans from texts.
+func typed(text string) any {
+	if n, err := strconv.Atoi(text); err == nil {
+		return n
+	}
+	switch strings.ToLower(text) {
+	case "true":
+		return true
+	case "false":
+		return false
+	}
+	return text
+}
+
 // values are values of the chart.
 type values struct {
 	top    map[string]any // of the chart
@@ -149,7 +163,7 @@ func Values(env map[string]string) (chart map[string]any, remarks []string) {
 			about = "unknown: nothing is set for it"
 		case text == "":
 		case s.flag != "":
-			v.daemon[s.flag] = text
+			v.daemon[s.flag] = typed(text)
 		default:
 			about = s.value(v, text)
 		}

@@ -1,12 +1,14 @@
 package awsvpccni
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/test/harness/check"
 )
@@ -21,8 +23,8 @@ func TestValues(t *testing.T) {
 	check.Equal(t, got, map[string]any{
 		"mode": "operator", "clusterName": "shop", "ports": map[string]any{"enabled": true}, "nodeNetworkTemplates": map[string]any{"enabled": true},
 		"daemon": map[string]any{"settings": map[string]any{
-			"adopt-enis": "amazon-vpc-cni", "cni-network": "aws-cni", "warm-eni-target": "2", "warm-ip-target": "5", "enable-prefix-delegation": "true",
-			"cooling-period": "45s", "exclude-snat-cidrs": "192.168.0.0/16", "mtu": "9001", "trunk-eni": true,
+			"adopt-enis": "amazon-vpc-cni", "cni-network": "aws-cni", "warm-eni-target": 2, "warm-ip-target": 5, "enable-prefix-delegation": true,
+			"cooling-period": "45s", "exclude-snat-cidrs": "192.168.0.0/16", "mtu": 9001, "trunk-eni": true,
 		}},
 	}, "values")
 	var about []string
@@ -33,7 +35,7 @@ func TestValues(t *testing.T) {
 	check.Equal(t, about, []string{"AWS_VPC_K8S_CNI_CUSTOM_NETWORK_CFG", "ENABLE_POD_ENI", "ENABLE_SUBNET_DISCOVERY", "ENI_CONFIG_LABEL_DEF", "SOMETHING_NEW"}, "remarks")
 }
 
-// Each setting of the table is one of berthd, which accepts the values.
+// Each setting of the table is one of berthd, which accepts the values, as does the chart.
 func TestValuesAreSettings(t *testing.T) {
 	env := map[string]string{"ENABLE_IPv6": "true", "ENABLE_POD_ENI": "true", "MAX_ENI": "3", "IP_COOLDOWN_PERIOD": "30", "AWS_VPC_K8S_CNI_LOGLEVEL": "DEBUG", "POD_SECURITY_GROUP_ENFORCING_MODE": "standard"}
 	for name, s := range settings {
@@ -48,13 +50,17 @@ func TestValuesAreSettings(t *testing.T) {
 		}
 	}
 	env["WARM_ENI_TARGET"], env["WARM_PREFIX_TARGET"] = "1", "1"
+	env["CLUSTER_NAME"] = "shop"
 	chart, _ := Values(env)
+	if _, err := deploy.Render(deploy.Release{Values: chart}); err != nil {
+		t.Errorf("the chart: %v", err)
+	}
 	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
 	loader := config.NewLoader(flags)
 	set := chart["daemon"].(map[string]any)["settings"].(map[string]any)
 	var args []string
 	for name, v := range set {
-		args = append(args, "--"+name+"="+text(v))
+		args = append(args, fmt.Sprintf("--%s=%v", name, v))
 	}
 	slices.Sort(args)
 	if err := flags.Parse(append(args, "--ipam=eni-operator", "--vpc-ports")); err != nil {
@@ -63,14 +69,4 @@ func TestValuesAreSettings(t *testing.T) {
 	if _, err := loader.Load(nil); err != nil {
 		t.Errorf("berthd with %v: %v", args, err)
 	}
-}
-
-func text(v any) string {
-	switch v := v.(type) {
-	case string:
-		return v
-	case bool:
-		return "true"
-	}
-	return "3"
 }

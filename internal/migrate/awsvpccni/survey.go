@@ -12,6 +12,7 @@ package awsvpccni
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ import (
 
 // Priorities of the Amazon VPC CNI's policy rules (aws/amazon-vpc-cni-k8s v1.23, pkg/networkutils).
 const (
+	ruleBranch    = 10 // of enforcing mode strict
 	ruleToPod     = 512
 	ruleMark      = 1024
 	ruleExternal  = 1535
@@ -32,6 +34,7 @@ const (
 	connmark      = 0x80
 	mainTable     = 254
 	branchTables  = 100 // plus the VLAN: table of a branch
+	lastVLAN      = 4094
 	networkName   = "aws-cni"
 	conflist      = "10-aws.conflist"
 	branchPrefix  = "vlan" // of links of pods with a branch, enforcing mode strict
@@ -46,6 +49,9 @@ func tableOf(deviceIndex int) int {
 	}
 	return deviceIndex + 1
 }
+
+// vlanLink names the link of a branch on the node.
+func vlanLink(vlan int) string { return fmt.Sprintf("vlan.eth.%d", vlan) }
 
 // linkSuffix ends the name of a pod's link on the node, after the prefix.
 func linkSuffix(namespace, pod string) string {

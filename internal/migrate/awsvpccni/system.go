@@ -22,14 +22,16 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/reach"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
 	"github.com/berthnet/berth/internal/node/foreign"
+	"github.com/berthnet/berth/internal/node/install"
 )
 
-var _ = failpoint.Register("migrate.checkpoint.after", "migrate.conflist.after", "migrate.setup.after", "migrate.adopted.after",
-	"rollback.staged.after", "rollback.tables.after", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after")
+var _ = failpoint.Register("migrate.checkpoint.after", "migrate.hold.after", "migrate.conflist.after", "migrate.setup.after", "migrate.adopted.after",
+	"rollback.staged.after", "rollback.tables.after", "rollback.returned.after", "rollback.cleared.after", "rollback.conflist.after", "rollback.uninstall.after")
 
 // Metadata is the metadata service of the instance.
 type Metadata interface {
@@ -82,18 +84,18 @@ func (n *Node) Plan(ctx context.Context) (migrate.Plan, error) {
 		return migrate.Plan{}, err
 	}
 	p := s.plan()
-	if err := n.formerRuns(ctx); err != nil {
-		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: err.Error(), Remedy: "Before apply, move the aws-node DaemonSet off the node.", Blocks: false})
+	if err := n.files.formerRuns(ctx); err != nil {
+		p.Found = append(p.Found, err.Error()+"; apply is refused until it has ended")
 	}
 	return p, nil
 }
 
 // formerRuns returns an error if ipamd answers.
-func (n *Node) formerRuns(ctx context.Context) error {
+func (f files) formerRuns(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for _, at := range []struct{ network, address string }{
-		{"unix", filepath.Join(n.o.RunDir, "ipamd.sock")},
+		{"unix", filepath.Join(f.run, "ipamd.sock")},
 		{"tcp", "127.0.0.1:50051"}, // before version 1.22
 	} {
 		c, err := (&net.Dialer{}).DialContext(ctx, at.network, at.address)
@@ -111,7 +113,7 @@ func (n *Node) begin(ctx context.Context) (end func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: stop it first", err)
 	}
-	if err := n.formerRuns(ctx); err != nil {
+	if err := n.files.formerRuns(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: stop it first", err), lock.Release())
 	}
 	return func() { _ = lock.Release() }, nil
@@ -144,9 +146,9 @@ func (p *progress) did(changed bool, err error, what, point string) error {
 	return failpoint.Hit(point)
 }
 
-// Apply implements migrate.System.
-func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
-	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "apply"}}
+// exclusively runs a command on the surveyed node while neither daemon runs, and reports what becomes of each pod after it.
+func (n *Node) exclusively(ctx context.Context, command string, run func(survey, *progress) error) (migrate.Report, error) {
+	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: command}}
 	end, err := n.begin(ctx)
 	if err != nil {
 		return p.Report, err
@@ -156,19 +158,30 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	if err != nil {
 		return p.Report, err
 	}
-	if blocked := s.plan().Blocked(); len(blocked) > 0 {
-		return p.Report, fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
-	}
-	err = n.apply(ctx, s, p)
+	err = run(s, p)
 	if after, again := n.survey(ctx); again == nil {
 		p.Pods = after.plan().Pods
 	}
 	return p.Report, err
 }
 
+// Apply implements migrate.System.
+func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
+	return n.exclusively(ctx, "apply", func(s survey, p *progress) error {
+		if blocked := s.plan().Blocked(); len(blocked) > 0 {
+			return fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
+		}
+		return n.apply(ctx, s, p)
+	})
+}
+
 func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	changed, err := n.files.setAside()
 	if err := p.did(changed, err, "set ipamd's checkpoint aside: ipamd refuses to start", "migrate.checkpoint.after"); err != nil {
+		return err
+	}
+	held, err := install.Hold(n.o.Config.CNIConfDir, n.o.Config.CNIConfName, install.Network{Name: n.o.Config.CNINetwork, Socket: n.o.Config.Socket})
+	if err := p.did(held, err, "wrote Berth's CNI configuration: new pods wait for berthd", "migrate.hold.after"); err != nil {
 		return err
 	}
 	changed, err = n.files.hideConflist()
@@ -212,7 +225,7 @@ func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	if s, err = n.survey(ctx); err != nil {
 		return err
 	}
-	if both := s.both(n.formerRuns(ctx)); len(both) > 0 { // it was starting when this step began
+	if both := s.both(n.files.formerRuns(ctx)); len(both) > 0 { // it was starting when this step began
 		p.Problems = append(p.Problems, both...)
 		return errors.New("ipamd started meanwhile: stop it, and repeat the command")
 	}
@@ -231,31 +244,27 @@ func describe(p migrate.Pod) string {
 
 // Rollback implements migrate.System.
 func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
-	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: "rollback"}}
-	end, err := n.begin(ctx)
-	if err != nil {
-		return p.Report, err
-	}
-	defer end()
-	s, err := n.survey(ctx)
-	if err != nil {
-		return p.Report, err
-	}
-	if s.quarantine > 0 {
-		return p.Report, fmt.Errorf("%d records of attachments are damaged: look at the files that end in .bad in %s", s.quarantine, n.records())
-	}
-	if begun, err := s.begun(); err != nil || !begun {
-		return p.Report, err
-	}
-	if left := s.unconvertible(); len(left) > 0 {
-		p.Problems = left
-		return p.Report, errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
-	}
-	err = n.rollback(ctx, s, p)
-	if after, again := n.survey(ctx); again == nil {
-		p.Pods = after.plan().Pods
-	}
-	return p.Report, err
+	return n.exclusively(ctx, "rollback", func(s survey, p *progress) error {
+		if s.quarantine > 0 {
+			return fmt.Errorf("%d records of attachments are damaged: look at the files that end in .bad in %s", s.quarantine, n.records())
+		}
+		begun, err := s.begun()
+		if err != nil {
+			return err
+		}
+		if !begun {
+			unfenced, err := n.files.unfence()
+			if unfenced {
+				p.Changed = append(p.Changed, "removed the checkpoint that keeps ipamd from starting")
+			}
+			return err
+		}
+		if left := s.unconvertible(); len(left) > 0 {
+			p.Problems = left
+			return errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
+		}
+		return n.rollback(ctx, s, p)
+	})
 }
 
 // begun reports whether there is something to roll back. A reboot has ended ipamd's pods and removed its checkpoint, which is
@@ -332,6 +341,10 @@ func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
 	if err := p.did(changed, err, "put "+n.files.list()+" back", "rollback.conflist.after"); err != nil {
 		return err
 	}
+	changed, err = install.Uninstall(n.o.Config.CNIConfDir, n.o.Config.CNIConfName)
+	if err := p.did(changed, err, "removed Berth's CNI configuration", "rollback.uninstall.after"); err != nil {
+		return err
+	}
 	changed, err = n.files.restore()
 	if changed {
 		p.Changed = append(p.Changed, "put ipamd's checkpoint back: ipamd can start")
@@ -387,16 +400,28 @@ func (s survey) staged() (c foreign.Checkpoint) {
 
 // Verify implements migrate.System.
 func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
-	p := migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
-	s, err := n.survey(ctx)
-	if err != nil {
-		return p, err
+	r, err := migrate.Lasting(func() (migrate.Report, error) {
+		r := migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
+		s, err := n.survey(ctx)
+		if err != nil {
+			return r, err
+		}
+		r.Pods = s.plan().Pods
+		r.Problems, err = verify(ctx, s, n.files.formerRuns(ctx), r.Pods)
+		return r, err
+	})
+	if err == nil && len(r.Problems) > 0 {
+		err = fmt.Errorf("%d problems", len(r.Problems))
 	}
-	p.Pods = s.plan().Pods
-	p.Problems = append(s.both(n.formerRuns(ctx)), s.twice()...)
+	return r, err
+}
+
+// verify returns what is wrong with the node. runs is the error of formerRuns; pods learn how they were reached.
+func verify(ctx context.Context, s survey, runs error, pods []migrate.Pod) (problems []string, err error) {
+	problems = append(s.both(runs), s.twice()...)
 	data, err := datapath.Open("")
 	if err != nil {
-		return p, err
+		return problems, err
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
 	for _, r := range s.records {
@@ -404,13 +429,11 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 			continue
 		}
 		if err := data.CheckPod(ctx, daemon.PodOf(r)); err != nil {
-			p.Problems = append(p.Problems, fmt.Sprintf("%s/%s: %v", r.Pod.Namespace, r.Pod.Name, err))
+			problems = append(problems, fmt.Sprintf("%s/%s: %v", r.Pod.Namespace, r.Pod.Name, err))
 		}
 	}
-	if len(p.Problems) > 0 {
-		return p, fmt.Errorf("%d problems", len(p.Problems))
-	}
-	return p, nil
+	silent, err := reach.Pods(ctx, "", pods)
+	return append(problems, silent...), err
 }
 
 // both describes how ipamd could hand out addresses of Berth's pods. runs is the error of formerRuns.

@@ -4,10 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/berthnet/berth/internal/statefile"
 )
@@ -15,13 +15,9 @@ import (
 // Where Coil is chained behind another network's plugins, for egress alone, no pod is adopted: each keeps its interface
 // and its tunnels. The configuration loses Coil's plugin, which fails without coild.
 
-// chainedFile keeps the former configuration in the state directory.
-const chainedFile = "coil-chained.json"
-
-type chainedConf struct {
-	Path string `json:"path"`
-	Text string `json:"text"`
-}
+// aside ends the name of the file beside the configuration that keeps it as it was. Container runtimes do not read it, and it
+// survives a reboot, unlike the state directory.
+const aside = ".berth"
 
 // unchain removes Coil's plugin from another network's configuration.
 func (n *Node) unchain(s state) (changed []string, err error) {
@@ -45,7 +41,7 @@ func (n *Node) unchain(s state) (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := statefile.ReplaceJSON(n.cfg.StateDir, chainedFile, chainedConf{s.conf, string(data)}); err != nil {
+	if err := statefile.Replace(s.conf+aside, data, 0o644); err != nil {
 		return nil, err
 	}
 	return []string{"removed Coil's plugin from " + s.conf}, statefile.Replace(s.conf, append(text, '\n'), 0o644)
@@ -53,22 +49,38 @@ func (n *Node) unchain(s state) (changed []string, err error) {
 
 // rechain undoes unchain.
 func (n *Node) rechain() (changed []string, err error) {
-	var was chainedConf
-	ok, err := statefile.LoadJSON(n.cfg.StateDir, chainedFile, &was)
-	if err != nil || !ok {
-		return nil, err
+	kept, err := n.chainedFiles()
+	for _, path := range kept {
+		was := strings.TrimSuffix(path, aside)
+		if err := os.Rename(path, was); err != nil {
+			return changed, err
+		}
+		changed = append(changed, "restored "+was)
 	}
-	if err := statefile.Replace(was.Path, []byte(was.Text), 0o644); err != nil {
-		return nil, err
-	}
-	return []string{"restored " + was.Path}, n.forgetChained()
+	return changed, err
 }
 
-// forgetChained removes the former configuration from the state directory.
+// forgetChained removes former configurations.
 func (n *Node) forgetChained() error {
-	err := os.Remove(filepath.Join(n.cfg.StateDir, chainedFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	kept, err := n.chainedFiles()
+	for _, path := range kept {
+		err = errors.Join(err, os.Remove(path))
 	}
 	return err
+}
+
+// chainedFiles returns the files that keep a configuration with Coil's plugin.
+func (n *Node) chainedFiles() (list []string, err error) {
+	found, err := filepath.Glob(filepath.Join(n.cfg.ConfFolder, "*"+aside))
+	for _, path := range found {
+		data, failed := statefile.Read(path)
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		if _, at := parseConflist(data); at > 0 {
+			list = append(list, path)
+		}
+	}
+	return list, err
 }

@@ -12,6 +12,7 @@
 //	plan.go      what becomes of each pod, and what is in the way (pure decisions)
 //	node.go      the steps on a node
 //	leftovers.go tables and files that Coil leaves
+//	egress.go    clients of Coil's Egresses
 //	chained.go   nodes where Coil gives pods egress alone
 //	pod.go       the inside of a pod's network namespace
 //	nexthop.go   removal of a link's last IPv4 address, which keeps the routes

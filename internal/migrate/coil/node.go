@@ -20,13 +20,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/coil/etcd"
+	"github.com/berthnet/berth/internal/migrate/reach"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
-var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
+var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
 
 // DefaultNetwork is the network's name in the configuration that Coil's installer writes.
 const DefaultNetwork = "k8s-pod-network"
@@ -224,10 +225,17 @@ func (n *Node) takeOver(ctx context.Context, a *adopt.Adopter, p pod) (changed b
 		}
 		netns, former, lease = r.Netns, r.Adopted.HostLink, r.Lease
 	}
-	return a.TakeOver(ctx, adopt.Pod{
+	if changed, err = a.TakeOver(ctx, adopt.Pod{
 		Key: key, Pod: p.Pod, Lease: lease, Netns: netns, Keep: true,
 		Former: attachment.Adopted{From: n.cfg.from(), HostLink: former},
-	})
+	}); err != nil || !p.Egress.client {
+		return changed, err
+	}
+	var gateways []netip.Addr
+	for _, addr := range lease.Addrs() {
+		gateways = append(gateways, datapath.PodGateway(addr))
+	}
+	return changed, answerBy(netns, key.IfName, gateways)
 }
 
 // Finish implements migrate.System. Unlike Apply it may run beside berthd, and should: berthd announces the node's
@@ -245,6 +253,11 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s is Coil's still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
 		}
 	}
+	for _, p := range s.pods {
+		if p.Egress.inForce {
+			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s sends through Coil's gateways still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, p.egressRemedy())
+		}
+	}
 	berth, err := n.announced(ctx)
 	if err != nil {
 		return migrate.Report{}, err
@@ -255,13 +268,6 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	changed, err := n.finish(ctx, s)
 	r, failed := n.report(ctx, "finish", changed, nil)
 	return r, errors.Join(err, failed)
-}
-
-func reason(f migrate.Fate, why string) string {
-	if f == migrate.Adopt {
-		return "apply adopts it"
-	}
-	return "delete it, since " + why
 }
 
 // announced lists the prefixes that Berth announces.
@@ -325,11 +331,18 @@ func (n *Node) settle(rec attachment.Record) (changed bool, err error) {
 	if err := failpoint.Hit("coil.settle.after"); err != nil {
 		return changed, err
 	}
+	did, err := removeEgress(rec)
+	if changed = changed || did; err != nil {
+		return changed, err
+	}
+	if err := failpoint.Hit("coil.egress.after"); err != nil {
+		return changed, err
+	}
 	gateways, err := n.links.gatewaysOf(rec)
 	if err != nil {
 		return changed, err
 	}
-	did, err := insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
+	did, err = insideOf(rec, func(in *inside) (bool, error) { return in.tidy(gateways) })
 	if changed = changed || did; err != nil {
 		return changed, err
 	}
@@ -401,6 +414,8 @@ func (n *Node) former(rec attachment.Record, form form, blocks []netip.Prefix) (
 		}
 	}
 	switch {
+	case rec.Egress != nil && len(rec.Egress.Egresses) > 0:
+		return a, "it uses an Egress of Berth, and Coil makes tunnels only when a pod starts; delete the pod"
 	case n.cfg.Known != nil:
 		return a, "Coil v1 finds pods in its etcd alone; delete the pod"
 	case !form.known():
@@ -425,7 +440,18 @@ func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Re
 			return err
 		}
 	}
+	if rec.Adopted != nil {
+		if err := restoreEgress(ctx, rec); err != nil {
+			return err
+		}
+	}
+	if err := failpoint.Hit("coil.tunnels.after"); err != nil {
+		return err
+	}
 	if _, err := insideOf(rec, func(in *inside) (bool, error) { return true, in.restore(form) }); err != nil {
+		return err
+	}
+	if err := answerBy(rec.Netns, rec.Key.IfName, form.gatewaysOf(rec)); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("coil.inside.after"); err != nil {
@@ -436,6 +462,10 @@ func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Re
 
 // Verify implements migrate.System.
 func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
+	return migrate.Lasting(func() (migrate.Report, error) { return n.verify(ctx) })
+}
+
+func (n *Node) verify(ctx context.Context) (migrate.Report, error) {
 	s, err := n.observe(ctx)
 	if err != nil {
 		return migrate.Report{}, err
@@ -458,5 +488,11 @@ func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
 			problems = append(problems, fmt.Sprintf("%s/%s: %v", rec.Pod.Namespace, rec.Pod.Name, err))
 		}
 	}
-	return n.report(ctx, "verify", nil, problems)
+	r, err := n.report(ctx, "verify", nil, problems)
+	if err != nil {
+		return r, err
+	}
+	silent, err := reach.Pods(ctx, n.cfg.Netns, r.Pods)
+	r.Problems = append(r.Problems, silent...)
+	return r, err
 }

@@ -31,6 +31,7 @@ type pod struct {
 	Pod      attachment.Pod
 	Netns    attachment.Netns // of the other end of the link; no path: unknown
 	Recorded *attachment.Record
+	Egress   egressUse
 }
 
 // state is what a node has of Coil.
@@ -193,6 +194,11 @@ func (n *Node) complete(s *state, links []netlink.Link, names map[string]attachm
 		if l := byIndex[p.Link.Index]; l != nil {
 			p.Netns, _ = namespaces.Behind(l)
 		}
+		if n.cfg.Known == nil {
+			if p.Egress, err = egressOf(p.Netns); err != nil {
+				return err
+			}
+		}
 		if known, ok := names[p.Container]; ok {
 			p.Pod = known
 		}
@@ -272,22 +278,26 @@ func (n *Node) configuration() (path, network string, chained bool, err error) {
 		if err != nil {
 			return "", "", false, fmt.Errorf("read the CNI configuration: %w", err)
 		}
-		var list struct {
-			Name    string `json:"name"`
-			Plugins []struct {
-				Type string `json:"type"`
-			} `json:"plugins"`
-		}
-		if json.Unmarshal(data, &list) != nil {
-			continue
-		}
-		for i, p := range list.Plugins {
-			if p.Type == plugin {
-				return file, list.Name, i > 0, nil
-			}
+		if list, at := parseConflist(data); at >= 0 {
+			return file, list, at > 0, nil
 		}
 	}
 	return "", "", false, nil
+}
+
+// parseConflist returns the network's name in a CNI configuration, and the place of Coil's plugin; below 0: it has none.
+func parseConflist(data []byte) (network string, at int) {
+	type entry struct {
+		Type string `json:"type"`
+	}
+	var list struct {
+		Name    string  `json:"name"`
+		Plugins []entry `json:"plugins"`
+	}
+	if json.Unmarshal(data, &list) != nil {
+		return "", -1
+	}
+	return list.Name, slices.Index(list.Plugins, entry{plugin})
 }
 
 // families are the address families.

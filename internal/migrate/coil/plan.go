@@ -12,6 +12,7 @@ import (
 // The steps of a migration on a node.
 const (
 	stepAdopt  = "adopt"
+	stepEgress = "egress"
 	stepFinish = "finish"
 )
 
@@ -26,9 +27,17 @@ func (s state) decide(from, network string) migrate.Plan {
 		p.Found = append(p.Found, fmt.Sprintf("CNI configuration %s of network %s", s.conf, s.network))
 	}
 	left := migrate.Count(p.Pods, migrate.Adopt)
+	clients, inForce := s.clients()
+	if clients > 0 {
+		p.Found = append(p.Found, fmt.Sprintf("%d clients of Coil's Egresses, %d of them with tunnels to Coil's gateways in use", clients, inForce))
+	}
 	p.Steps = []migrate.Step{
 		{Name: stepAdopt, Done: left == 0, What: fmt.Sprintf("adopt %d pods while they run; aliases, routes of Coil's tables and gateways stay, so that rollback can give the pods back", left)},
+		{Name: stepEgress, Done: inForce == 0, What: fmt.Sprintf("berthd, once it runs, gives %d clients tunnels to Berth's gateways; their TCP connections through Coil's gateways are reset then, since their NAT state is there, and all other connections go on; Coil's tunnels stay, unused, so that rollback can restore them", clients)},
 		{Name: stepFinish, Done: s.finished(), Final: true, What: "remove Coil's rule, and then the alias, the routes and the gateway of each pod: from the first of them on, Coil takes the addresses for free"},
+	}
+	if clients == 0 {
+		p.Steps = slices.DeleteFunc(p.Steps, func(step migrate.Step) bool { return step.Name == stepEgress })
 	}
 	p.Obstacles = s.obstacles(network)
 	return p.Complete()
@@ -71,6 +80,8 @@ func (p pod) fate() (migrate.Fate, string) {
 		return migrate.Gone, ""
 	case p.Container == "":
 		return migrate.Replace, "neither Coil nor the container runtime tells the ID of its container"
+	case p.Egress.client && p.Pod.Name == "":
+		return migrate.Replace, "it uses an Egress of Coil, and the container runtime does not tell its name, by which berthd finds its Egress"
 	case len(p.Addrs) == 0:
 		return migrate.Replace, "no route of Coil leads to it, so its address is unknown"
 	case !oneOfEach(p.Addrs):
@@ -102,7 +113,8 @@ func (p pod) lease() (l attachment.Lease) {
 // finished reports whether nothing of Coil is left.
 func (s state) finished() bool {
 	left := slices.ContainsFunc(s.pods, func(p pod) bool { return !p.chained() && (p.Link.Alias != "" || len(p.Addrs) > 0) })
-	return !left && len(s.rules) == 0 && len(s.exports) == 0 && s.conf == ""
+	clients, _ := s.clients()
+	return !left && clients == 0 && len(s.rules) == 0 && len(s.exports) == 0 && s.conf == ""
 }
 
 // obstacles returns what is in the way of Apply.
@@ -189,4 +201,11 @@ func (s state) unannounced(berth []netip.Prefix) (list []netip.Prefix) {
 		}
 	}
 	return list
+}
+
+func reason(f migrate.Fate, why string) string {
+	if f == migrate.Adopt {
+		return "apply adopts it"
+	}
+	return "delete it, since " + why
 }

@@ -47,6 +47,18 @@ func (f form) gatewayOf() netip.Addr {
 	return gateway
 }
 
+// gatewaysOf returns the gateways of a pod, one of each family.
+func (f form) gatewaysOf(rec attachment.Record) (list []netip.Addr) {
+	for _, addr := range rec.Lease.Addrs() {
+		if addr.Is4() {
+			list = append(list, f.gatewayOf())
+		} else {
+			list = append(list, rtnl.LinkLocal(net.HardwareAddr(rec.HostMAC)))
+		}
+	}
+	return list
+}
+
 // route returns Coil's route to a pod.
 func (f form) route(addr netip.Addr) attachment.AdoptedRoute {
 	r := attachment.AdoptedRoute{Destination: rtnl.HostPrefix(addr), Table: foreign.CoilPodTable, Protocol: foreign.CoilProtocol}

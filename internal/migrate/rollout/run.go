@@ -28,8 +28,8 @@ func (e *BlockedError) Error() string { return e.Why }
 // interval is the time between two rounds in which nothing was done.
 const interval = 2 * time.Second
 
-// patience is how long errors of the API server may last.
-const patience = 2 * time.Minute
+// Patience is how long errors of the API server may last.
+const Patience = 5 * time.Minute
 
 // Run moves nodes until nothing is left to do. progress is called for every action and every new reason to wait. The
 // error names the nodes that failed; a later run continues where this one ended.
@@ -53,8 +53,8 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 			return err
 		case err == nil:
 			healthy = clk.Now()
-		case clk.Now().Sub(healthy) > patience:
-			return fmt.Errorf("no success for %s: %w", patience, err)
+		case clk.Now().Sub(healthy) > Patience:
+			return fmt.Errorf("no success for %s: %w", Patience, err)
 		default:
 			tell("", "will be retried: "+err.Error())
 		}

@@ -22,6 +22,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -256,8 +257,16 @@ func (n *node) foreign() daemon.Foreign {
 	if n.deps.Foreign == nil || n.cfg.IPAM == config.IPAMPort || n.cfg.IPAM == config.IPAMNone {
 		return nil
 	}
+	if slices.Contains(n.cfg.AdoptENIs, foreign.AmazonVPCCNI.Label()) {
+		// A reboot has removed the fence of the migration.
+		if fenced, err := foreign.Fence(n.cfg.AWSCheckpoints); err != nil {
+			n.log.Warn("keeping the Amazon VPC CNI from starting failed", "dir", n.cfg.AWSCheckpoints, "err", err)
+		} else if fenced {
+			n.log.Info("the Amazon VPC CNI cannot start on this node any more", "file", filepath.Join(n.cfg.AWSCheckpoints, foreign.CheckpointName))
+		}
+	}
 	return n.deps.Foreign(foreign.Options{
-		Checkpoints: n.cfg.AWSCheckpoints, Netns: netnsDir, Clock: n.clock, Log: n.log,
+		Checkpoints: n.cfg.AWSCheckpoints, ConfDir: n.cfg.CNIConfDir, Netns: netnsDir, Clock: n.clock, Log: n.log,
 		Configs: func() (list []foreign.Config, err error) {
 			found, err := install.Configurations(n.cfg.CNIConfDir)
 			for _, c := range found {

@@ -1,5 +1,5 @@
 // Package daemon serves CNI calls on a node. It owns a node's attachments from the runtime's ADD until
-// a released address has cooled, and recovers them after a crash (docs/architecture.md, "Recovery").
+// a released address has cooled, and recovers them after a crash (docs/contribute/architecture.md, "Recovery").
 // A source.Source provides addresses, a Kernel programs the node, and parts add features such as NICs
 // and egress.
 package daemon

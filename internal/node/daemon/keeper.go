@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -343,6 +344,16 @@ func (h *host) Put(rec attachment.Record) error { return h.attachments.put(rec) 
 func (h *host) SetUpLease(ctx context.Context, rec attachment.Record) error {
 	_, err := h.attachments.wiring.wireLease(ctx, rec)
 	return err
+}
+
+// PrepareLater implements part.Host.
+func (h *host) PrepareLater(ctx context.Context, rec attachment.Record) error {
+	for _, p := range slices.Backward(h.later) {
+		if err := p.Prepare(ctx, rec); err != nil {
+			return fmt.Errorf("%s%w", p.About().NotPrepared, err)
+		}
+	}
+	return nil
 }
 
 // SetUpLater implements part.Host.

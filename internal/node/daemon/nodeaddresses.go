@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/plug"
@@ -164,6 +165,21 @@ func shortList(list []string) string {
 		return strings.Join(list, ", ")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+}
+
+// othersEvery is how often other pod networks are looked for between repairs.
+const othersEvery = 2 * time.Second
+
+// followOthers reports other pod networks that come or go, until ctx ends.
+func (r *repairer) followOthers(ctx context.Context) {
+	for r.foreign != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.clock.After(othersEvery):
+			r.fresh(ctx)
+		}
+	}
 }
 
 // fresh looks at the addresses if another pod network has handed out or taken back some since the last look. ADDs call it

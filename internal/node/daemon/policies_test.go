@@ -102,6 +102,7 @@ func (e *fakeEnforcer) Restore(pods map[string]networkpolicy.Pod) {
 func (e *fakeEnforcer) Announce(p networkpolicy.Pod) <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.done = append(e.done, "announce "+p.Name)
 	e.announced = append(e.announced, p)
 	return e.answer
 }
@@ -158,7 +159,7 @@ func TestPoliciesComeFirst(t *testing.T) {
 	r := n.restart(nil)
 	n.kernel.onEnter("AddPod", func() { n.policies.note("link") })
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if got := n.policies.changed(); got != "restore 0, set pod-a, link" {
+	if got := n.policies.changed(); got != "restore 0, announce pod-a, set pod-a, link" {
 		t.Errorf("the ADD did %s", got)
 	}
 	n.policies.want(t, "a", []string{"10.0.0.5"}, nil)
@@ -179,6 +180,7 @@ func TestPoliciesComeFirst(t *testing.T) {
 	if got := n.policies.changed(); !strings.HasSuffix(got, ", restore 1") || strings.Count(got, "set") != 1 { // before anything is applied
 		t.Errorf("until after a restart: %s", got)
 	}
+	r.supply.look(false)
 	r.conditions.want(t, networkpolicy.ConditionReady, true, "InForce")
 	mustDel(t, r, "a")
 	if len(n.policies.pods) != 0 {
@@ -344,14 +346,24 @@ func TestAddressesOfPolicies(t *testing.T) {
 			t.Errorf("a port of a switch is judged in %+v", in)
 		}
 		defer n.tick()()
+		var during networkpolicy.Pod
+		n.board.onEnter("Plug", func() {
+			n.policies.mu.Lock()
+			defer n.policies.mu.Unlock()
+			during = n.policies.pods[keyFor("a").String()]
+		})
 		changed := testNIC("eth0", "p-0")
 		changed.Addresses = []attachment.NICAddress{{CIDR: netip.MustParsePrefix("192.168.0.99/24")}}
 		r.given(changed, testNIC("eth1", "p-1"))
 		waitFor(t, func() bool {
 			n.policies.mu.Lock()
 			defer n.policies.mu.Unlock()
-			return slices.Equal(textsOf(n.policies.pods[keyFor("a").String()].Addrs), []string{"192.168.0.99"})
+			now := n.policies.pods[keyFor("a").String()]
+			return slices.Equal(textsOf(now.Addrs), []string{"192.168.0.99"}) && !now.Changes && during.Name != ""
 		})
+		if !slices.Equal(textsOf(during.Addrs), []string{"192.168.0.99"}) || !during.Changes {
+			t.Errorf("policies are enforced for %+v when the NIC gets its new address, want the former one too", during)
+		}
 	})
 	t.Run("two attachments", func(t *testing.T) {
 		n := newNode(t, "10.0.0.5", "10.0.0.6")

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,20 +24,70 @@ import (
 // otherNetworks is a node with pods of other pod networks.
 type otherNetworks struct {
 	*machine
-	dir     string // of the checkpoint
-	spaces  string // with links to network namespaces
+	dir    string // of the checkpoint
+	spaces string // with links to network namespaces
+	conf   string // of configs
+
+	mu      sync.Mutex // guards the fields below
 	configs []foreign.Config
 	runs    map[foreign.System]bool
 }
 
 func newOtherNetworks(t *testing.T, addrs int) *otherNetworks {
-	o := &otherNetworks{machine: newMachine(t, addrs), dir: t.TempDir(), spaces: t.TempDir(), runs: map[foreign.System]bool{}}
+	o := &otherNetworks{machine: newMachine(t, addrs), dir: t.TempDir(), conf: t.TempDir(), spaces: t.TempDir(), runs: map[foreign.System]bool{}}
 	o.foreign = foreign.NewObserver(foreign.Options{
-		Checkpoints: o.dir, Netns: o.spaces, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
-		Configs: func() ([]foreign.Config, error) { return o.configs, nil },
-		Answers: func(context.Context) map[foreign.System]bool { return o.runs },
+		Checkpoints: o.dir, ConfDir: o.conf, Netns: o.spaces, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
+		Configs: func() ([]foreign.Config, error) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return o.configs, nil
+		},
+		Answers: func(context.Context) map[foreign.System]bool {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return maps.Clone(o.runs)
+		},
 	})
 	return o
+}
+
+// comes makes the Amazon VPC CNI start, and then put its configuration on the node.
+func (o *otherNetworks) comes(socket, conf bool) {
+	o.t.Helper()
+	o.mu.Lock()
+	if o.runs[foreign.AmazonVPCCNI] = socket; conf {
+		o.configs = append([]foreign.Config{{File: "/etc/cni/net.d/10-aws.conflist", Plugins: []string{"aws-cni"}}}, o.configs...)
+	}
+	o.mu.Unlock()
+	if socket {
+		must(o.t, os.WriteFile(filepath.Join(o.dir, "ipamd.sock"), nil, 0o600))
+	}
+	if conf {
+		must(o.t, os.WriteFile(filepath.Join(o.conf, "10-aws.conflist"), nil, 0o600))
+	}
+}
+
+// Another pod network that starts on a node is reported within seconds, although neither a pod of its nor a repair calls for a look.
+func TestReturningNetworkIsReported(t *testing.T) {
+	o := newOtherNetworks(t, 2)
+	o.configs = []foreign.Config{{File: "/etc/cni/net.d/10-berth.conflist", Plugins: []string{"berth"}}}
+	s := o.start(time.Nanosecond)
+	reported := func(healthy bool, what string) {
+		t.Helper()
+		began := time.Now()
+		waitFor(t, func() bool {
+			c, ok := s.conditions.get(ConditionSole)
+			return ok && c.Healthy == healthy && strings.Contains(c.Message, what)
+		})
+		if took := time.Since(began); took > s.repairer.interval/2 {
+			t.Errorf("reported after %v, as if only repairs looked", took)
+		}
+	}
+	reported(true, "")
+	o.comes(true, false)
+	reported(false, "the daemon of Amazon VPC CNI runs")
+	o.comes(true, true)
+	reported(false, "new pods get their addresses from Amazon VPC CNI")
 }
 
 // pod makes a pod of another network: a veth, an address in the pod, and a route to it.

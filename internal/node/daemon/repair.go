@@ -43,8 +43,8 @@ type Upkeep interface {
 
 // Foreign observes other software on the node. *foreign.Observer implements it.
 type Foreign interface {
-	// Changed reports whether another pod network has handed out or taken back addresses since the last Observe. It takes
-	// microseconds.
+	// Changed reports whether another pod network has handed out or taken back addresses, or has started, since the last
+	// Observe. It takes microseconds.
 	Changed() bool
 	// Observe returns who holds addresses. routes are those of the data path, records those of the daemon.
 	Observe(ctx context.Context, routes []datapath.ForeignRoute, records []attachment.Record) foreign.Observation
@@ -87,6 +87,9 @@ func newRepairer(o Options, d *Daemon) *repairer {
 // A failed repair is retried with growing delays up to the interval: for a pod whose namespace is
 // gone it fails until the pod's DEL.
 func (r *repairer) run(ctx context.Context) {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { r.followOthers(ctx) })
 	var events <-chan datapath.Event
 	failures := 0
 	for {

@@ -24,7 +24,8 @@ import (
 
 // Options of an Observer.
 type Options struct {
-	Checkpoints string                   // folder of the Amazon VPC CNI's checkpoint
+	Checkpoints string                   // folder of the Amazon VPC CNI's checkpoint and socket
+	ConfDir     string                   // folder of Configs
 	Netns       string                   // folder with the pods' network namespaces
 	Configs     func() ([]Config, error) // network configurations of the node, as the runtime sorts them
 	Clock       clock.Clock
@@ -38,6 +39,7 @@ type Observer struct {
 	options Options
 
 	mu         sync.Mutex // guards the fields below; never held during I/O
+	seen       marks      // before the last Observe
 	file       identity   // of the checkpoint read last
 	checkpoint Checkpoint
 	said       string // the problem with the checkpoint that was logged last
@@ -50,7 +52,10 @@ func NewObserver(o Options) *Observer {
 	if o.Answers == nil {
 		o.Answers = answers
 	}
-	return &Observer{options: o}
+	observer := &Observer{options: o}
+	observer.seen = observer.marks()
+	observer.seen.checkpoint = identity{} // one that exists is new
+	return observer
 }
 
 // Observation is what an Observer saw.
@@ -79,23 +84,36 @@ func identify(path string) identity {
 	return id
 }
 
+// marks change when the Amazon VPC CNI hands out or takes back addresses, when its daemon starts, and when a network
+// configuration comes or goes.
+type marks struct{ checkpoint, folder, configurations identity }
+
 func (o *Observer) path() string { return filepath.Join(o.options.Checkpoints, CheckpointName) }
 
-// Changed reports whether another daemon has handed out or taken back addresses since the last Observe. It takes
-// microseconds.
-func (o *Observer) Changed() bool {
-	now := identify(o.path())
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return now != o.file
+func (o *Observer) marks() marks {
+	return marks{identify(o.path()), identify(o.options.Checkpoints), identify(o.options.ConfDir)}
 }
 
-// answersEvery is how often the daemons of other pod networks are looked for.
+// Changed reports whether another daemon has handed out or taken back addresses, has started, or has changed the node's
+// network configurations since the last Observe. It takes microseconds.
+func (o *Observer) Changed() bool {
+	now := o.marks()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return now != o.seen
+}
+
+// answersEvery is how often the daemons of other pod networks are looked for. ipamd is also looked for when its folder changes.
 const answersEvery = 30 * time.Second
 
 // Observe reads what other software has on the node. routes are those of the kernel, records those of Berth.
 func (o *Observer) Observe(ctx context.Context, routes []datapath.ForeignRoute, records []attachment.Record) Observation {
-	checkpoint, answers := o.readCheckpoint(), o.readAnswers(ctx)
+	now := o.marks()
+	o.mu.Lock()
+	restarted := now.folder != o.seen.folder
+	o.seen = now
+	o.mu.Unlock()
+	checkpoint, answers := o.readCheckpoint(), o.readAnswers(ctx, restarted)
 	containers, spaces := map[string]bool{}, map[datapath.NetnsID]bool{}
 	for _, rec := range records {
 		containers[rec.Key.ContainerID] = true
@@ -153,12 +171,12 @@ func (o *Observer) readCheckpoint() Checkpoint {
 	return next
 }
 
-func (o *Observer) readAnswers(ctx context.Context) map[System]bool {
+func (o *Observer) readAnswers(ctx context.Context, again bool) map[System]bool {
 	now := o.options.Clock.Now()
 	o.mu.Lock()
 	last, at := o.answers, o.at
 	o.mu.Unlock()
-	if last != nil && now.Sub(at) < answersEvery {
+	if last != nil && !again && now.Sub(at) < answersEvery {
 		return last
 	}
 	next := o.options.Answers(ctx)

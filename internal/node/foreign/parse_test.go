@@ -3,6 +3,8 @@ package foreign_test
 import (
 	"encoding/json"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -105,5 +107,28 @@ func TestCoilPods(t *testing.T) {
 		if again, ok := foreign.ParseCoilAlias(p.CoilAlias.String()); !ok || again != p.CoilAlias {
 			t.Errorf("%s is read as %+v", p.CoilAlias, again)
 		}
+	}
+}
+
+// ipamd is kept from starting only where it has left no checkpoint, which would be lost.
+func TestFence(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "aws-node")
+	for i, want := range []bool{true, false} {
+		if fenced, err := foreign.Fence(dir); err != nil || fenced != want {
+			t.Errorf("Fence, call %d = %v, %v, want %v", i+1, fenced, err, want)
+		}
+	}
+	file := filepath.Join(dir, foreign.CheckpointName)
+	if data, err := os.ReadFile(file); err != nil || !strings.Contains(string(data), foreign.CheckpointMoved) {
+		t.Errorf("checkpoint = %s, %v", data, err)
+	}
+	if err := os.WriteFile(file, []byte(checkpoint), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if fenced, err := foreign.Fence(dir); err != nil || fenced {
+		t.Errorf("Fence beside a checkpoint = %v, %v", fenced, err)
+	}
+	if data, _ := os.ReadFile(file); string(data) != checkpoint {
+		t.Error("Fence replaced a checkpoint")
 	}
 }

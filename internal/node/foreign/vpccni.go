@@ -6,8 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"time"
+
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // CheckpointFolder has the checkpoints of ipamd, the node daemon of the Amazon VPC CNI. It is on a tmpfs.
@@ -19,9 +24,25 @@ const CheckpointName = "ipam.json"
 // CheckpointVersion is the only version of the format, since version 1.7 of the Amazon VPC CNI.
 const CheckpointVersion = "vpc-cni-ipam/1"
 
-// CheckpointMoved is the version of the empty checkpoint that the migration to Berth puts in the place of ipamd's, which
-// then refuses to start.
+// CheckpointMoved is the version of the empty checkpoint that Berth puts in the place of ipamd's, which then refuses to start.
 const CheckpointMoved = "moved-to-berth/1"
+
+// Moved is that checkpoint. ipamd ends at its start with an error that names the version. Without it, ipamd would miss the
+// links of Berth's pods, and hand out their addresses.
+var Moved = []byte(`{"version":"` + CheckpointMoved + `","allocations":[]}` + "\n")
+
+// Fence keeps ipamd from starting, unless the folder has a checkpoint, and reports whether it had to. It holds until the node
+// reboots.
+func Fence(folder string) (fenced bool, err error) {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return false, fmt.Errorf("create the directory of ipamd's checkpoint: %w", err)
+	}
+	path := filepath.Join(folder, CheckpointName)
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	return true, statefile.Replace(path, Moved, 0o644)
+}
 
 // Checkpoint is what ipamd remembers across restarts: the addresses that pods hold.
 type Checkpoint struct {

@@ -28,7 +28,7 @@ import (
 const Interval = 5 * time.Second
 
 // Grace is how long after the last heartbeat a daemon that does not respond counts as
-// restarting (docs/architecture.md, "The life of a pod": STATUS does not fail then).
+// restarting (docs/contribute/architecture.md, "Pod lifecycle": STATUS does not fail then).
 const Grace = time.Minute
 
 // Path returns the heartbeat file of a socket.

@@ -44,6 +44,12 @@ type pluginConf struct {
 	Capabilities map[string]bool `json:"capabilities,omitempty"`
 }
 
+// named is what is read of any plugin's entry. Other fields have other types there, such as the MTU of the Amazon VPC CNI, a
+// string.
+type named struct {
+	Type string `json:"type"`
+}
+
 // Conflist returns the content of the configuration file.
 func (n Network) Conflist() ([]byte, error) {
 	own := []pluginConf{n.plugin()}
@@ -88,16 +94,16 @@ func chained(kind string) pluginConf {
 
 // pluginsOf returns the plugins of a network configuration, either a list or a single plugin; none if it is
 // invalid.
-func pluginsOf(text []byte) []pluginConf {
+func pluginsOf(text []byte) []named {
 	var c struct {
-		Type    string       `json:"type"`
-		Plugins []pluginConf `json:"plugins"`
+		named
+		Plugins []named `json:"plugins"`
 	}
 	if json.NewDecoder(bytes.NewReader(text)).Decode(&c) != nil {
 		return nil
 	}
 	if c.Type != "" {
-		c.Plugins = append(c.Plugins, pluginConf{Type: c.Type})
+		c.Plugins = append(c.Plugins, c.named)
 	}
 	return c.Plugins
 }

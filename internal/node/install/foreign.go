@@ -40,7 +40,7 @@ func foreignIn(text []byte, own []string) (found []foreign) {
 	}
 	var following []string
 	for _, entry := range slices.Backward(c.Plugins) {
-		var p pluginConf
+		var p named
 		switch {
 		case json.Unmarshal(entry, &p) != nil || p.Type == "":
 		case slices.Contains(own, p.Type):
@@ -57,7 +57,7 @@ func foreignIn(text []byte, own []string) (found []foreign) {
 // Berth's plugins, written by hand or by an earlier version, such an entry counts as Berth's.
 func isPlain(entry json.RawMessage) bool {
 	var is, berths any
-	var p pluginConf
+	var p named
 	if json.Unmarshal(entry, &p) != nil {
 		return false
 	}

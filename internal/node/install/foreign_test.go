@@ -11,7 +11,7 @@ import (
 )
 
 // mesh is an entry like that of a service mesh's installer.
-const mesh = `{"type":"istio-cni","log_level":"info","kubernetes":{"exclude_namespaces":["istio-system"]},"ambient_enabled":false}`
+const mesh = `{"type":"istio-cni","mtu":"9001","log_level":"info","kubernetes":{"exclude_namespaces":["istio-system"]},"ambient_enabled":false}`
 
 // edit changes the configuration as other software does: by a rename, with its own formatting.
 func edit(t *testing.T, o Options, old, with string) {

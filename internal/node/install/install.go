@@ -202,6 +202,22 @@ func Uninstall(confDir, confName string) (bool, error) {
 	return true, syncDir(confDir)
 }
 
+// Hold writes a configuration of the plugin alone if there is none of its name. Until berthd starts and completes it, pods
+// wait for the plugin's daemon, but the runtime has a network, so that its Node stays Ready. It has no CNI version with
+// STATUS.
+func Hold(confDir, confName string, of Network) (changed bool, err error) {
+	path := filepath.Join(confDir, confName)
+	if _, err := os.Stat(path); err == nil {
+		return false, nil
+	}
+	of.CNIVersions, of.Chain = []string{common[len(common)-1]}, nil
+	text, err := of.Conflist()
+	if err != nil {
+		return false, err
+	}
+	return put(path, bytes.NewReader(text), confMode)
+}
+
 // mayReplace returns an error for another network's configuration. An unreadable one may be replaced.
 func mayReplace(conf string) error {
 	text, err := os.ReadFile(conf)

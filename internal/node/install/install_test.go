@@ -258,6 +258,7 @@ func TestForeignConfigurationIsNotReplaced(t *testing.T) {
 	for _, foreign := range []string{
 		`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge"},{"type":"portmap"}]}`,
 		`{"cniVersion":"1.0.0","name":"x","type":"ptp"}`,
+		`{"cniVersion":"0.4.0","name":"aws-cni","plugins":[{"name":"aws-cni","type":"aws-cni","mtu":"9001"}]}`,
 	} {
 		o := node(t)
 		write(t, o.conf(), foreign, 0o644)
@@ -285,6 +286,23 @@ func TestPreferredConfigurations(t *testing.T) {
 	}
 }
 
+// Fields of other plugins have other types than Berth's.
+func TestConfigurations(t *testing.T) {
+	o := node(t)
+	write(t, filepath.Join(o.ConfDir, "05-aws.conflist"), `{"name":"aws-cni","plugins":[{"type":"aws-cni","mtu":"9001"},{"type":"portmap","timeout":5}]}`, 0o644)
+	write(t, filepath.Join(o.ConfDir, "06-ptp.conf"), `{"name":"x","type":"ptp","mtu":1500}`, 0o644)
+	write(t, filepath.Join(o.ConfDir, "07-broken.conflist"), "{", 0o644)
+	want := []Configuration{
+		{filepath.Join(o.ConfDir, "05-aws.conflist"), []string{"aws-cni", "portmap"}}, {filepath.Join(o.ConfDir, "06-ptp.conf"), []string{"ptp"}},
+		{filepath.Join(o.ConfDir, "07-broken.conflist"), nil},
+	}
+	got, err := Configurations(o.ConfDir)
+	must(t, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("configurations (-want +got):\n%s", diff)
+	}
+}
+
 func TestUninstall(t *testing.T) {
 	o := node(t)
 	mustInstall(t, o)
@@ -295,6 +313,28 @@ func TestUninstall(t *testing.T) {
 	}
 	absent(t, o.conf())
 	read(t, o.plugin()) // running pods need the plugin for their DEL
+}
+
+// The runtime has a configuration without STATUS until berthd completes it, also where a reboot has emptied that of berthd.
+func TestHold(t *testing.T) {
+	o := volatile(t)
+	must(t, os.MkdirAll(o.ConfDir, 0o755))
+	for _, after := range []string{"nothing", "a reboot"} {
+		for _, want := range []bool{true, false} {
+			if got, err := Hold(o.ConfDir, o.ConfName, o.Network); got != want || err != nil {
+				t.Errorf("after %s: Hold() = %v, %v; want %v", after, got, err, want)
+			}
+		}
+		held := read(t, o.conf())
+		if p := pluginsOf([]byte(held)); len(p) != 1 || p[0].Type != pluginName || !strings.Contains(held, o.Network.Socket) || strings.Contains(held, withStatus) {
+			t.Errorf("after %s: held configuration: %s", after, held)
+		}
+		mustInstall(t, o)
+		if got, err := Hold(o.ConfDir, o.ConfName, o.Network); got || err != nil || read(t, o.conf()) == held {
+			t.Errorf("after %s: Hold() beside berthd's = %v, %v\n%s", after, got, err, read(t, o.conf()))
+		}
+		o.reboot(t)
+	}
 }
 
 func TestInstallFailures(t *testing.T) {

@@ -17,7 +17,6 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/policytable"
 	"github.com/berthnet/berth/internal/policy"
-	"github.com/berthnet/berth/internal/policy/wire"
 )
 
 // denials are refused packets that a test sends.
@@ -140,9 +139,9 @@ func TestRunEndsTheLogOfDeniedConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := New(Options{
 			Kernel: &kernel{}, Denials: make(denials), Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
-			Dial: func(ctx context.Context) (wire.PoliciesClient, func(), error) {
+			Dial: func(ctx context.Context) (Leader, error) {
 				<-ctx.Done()
-				return nil, nil, ctx.Err()
+				return Leader{}, ctx.Err()
 			},
 		})
 		ctx, cancel := context.WithCancel(t.Context())

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -34,43 +35,62 @@ const (
 	// connectTimeout bounds how long a connection may take until it is encrypted. An operator that is stuck accepts connections, and
 	// another one may lead by then.
 	connectTimeout = 5 * time.Second
+	// window is how much the operator may send that was not read yet, in bytes. It is fixed: otherwise gRPC sends a ping after each
+	// message, to measure the connection, and a pod that starts waits for more than the message about it.
+	window = 1 << 20
 )
 
 // Dial implements Dialer. It reads the ConfigMap each time, as another operator may lead by now.
-func (a Access) Dial(ctx context.Context) (wire.PoliciesClient, func(), error) {
-	address, roots, err := a.operator(ctx)
+func (a Access) Dial(ctx context.Context) (Leader, error) {
+	data, err := a.read(ctx)
 	if err != nil {
-		return nil, nil, err
+		return Leader{}, err
+	}
+	address, roots, err := a.operator(data)
+	if err != nil {
+		return Leader{}, err
 	}
 	conn, err := grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: wire.ServerName, MinVersion: tls.VersionTLS13})),
 		grpc.WithPerRPCCredentials(tokenFile(a.TokenFile)), grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largestPart)))
 	if err != nil {
-		return nil, nil, fmt.Errorf("berth-operator at %s: %w", address, err)
+		return Leader{}, fmt.Errorf("berth-operator at %s: %w", address, err)
 	}
-	return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
+	return Leader{wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, func(ctx context.Context) bool {
+		now, err := a.read(ctx)
+		return err == nil && now[wire.KeyAddress] != "" && !maps.Equal(now, data)
+	}}, nil
 }
 
-// operator reads the address of the operator, and the authority that has signed its certificate.
-func (a Access) operator(ctx context.Context) (address string, roots *x509.CertPool, err error) {
-	what := fmt.Sprintf("ConfigMap %s/%s", a.Namespace, wire.ConfigMapName)
+// object names the ConfigMap in errors.
+func (a Access) object() string {
+	return fmt.Sprintf("ConfigMap %s/%s", a.Namespace, wire.ConfigMapName)
+}
+
+// read reads the ConfigMap.
+func (a Access) read(ctx context.Context) (map[string]string, error) {
 	data, err := a.ConfigMap(ctx, a.Namespace, wire.ConfigMapName)
 	switch {
 	case apierrors.IsNotFound(err):
-		return "", nil, fmt.Errorf("%s does not exist: berth-operator creates it, with --network-policies", what)
-	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		return "", nil, fmt.Errorf("the Kubernetes API refuses berthd: %w: apply the chart with networkPolicies.enabled", err)
+		return nil, fmt.Errorf("%s does not exist: berth-operator creates it, with --network-policies", a.object())
 	case err != nil:
-		return "", nil, fmt.Errorf("%s: %w", what, err)
-	case data[wire.KeyAddress] == "":
-		return "", nil, fmt.Errorf("%s has no %s: no berth-operator leads yet", what, wire.KeyAddress)
+		return nil, fmt.Errorf("%s: %w", a.object(), err)
+	}
+	return data, nil
+}
+
+// operator returns the address of the operator, and the authority that has signed its certificate.
+func (a Access) operator(data map[string]string) (address string, roots *x509.CertPool, err error) {
+	if data[wire.KeyAddress] == "" {
+		return "", nil, fmt.Errorf("%s has no %s: no berth-operator leads yet", a.object(), wire.KeyAddress)
 	}
 	roots = x509.NewCertPool()
 	if !roots.AppendCertsFromPEM([]byte(data[wire.KeyCA])) {
-		return "", nil, fmt.Errorf("%s: %s has no certificate, expected PEM", what, wire.KeyCA)
+		return "", nil, fmt.Errorf("%s: %s has no certificate, expected PEM", a.object(), wire.KeyCA)
 	}
 	return data[wire.KeyAddress], roots, nil
 }

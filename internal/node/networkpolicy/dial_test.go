@@ -1,6 +1,7 @@
 package networkpolicy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,12 +33,12 @@ import (
 // follow calls the operator and returns the first error, or nil once it spoke.
 func follow(t *testing.T, a Access) error {
 	t.Helper()
-	client, end, err := a.Dial(t.Context())
+	operator, err := a.Dial(t.Context())
 	if err != nil {
 		return err
 	}
-	defer end()
-	stream, err := client.Follow(t.Context())
+	defer operator.End()
+	stream, err := operator.Follow(t.Context())
 	if err != nil {
 		return err
 	}
@@ -69,18 +71,25 @@ func TestDial(t *testing.T) {
 	}}))
 
 	before, _ := o.ConfigMap(t.Context(), "kube-system", wire.ConfigMapName)
+	first, err := a.Dial(t.Context())
+	must(t, err)
+	defer first.End()
 	o.Stop()
 	wants("connection refused")
+	if first.Replaced(t.Context()) {
+		t.Error("an operator that ended is replaced although no other one leads")
+	}
 	o.Start(feed.New())
 	must(t, follow(t, a))
+	if !first.Replaced(t.Context()) {
+		t.Error("an operator is not replaced although another one leads")
+	}
 	o.Set(wire.KeyCA, before[wire.KeyCA])
 	wants("certificate")
 	o.Set(wire.KeyCA, "none")
 	wants("ca.crt has no certificate, expected PEM")
 	o.Set(wire.KeyAddress, "")
 	wants("has no address: no berth-operator leads yet")
-	o.Fail(apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, wire.ConfigMapName, errors.New("no role")))
-	wants("the Kubernetes API refuses berthd")
 	o.Fail(errors.New("no route to host"))
 	wants("ConfigMap kube-system/berth-network-policies: no route to host")
 }
@@ -160,7 +169,7 @@ func TestRefusedAddressesAreSentAgain(t *testing.T) {
 func TestAddressesOfPodsThatAreGoneAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		away := func(o *Options) {
-			o.StartUnknown, o.Dial = true, func(context.Context) (wire.PoliciesClient, func(), error) { return nil, nil, errors.New("away") }
+			o.StartUnknown, o.Dial = true, func(context.Context) (Leader, error) { return Leader{}, errors.New("away") }
 		}
 		e, _, stop := newCluster(t).nodeWith("one", t.TempDir(), away)
 		defer stop()
@@ -179,6 +188,49 @@ func TestAddressesOfPodsThatAreGoneAreForgotten(t *testing.T) {
 	})
 }
 
+// The roles of a node are called the reason once the Kubernetes API has refused it for a while, and said so once: an API server that has just
+// started refuses everybody.
+func TestRolesAreDoubtedOnceTheAPIRefusesForAWhile(t *testing.T) {
+	const doubt = "the Kubernetes API refuses berthd: configmaps"
+	for what, tt := range map[string]struct {
+		refuses []time.Duration // how long, each time
+		pause   time.Duration   // in between
+		want    int
+	}{
+		"starts":                {[]time.Duration{certainty - time.Second}, 0, 0},
+		"starts often":          {[]time.Duration{certainty - time.Second, certainty - time.Second, certainty - time.Second}, 3 * retry.Most, 0},
+		"lacks roles":           {[]time.Duration{10 * time.Minute}, 0, 1},
+		"loses them repeatedly": {[]time.Duration{time.Minute, time.Minute}, 3 * retry.Most, 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			var refuses atomic.Bool
+			e, _, stop := newCluster(t).nodeWith("one", t.TempDir(), func(o *Options) {
+				o.Log = slog.New(slog.NewTextHandler(&log, nil))
+				o.Dial = func(context.Context) (Leader, error) {
+					if refuses.Load() {
+						return Leader{}, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, wire.ConfigMapName, errors.New("no role"))
+					}
+					return Leader{}, errors.New("no operator")
+				}
+			})
+			for _, d := range tt.refuses {
+				refuses.Store(true)
+				sleep(d)
+				if said := strings.Contains(e.Condition().Message, doubt); said != (tt.want > 0) {
+					t.Errorf("%s: the condition is %q", what, e.Condition().Message)
+				}
+				refuses.Store(false)
+				sleep(tt.pause)
+			}
+			stop()
+			if n := strings.Count(log.String(), doubt); n != tt.want {
+				t.Errorf("%s: the log says %d times that the API refuses berthd, want %d:\n%s", what, n, tt.want, &log)
+			}
+		})
+	}
+}
+
 // A node whose operator ended right after it had served calls it again soon, and not later each time. While another daemon calls
 // as the same node, it does so later each time.
 func TestServedNodesCallAgainSoon(t *testing.T) {
@@ -194,11 +246,11 @@ func TestServedNodesCallAgainSoon(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var calls []time.Time
 			ctx, cancel := context.WithCancel(t.Context())
-			dial := func(context.Context) (wire.PoliciesClient, func(), error) {
+			dial := func(context.Context) (Leader, error) {
 				if calls = append(calls, time.Now()); len(calls) == 12 {
 					cancel()
 				}
-				return briefOperator{tt.serves, tt.ends}, func() {}, nil
+				return Leader{PoliciesClient: briefOperator{tt.serves, tt.ends}, End: func() {}}, nil
 			}
 			follower{
 				Options: Options{Dial: dial, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)}, calls: newCalls(),
@@ -238,6 +290,74 @@ func TestADDsWaitShortlyForANewOperator(t *testing.T) {
 			}
 		}
 	})
+}
+
+// An operator that is stuck, before it answers or later, is left within seconds once another one leads and an ADD waits. The API server is
+// not asked before.
+func TestADDsDoNotWaitForAStuckOperator(t *testing.T) {
+	for what, stuck := range map[string]wire.PoliciesClient{"connecting": stuckOperator{}, "connected": stuckOperator{connected: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t)
+			var asked, dialled atomic.Int64
+			var replaced atomic.Bool
+			one, _, stop := c.nodeWith("one", t.TempDir(), func(o *Options) {
+				next := o.Dial
+				o.Dial = func(ctx context.Context) (Leader, error) {
+					if dialled.Add(1) > 1 {
+						return next(ctx)
+					}
+					return Leader{PoliciesClient: stuck, End: func() {}, Replaced: func(context.Context) bool {
+						asked.Add(1)
+						return replaced.Load()
+					}}, nil
+				}
+			})
+			defer stop()
+			sleep(time.Hour)
+			if n := asked.Load(); n > 0 {
+				t.Errorf("%s: the API server was asked %d times while no ADD waited", what, n)
+			}
+			p := running("late", "10.0.0.1")
+			c.feed.SetPod(resolved(p.Name, "one"))
+			known := make(chan error, 1)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			go func() { known <- one.Known(ctx, p.PodName, p.UID) }()
+			sleep(time.Minute)
+			if d, n := dialled.Load(), asked.Load(); d != 1 || n == 0 {
+				t.Errorf("%s: %d calls, and the API server was asked %d times", what, d, n)
+			}
+			replaced.Store(true)
+			began := time.Now()
+			must(t, <-known)
+			if took := time.Since(began); took > 3*soon {
+				t.Errorf("%s: the ADD waited %s after another operator led", what, took)
+			}
+		})
+	}
+}
+
+// stuckOperator accepts calls, if it is connected, and says nothing.
+type stuckOperator struct{ connected bool }
+
+func (o stuckOperator) Follow(ctx context.Context, _ ...grpc.CallOption) (wire.Policies_FollowClient, error) {
+	if o.connected {
+		return stuckStream{ctx: ctx}, nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+type stuckStream struct {
+	grpc.ClientStream
+	ctx context.Context
+}
+
+func (stuckStream) Send(*wire.FromNode) error { return nil }
+
+func (s stuckStream) Recv() (*wire.FromOperator, error) {
+	<-s.ctx.Done()
+	return nil, s.ctx.Err()
 }
 
 // briefOperator ends each call, perhaps after an update.

@@ -9,6 +9,7 @@
 //	stored.go    the file
 //	denied.go    the log of denied connections
 //	inside.go    pods whose packets do not pass the node's IP stack
+//	looks.go     connections that policies forbid by now
 //	repair.go    what other software changes in the kernel
 //	health.go    the condition of the node
 //	metrics.go   the same as metrics

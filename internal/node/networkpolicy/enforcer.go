@@ -27,7 +27,10 @@ var _ = failpoint.Register(
 type Kernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
 	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
-	End(allowed func(policy.Flow) bool) (int, error)
+	// Connections lists the connections that are open, which takes milliseconds and holds up no change. End ends those of the list
+	// that allowed rejects.
+	Connections() ([]policytable.Connection, error)
+	End(list []policytable.Connection, allowed func(policy.Flow) bool) (int, error)
 	// Refused returns how many packets were refused, by direction and policies.
 	Refused() ([]policytable.Refused, error)
 	// Present tells whether the kernel has what was applied last.
@@ -50,6 +53,8 @@ type Pod struct {
 	// Tunnels are the gateways of its Egresses, and their Services, with the UDP port of tunnels. What leaves in tunnels is judged
 	// by what is inside.
 	Tunnels []netip.AddrPort
+	// Changes says that its addresses are about to change: those that it had before count on this node until the next Set.
+	Changes bool
 
 	set      int  // counts calls of Set: that of a pod's latest sandbox is the highest; 0: it was restored
 	known    bool // the operator has told about it
@@ -111,10 +116,8 @@ type own struct {
 	// unstored: the file lacks what the operator has told. urgent: not only about sets.
 	unstored, urgent bool
 
-	ended  time.Time        // when connections were looked at last
-	took   time.Duration    // to do so
-	endDue <-chan time.Time // when they have to be looked at again; nil: they need not
-	endNow bool             // they have to be looked at without delay
+	looks  looks
+	failed error // of pods whose policies are not in force, while those of others are
 }
 
 // round is one change of the kernel.
@@ -135,6 +138,7 @@ func New(o Options) *Enforcer {
 		state: policy.NewState(), pods: map[string]Pod{}, round: newRound(), moved: make(chan struct{}),
 	}
 	e.insides = insides{open: o.OpenInside, log: o.Log, denied: denialLog{of: e, limit: newDenialLimit(o.Clock, denialRate, denialMemory)}, tables: map[string]insidePod{}}
+	e.own.looks = looks{kernel: o.Kernel, insides: &e.insides, clock: o.Clock, log: o.Log}
 	e.own.file = stored{dir: o.Dir, clock: o.Clock, log: o.Log, state: e.state}
 	if u := e.own.file.load(); u != nil {
 		e.updates = append(e.updates, u)
@@ -145,7 +149,7 @@ func New(o Options) *Enforcer {
 
 // Known returns once it is known which policies select a pod, or when ctx ends.
 func (e *Enforcer) Known(ctx context.Context, name policy.PodName, uid string) error {
-	defer e.calls.waits()()
+	defer e.calls.waits(e.Clock.Now())()
 	for {
 		e.mu.Lock()
 		_, known := e.state.Of(name, uid)
@@ -182,6 +186,10 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	p.set = e.record.sets
 	if before := e.pods[attachment]; before.PodName == p.PodName && before.UID == p.UID { // its addresses or tunnels changed
 		p.known, p.restored = before.known, before.restored
+		if p.Changes {
+			own := p.allAddrs()
+			p.Local = slices.Concat(p.Local, slices.DeleteFunc(before.allAddrs(), func(a netip.Addr) bool { return slices.Contains(own, a) }))
+		}
 	}
 	e.pods[attachment] = p
 	r := e.wantRound()
@@ -270,18 +278,24 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
 	defer e.insides.closeAll()
+	defer e.own.looks.running.Wait()
 	var failures, partly retry.Backoff
 	var again <-chan time.Time // at a time
 	var at time.Time
 	for {
+		do := e.apply
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-e.own.file.due:
 			e.own.file.write()
 			continue
-		case <-e.own.endDue:
-			e.own.endDue, e.own.endNow = nil, true
+		case <-e.own.looks.due:
+			e.own.looks.due, e.own.looks.now = nil, true
+			do = e.rest
+		case l := <-e.own.looks.listed:
+			e.own.looks.listed, e.own.looks.found = nil, l
+			do = e.rest
 		case <-again:
 			again = nil
 			e.mu.Lock()
@@ -289,7 +303,10 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			e.mu.Unlock()
 		case <-e.dirty:
 		}
-		err := e.apply()
+		if e.own.looks.at == nil {
+			do = e.apply // what the kernel has is unknown
+		}
+		err := do()
 		e.mu.Lock()
 		news := e.record.failed(err, e.Clock.Now())
 		e.mu.Unlock()
@@ -352,7 +369,7 @@ func (e *Enforcer) apply() error {
 	e.repair()
 	e.mu.Lock()
 	e.own.unstored = e.own.unstored || len(e.updates) > 0
-	e.own.endNow = e.own.endNow || len(e.updates) > 0
+	e.own.looks.now = e.own.looks.now || len(e.updates) > 0
 	changed, urgent := take(e.updates, e.state, &e.holding)
 	e.rules, e.own.urgent = e.rules || urgent, e.own.urgent || urgent
 	e.updates = nil
@@ -363,6 +380,7 @@ func (e *Enforcer) apply() error {
 		return nil
 	}
 	r, rules, session := e.round, e.rules, e.session
+	e.own.looks.wanted, e.own.looks.at = e.own.looks.wanted || rules || len(changed) > 0, nil
 	r.next = newRound()
 	e.round, e.rules = r.next, false
 	lists := e.lists()
@@ -408,8 +426,15 @@ func (e *Enforcer) apply() error {
 		e.own.file.changed(e.own.urgent)
 		e.own.unstored, e.own.urgent = false, false
 	}
+	e.own.looks.at, e.own.failed = &view, failed
+	return e.rest()
+}
+
+// rest ends connections that policies forbid by now, after they are in force. An error is a partialError.
+func (e *Enforcer) rest() error {
+	failed := e.own.failed
 	if !e.holding.unsure() { // otherwise pods may be closed for a moment only
-		failed = errors.Join(failed, e.end(view))
+		failed = errors.Join(failed, e.own.looks.end(*e.own.looks.at))
 	}
 	if failed != nil {
 		return partialError{failed}
@@ -444,38 +469,4 @@ func (e *Enforcer) change(lists map[string]inForce, rules bool, changed policy.S
 		}
 		rules = true
 	}
-}
-
-// endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
-const endShare = 10
-
-// endAfterPods is how long a look at connections waits after a change of pods alone. A pod that starts has none, and the look takes
-// milliseconds, in which the next pod's policies would wait.
-const endAfterPods = 50 * time.Millisecond
-
-// end ends connections that policies forbid by now, or does so a little later.
-func (e *Enforcer) end(v view) error {
-	now := e.Clock.Now()
-	wait := e.own.ended.Add(endShare * e.own.took).Sub(now)
-	if !e.own.endNow {
-		wait = max(wait, endAfterPods)
-	}
-	if wait > 0 {
-		if e.own.endDue == nil {
-			e.own.endDue = e.Clock.After(wait)
-		}
-		return nil
-	}
-	e.own.endDue = nil
-	n, err := e.Kernel.End(v.allows)
-	err = errors.Join(err, e.insides.end(v))
-	e.own.ended, e.own.endNow = e.Clock.Now(), err != nil
-	e.own.took = e.own.ended.Sub(now)
-	if n > 0 {
-		e.Log.Info("policies forbid connections that were open", "ended", n)
-	}
-	if err != nil {
-		return fmt.Errorf("end connections: %w", err)
-	}
-	return failpoint.Hit("networkpolicy.ended")
 }

@@ -41,9 +41,10 @@ type kernel struct {
 	pods   []policytable.Pod // nil: unknown
 	sets   map[policy.SetID]map[policy.Element]bool
 
-	foreign  chan string // what other software changes
-	ends     []time.Time // when connections were looked at
-	endTakes time.Duration
+	foreign  chan string   // what other software changes
+	ends     []time.Time   // when connections were looked at
+	endTakes time.Duration // to list connections
+	open     []policytable.Connection
 	failEnd  error
 
 	compared comparison
@@ -120,6 +121,20 @@ func (k *kernel) Forget() {
 	k.sets = nil
 }
 
+// fails makes the kernel fail all changes with an error; nil: none any more.
+func (k *kernel) fails(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fail = err
+}
+
+// refuses makes the kernel refuse a policy; empty: none any more.
+func (k *kernel) refuses(p policy.Ref) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refuse = p
+}
+
 // flush is what other software does.
 func (k *kernel) flush() {
 	k.mu.Lock()
@@ -132,13 +147,21 @@ func (k *kernel) Watch(context.Context) (<-chan string, error) { return k.foreig
 
 func (*kernel) Refused() ([]policytable.Refused, error) { return nil, nil }
 
-func (k *kernel) End(func(policy.Flow) bool) (int, error) {
+func (k *kernel) Connections() ([]policytable.Connection, error) {
 	k.mu.Lock()
 	k.ends = append(k.ends, time.Now())
-	wait, err := k.endTakes, k.failEnd
+	wait, list, err := k.endTakes, slices.Clone(k.open), k.failEnd
 	k.mu.Unlock()
-	time.Sleep(wait) //nolint:forbidigo // in a bubble
-	return 0, err
+	sleep(wait)
+	return list, err
+}
+
+func (k *kernel) End(list []policytable.Connection, allowed func(policy.Flow) bool) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := len(k.open)
+	k.open = slices.DeleteFunc(k.open, func(c policytable.Connection) bool { return slices.Contains(list, c) && !allowed(c.Flow) })
+	return n - len(k.open), nil
 }
 
 func (k *kernel) Has(id policy.SetID, e policy.Element) bool { return k.sets[id][e] }
@@ -211,7 +234,7 @@ func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *k
 	k := &kernel{foreign: make(chan string, 1)}
 	o := Options{
 		Kernel: k, Dir: dir, Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler),
-		Dial: func(context.Context) (wire.PoliciesClient, func(), error) {
+		Dial: func(context.Context) (Leader, error) {
 			conn, err := grpc.NewClient("passthrough:operator",
 				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.listener.Load().DialContext(ctx) }),
 				grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -219,9 +242,9 @@ func (c *cluster) nodeWith(name, dir string, with func(*Options)) (*Enforcer, *k
 					return streamer(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+name), desc, cc, method, opts...)
 				}))
 			if err != nil {
-				return nil, nil, err
+				return Leader{}, err
 			}
-			return wire.NewPoliciesClient(conn), func() { _ = conn.Close() }, nil
+			return Leader{PoliciesClient: wire.NewPoliciesClient(conn), End: func() { _ = conn.Close() }}, nil
 		},
 	}
 	with(&o)
@@ -263,6 +286,25 @@ func (c *cluster) fill() {
 	c.feed.SetPod(resolved("client", "two"))
 }
 
+// withServer returns a filled cluster, and its node "one" with the server.
+func withServer(t *testing.T) (c *cluster, one *Enforcer, k *kernel, server Pod) {
+	t.Helper()
+	c = newCluster(t)
+	c.fill()
+	one, k, _ = c.node("one", t.TempDir())
+	server = running("server", "10.0.0.1")
+	must(t, add(t, one, server))
+	return c, one, k, server
+}
+
+// addClient adds a client on another node, which the server's policy allows.
+func (c *cluster) addClient() resolve.Pod {
+	client := resolved("client", "two")
+	client.Addrs = running("client", "10.0.0.2").Addrs
+	c.feed.SetPod(client)
+	return client
+}
+
 // add does what an ADD does.
 func add(t *testing.T, e *Enforcer, p Pod) error {
 	t.Helper()
@@ -297,7 +339,7 @@ func TestPoliciesComeBeforeTheirPod(t *testing.T) {
 		server := running("server", "10.0.0.1")
 		expect := func(when string, addrs ...int) {
 			t.Helper()
-			time.Sleep(time.Second) //nolint:forbidigo // in a bubble
+			sleep(time.Second)
 			kernel.mu.Lock()
 			defer kernel.mu.Unlock()
 			var have []int
@@ -352,7 +394,7 @@ func TestPoliciesAreInForceWhenPodsStart(t *testing.T) {
 		two.Remove("client")
 		c.feed.DeletePod(types.NamespacedName{Namespace: "default", Name: "client"})
 		synctest.Wait()
-		time.Sleep(time.Second) //nolint:forbidigo // in a bubble
+		sleep(time.Second)
 		if kernelOfOne.lets(client.Addrs[0], server.Addrs[0]) {
 			t.Error("the address of a client that is gone still reaches the server")
 		}
@@ -375,13 +417,13 @@ func TestPoliciesOutliveTheirOperator(t *testing.T) {
 			return kernelOfOne.lets(client.Addrs[0], server.Addrs[0]) && !kernelOfOne.lets(foreign, server.Addrs[0])
 		}
 		c.server.Stop()
-		time.Sleep(time.Hour) //nolint:forbidigo // in a bubble
+		sleep(time.Hour)
 		if !reached() {
 			t.Error("policies changed while the operator was away")
 		}
 		c.start()
 		c.fill()
-		time.Sleep(2 * time.Minute) //nolint:forbidigo // in a bubble
+		sleep(2 * time.Minute)
 		if !reached() {
 			t.Error("a new operator does not know the client's address")
 		}
@@ -391,6 +433,26 @@ func TestPoliciesOutliveTheirOperator(t *testing.T) {
 		must(t, add(t, one, server))
 		if !reached() {
 			t.Error("what was stored is not in force after a reboot")
+		}
+	})
+}
+
+// A pod whose address is replaced has its policies for both addresses until it has lost the former one.
+func TestPoliciesOfReplacedAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, one, kernel, server := withServer(t)
+		was, now := server.Addrs[0], netip.MustParseAddr("10.0.0.99")
+		server.Addrs, server.Changes = []netip.Addr{now}, true
+		must(t, one.Set(t.Context(), server.Name, server))
+		if kernel.lets(foreign, was) || kernel.lets(foreign, now) {
+			t.Error("strangers reach a pod while its address is replaced")
+		}
+		if server.Changes = false; one.Holds(server.Name, server) {
+			t.Error("the former address of a pod stays its own")
+		}
+		must(t, one.Set(t.Context(), server.Name, server))
+		if !kernel.lets(foreign, was) || kernel.lets(foreign, now) {
+			t.Error("the policies of a pod are not those of its new address alone")
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/policy"
@@ -19,8 +20,17 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Dialer connects to an operator that leads. close ends the connection.
-type Dialer func(ctx context.Context) (c wire.PoliciesClient, end func(), err error)
+// Dialer connects to the operator that leads.
+type Dialer func(ctx context.Context) (Leader, error)
+
+// Leader is a connection to an operator that leads.
+type Leader struct {
+	wire.PoliciesClient
+	End func() // ends the connection
+	// Replaced tells whether another operator leads by now; nil: that cannot happen. An operator that is stuck, or whose node is gone, is
+	// noticed late otherwise.
+	Replaced func(ctx context.Context) bool
+}
 
 // calls are what the node has to send to the operator.
 type calls struct {
@@ -32,7 +42,7 @@ type calls struct {
 	said    uint64
 	last    uint64             // ID of an Assign
 	assigns map[uint64]*assign // that the operator has not accepted, of pods of the node
-	waiting int                // ADDs that wait for what the operator knows
+	waiting []time.Time        // since when ADDs wait for what the operator knows, the longest first
 }
 
 // assign is an Assign that is sent until the operator accepts it.
@@ -62,7 +72,7 @@ func (c *calls) wake() {
 func (c *calls) enforced(session, version uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if session == c.session {
+	if session == c.session && version != c.version {
 		c.version = version
 		c.wake()
 	}
@@ -182,21 +192,24 @@ func (c *calls) next(now time.Time) (list []*wire.FromNode, again time.Time) {
 	return list, again
 }
 
-// waits counts an ADD that waits for what the operator knows, until end is called.
-func (c *calls) waits() (end func()) {
-	add := func(n int) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.waiting += n
-	}
-	add(1)
-	return func() { add(-1) }
-}
-
-func (c *calls) someWait() bool {
+// waits notes that an ADD waits from now on for what the operator knows, until end is called.
+func (c *calls) waits(now time.Time) (end func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.waiting > 0
+	c.waiting = append(c.waiting, now)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		i := slices.Index(c.waiting, now)
+		c.waiting = slices.Delete(c.waiting, i, i+1)
+	}
+}
+
+// someWait tells whether an ADD has waited since a time.
+func (c *calls) someWait(since time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.waiting) > 0 && !c.waiting[0].After(since)
 }
 
 // Announce has those nodes enforce a pod's addresses whose pods allow it. The channel is closed once they do, or the operator
@@ -256,18 +269,34 @@ type follower struct {
 	known     func() []Pod
 }
 
-// soon is how often the operator is called while an ADD waits for it, at least.
-const soon = 2 * time.Second
+// soon is how often the operator is called while an ADD waits for it, at least, and how often it is checked that it still leads.
+const soon = time.Second
+
+// certainty is how long the Kubernetes API must refuse the node until its roles are called the reason: an API server that has just started
+// refuses everybody until it has read them.
+const certainty = 10 * time.Second
+
+// errReplaced ends a call of an operator that does not lead any more.
+var errReplaced = errors.New("another berth-operator leads now")
 
 // run follows the operator until ctx ends.
 func (f follower) run(ctx context.Context) {
 	var failures retry.Backoff
+	var refused time.Time // since when the Kubernetes API refuses the node; zero: it does not
 	for ctx.Err() == nil {
 		served, err := f.followOne(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if served && status.Code(err) != codes.Aborted { // unless another daemon calls as this node
+		switch now := f.Clock.Now(); {
+		case !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err):
+			refused = time.Time{}
+		case refused.IsZero():
+			refused = now
+		case now.Sub(refused) > certainty:
+			err = fmt.Errorf("the Kubernetes API refuses berthd: %w: apply the chart with networkPolicies.enabled", err)
+		}
+		if errors.Is(err, errReplaced) || served && status.Code(err) != codes.Aborted { // unless another daemon calls as this node
 			failures = retry.Backoff{}
 		}
 		if f.following(err) {
@@ -289,22 +318,46 @@ func (f follower) sleep(ctx context.Context, until time.Time) {
 		case <-f.Clock.After(min(left, retry.Jitter(soon))):
 		case <-ctx.Done():
 		}
-		if f.calls.someWait() {
+		if f.calls.someWait(f.Clock.Now()) {
 			return
+		}
+	}
+}
+
+// leads returns an error once an ADD has waited for a while and another operator leads, or when ctx ends.
+func (f follower) leads(ctx context.Context, operator Leader) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-f.Clock.After(retry.Jitter(soon)):
+		}
+		if f.calls.someWait(f.Clock.Now().Add(-soon)) && operator.Replaced(ctx) {
+			return errReplaced
 		}
 	}
 }
 
 // followOne follows one operator until it ends. served reports whether it sent anything.
 func (f follower) followOne(ctx context.Context) (served bool, err error) {
-	client, end, err := f.Dial(ctx)
+	operator, err := f.Dial(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer end()
+	defer operator.End()
 	ctx, cancel := context.WithCancelCause(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
 	defer cancel(nil)
-	stream, err := client.Follow(ctx)
+	defer func() {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+			err = cause
+		}
+	}()
+	if operator.Replaced != nil {
+		running.Go(func() { cancel(f.leads(ctx, operator)) })
+	}
+	stream, err := operator.Follow(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -312,10 +365,7 @@ func (f follower) followOne(ctx context.Context) (served bool, err error) {
 	for _, p := range f.known() {
 		f.calls.assign(p)
 	}
-	var sending sync.WaitGroup
-	defer sending.Wait()
-	defer cancel(nil)
-	sending.Go(func() { cancel(f.say(ctx, stream)) })
+	running.Go(func() { cancel(f.say(ctx, stream)) })
 	var d wire.Decoder
 	for {
 		m, err := stream.Recv()
@@ -323,9 +373,6 @@ func (f follower) followOne(ctx context.Context) (served bool, err error) {
 			f.Log.Info("connected to berth-operator for network policies")
 		}
 		if err != nil {
-			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
-				err = cause
-			}
 			return served, err
 		}
 		served = true

@@ -26,27 +26,17 @@ import (
 // A kernel that refuses a change has it again later, with all that came meanwhile.
 func TestRefusedChangesAreRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t)
-		c.fill()
-		one, k, _ := c.node("one", t.TempDir())
-		server := running("server", "10.0.0.1")
-		must(t, add(t, one, server))
-		k.mu.Lock()
-		k.fail = errors.New("ENOMEM")
-		k.mu.Unlock()
+		c, one, k, server := withServer(t)
+		k.fails(errors.New("ENOMEM"))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := one.Set(ctx, "server", server); err == nil || err.Error() != "ENOMEM" {
 			t.Error("a pod's policies are said to be in force although the kernel refused them")
 		}
-		client := resolved("client", "two")
-		client.Addrs = []netip.Addr{netip.MustParseAddr("10.0.0.2")}
-		c.feed.SetPod(client)
-		time.Sleep(time.Second) //nolint:forbidigo // in a bubble
-		k.mu.Lock()
-		k.fail = nil
-		k.mu.Unlock()
-		time.Sleep(2 * time.Minute) //nolint:forbidigo // in a bubble
+		client := c.addClient()
+		sleep(time.Second)
+		k.fails(nil)
+		sleep(2 * time.Minute)
 		if !k.lets(client.Addrs[0], server.Addrs[0]) || k.lets(foreign, server.Addrs[0]) {
 			t.Errorf("the kernel has not what it should: %v", slices.Collect(maps.Keys(k.sets)))
 		}
@@ -61,9 +51,7 @@ func TestAddsWaitForTheNextAttempt(t *testing.T) {
 		one, k, _ := c.node("one", t.TempDir())
 		server := running("server", "10.0.0.1")
 		sleep(time.Second)
-		k.mu.Lock()
-		k.fail = errors.New("ENOMEM")
-		k.mu.Unlock()
+		k.fails(errors.New("ENOMEM"))
 		time.AfterFunc(100*time.Millisecond, func() {
 			k.mu.Lock()
 			defer k.mu.Unlock()
@@ -88,15 +76,11 @@ func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 		c.fill()
 		one, k, _ := c.node("one", t.TempDir())
 		server, victim := running("server", "10.0.0.1"), running("victim", "10.0.0.4")
-		client := resolved("client", "two")
-		client.Addrs = running("client", "10.0.0.2").Addrs
-		c.feed.SetPod(client)
+		client := c.addClient()
 		c.feed.SetPod(resolved("victim", "one"))
 		must(t, add(t, one, server))
 		must(t, add(t, one, victim))
-		k.mu.Lock()
-		k.refuse = policy.Ref{Namespace: "default", Name: "refused"}
-		k.mu.Unlock()
+		k.refuses(policy.Ref{Namespace: "default", Name: "refused"})
 		allowing := func(name, app, cidr string) compile.Compiled {
 			p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 			p.Spec.PodSelector.MatchLabels = map[string]string{"app": app}
@@ -162,13 +146,9 @@ func TestSearchForRefusedPoliciesGoesOnDuringChanges(t *testing.T) {
 		c.fill()
 		one, k, _ := c.node("one", t.TempDir())
 		server := running("server", "10.0.0.1")
-		client := resolved("client", "two")
-		client.Addrs = running("client", "10.0.0.2").Addrs
-		c.feed.SetPod(client)
+		client := c.addClient()
 		must(t, add(t, one, server))
-		k.mu.Lock()
-		k.refuse = policy.Ref{Namespace: "default", Name: "refused"}
-		k.mu.Unlock()
+		k.refuses(policy.Ref{Namespace: "default", Name: "refused"})
 		c.feed.SetPod(resolved("victim", "one"))
 		must(t, add(t, one, running("victim", "10.0.0.4")))
 		refused := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "refused"}}
@@ -202,9 +182,7 @@ func TestConnectionsEndAfterRefusedPoliciesAreDeleted(t *testing.T) {
 		must(t, add(t, one, running("server", "10.0.0.1")))
 		refused := clientsOnly()
 		refused.Policy.Name = "refused"
-		k.mu.Lock()
-		k.refuse = refused.Policy.Ref
-		k.mu.Unlock()
+		k.refuses(refused.Policy.Ref)
 		c.feed.SetPolicy(refused)
 		for range 500 {
 			if strings.Contains(one.Condition().Message, "until it is known which") {
@@ -267,14 +245,10 @@ func TestRefusedChangesAreStored(t *testing.T) {
 		server := running("server", "10.0.0.1")
 		must(t, add(t, one, server))
 		sleep(time.Minute)
-		k.mu.Lock()
-		k.fail = errors.New("ENOMEM")
-		k.mu.Unlock()
+		k.fails(errors.New("ENOMEM"))
 		c.feed.SetPolicy(clientsOnly())
 		sleep(time.Second)
-		k.mu.Lock()
-		k.fail = nil
-		k.mu.Unlock()
+		k.fails(nil)
 		sleep(time.Minute)
 		if k.lets(foreign, server.Addrs[0]) {
 			t.Fatal("the policy is not in force")

@@ -42,7 +42,8 @@ func (i Inside) sameNetns(o Inside) bool {
 type PodKernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
 	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
-	End(allowed func(policy.Flow) bool) (int, error)
+	Connections() ([]policytable.Connection, error)
+	End(list []policytable.Connection, allowed func(policy.Flow) bool) (int, error)
 	Refused() ([]policytable.Refused, error)
 	Present() (bool, error)
 	Forget()
@@ -156,24 +157,45 @@ func (t insidePod) apply(w wanted, rules bool, elements policytable.Elements, ch
 	return err
 }
 
-// end ends connections of pods that their policies forbid by now. Listing those of one pod costs as much as those of the node, since
-// the kernel keeps all in one table.
-func (i *insides) end(v view) error {
+// connections lists those of pods. Listing those of one pod costs as much as those of the node, since the kernel keeps all in one table.
+func (i *insides) connections() map[string]insideConnections {
+	all := map[string]insideConnections{}
+	for attachment, t := range i.all() {
+		if t.kernel != nil {
+			open, err := t.kernel.Connections()
+			all[attachment] = insideConnections{t.kernel, open, err}
+		}
+	}
+	return all
+}
+
+// end ends connections of pods that their policies forbid by now.
+func (i *insides) end(v view, found map[string]insideConnections) error {
 	var errs []error
 	for attachment, t := range i.all() {
 		w, there := v.inside[attachment]
-		if !there || t.kernel == nil {
+		f, listed := found[attachment]
+		if !there || !listed || t.kernel != f.kernel {
 			continue
 		}
-		_, err := t.kernel.End(func(f policy.Flow) bool {
-			return (!slices.Contains(w.Addrs, f.Source) || policy.Decide(w.Policies, policy.Egress, f, v.sets).Allowed) &&
-				(!slices.Contains(w.Addrs, f.Destination) || policy.Decide(w.Policies, policy.Ingress, f, v.sets).Allowed)
-		})
+		err := f.err
+		if err == nil {
+			err = t.end(w, f.open, v.sets)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("in the network namespace of attachment %s: %w", attachment, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// end ends connections of a list that a pod's policies forbid.
+func (t insidePod) end(w wanted, list []policytable.Connection, sets policy.Sets) error {
+	_, err := t.kernel.End(list, func(f policy.Flow) bool {
+		return (!slices.Contains(w.Addrs, f.Source) || policy.Decide(w.Policies, policy.Egress, f, sets).Allowed) &&
+			(!slices.Contains(w.Addrs, f.Destination) || policy.Decide(w.Policies, policy.Ingress, f, sets).Allowed)
+	})
+	return err
 }
 
 // drop closes the table of a pod that is gone or has another Inside, and removes it from the kernel too if nothing replaces it.

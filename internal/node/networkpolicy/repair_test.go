@@ -173,9 +173,7 @@ func TestStoring(t *testing.T) {
 		if stored() != before {
 			t.Error("stored again although nothing changed")
 		}
-		client := resolved("client", "two")
-		client.Addrs = running("client", "10.0.0.2").Addrs
-		c.feed.SetPod(client)
+		client := c.addClient()
 		sleep(time.Second)
 		if stored() == before {
 			t.Error("a change of a small set is not stored within a second")
@@ -298,9 +296,7 @@ func TestCondition(t *testing.T) {
 		if n := strings.Count(log.String(), "\n"); n > 4 {
 			t.Errorf("an outage took %d lines: %s", n, &log)
 		}
-		k.mu.Lock()
-		k.fail = errors.New("ENOMEM")
-		k.mu.Unlock()
+		k.fails(errors.New("ENOMEM"))
 		c.feed.SetPod(resolved("stranger", "one"))
 		sleep(time.Minute)
 		wants(false, "NotInForce: the kernel has rejected changes of network policies since ")
@@ -347,45 +343,6 @@ func (c collected) Collect(to chan<- prometheus.Metric) {
 	for _, m := range c {
 		to <- m
 	}
-}
-
-// A node with many connections does not look at them for each pod, but soon after the last change.
-func TestConnectionsAreLookedAtInTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t)
-		c.fill()
-		one, k, _ := c.node("one", t.TempDir())
-		k.mu.Lock()
-		k.endTakes = 10 * time.Millisecond
-		k.mu.Unlock()
-		server := running("server", "10.0.0.1")
-		must(t, add(t, one, server))
-		sleep(time.Minute)
-		k.mu.Lock()
-		k.ends = nil
-		k.mu.Unlock()
-		must(t, one.Set(t.Context(), "server", server))
-		sleep(time.Millisecond)
-		if k.mu.Lock(); len(k.ends) > 0 {
-			t.Error("connections are looked at while pods may start")
-		}
-		k.mu.Unlock()
-		began := time.Now()
-		for range 100 {
-			must(t, one.Set(t.Context(), "server", server))
-			sleep(5 * time.Millisecond)
-		}
-		last := time.Now()
-		sleep(time.Second)
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if n := len(k.ends); n < 2 || n > 10 {
-			t.Errorf("100 changes within %s had connections looked at %d times", last.Sub(began), n)
-		}
-		if at := k.ends[len(k.ends)-1]; at.Before(last.Add(-5*time.Millisecond)) || at.After(last.Add(100*time.Millisecond)) {
-			t.Errorf("connections were looked at last %s after the last change", at.Sub(last))
-		}
-	})
 }
 
 // The file has everything, however large it is.

@@ -70,9 +70,7 @@ func TestStatus(t *testing.T) {
 		}
 
 		// A policy changes, and the kernel refuses the change.
-		k.mu.Lock()
-		k.fail = errors.New("ENOMEM")
-		k.mu.Unlock()
+		k.fails(errors.New("ENOMEM"))
 		p := clientsOnly()
 		p.Policy.Rules[policy.Ingress][0].AnyPeer = true
 		c.feed.SetPolicy(p)
@@ -84,9 +82,7 @@ func TestStatus(t *testing.T) {
 		if j := one.Judge(policy.Flow{Source: foreign, Destination: server.Addrs[0], Protocol: 6, Port: 80}); j.Failure != "ENOMEM" || !j.Ingress.Allowed {
 			t.Errorf("while the kernel refuses: %+v", j)
 		}
-		k.mu.Lock()
-		k.fail = nil
-		k.mu.Unlock()
+		k.fails(nil)
 		sleep(2 * time.Minute)
 		s = one.Status(time.Now())
 		if a := s.Attachments[0]; !a.InForce || !a.Since.After(since) || s.Failure != "" || !s.FailureSince.IsZero() {
@@ -180,11 +176,7 @@ func (k *kernel) Compare(pods []netip.Addr, elements []policytable.Expected) err
 // A judgement says whether the kernel has what decides. A change that comes in between is no difference.
 func TestJudgeComparesTheKernel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t)
-		c.fill()
-		one, k, _ := c.node("one", t.TempDir())
-		server := running("server", "10.0.0.1")
-		must(t, add(t, one, server))
+		_, one, k, server := withServer(t)
 		f := policy.Flow{Source: foreign, Destination: server.Addrs[0], Protocol: 6, Port: 80}
 		for differs, want := range []string{"", "", "the kernel differs from what berthd applied: set x lacks 10.0.0.2"} {
 			k.mu.Lock()

@@ -103,7 +103,7 @@ func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 
 // Annotations implements egresspart.Egress.
 func (c *Clients) Annotations() []string {
-	return []string{v1alpha1.AnnotationEgressPrefix, v1alpha1.AnnotationEgressGateway}
+	return []string{v1alpha1.AnnotationEgressPrefix, v1alpha1.AnnotationCoilEgressPrefix, v1alpha1.AnnotationEgressGateway}
 }
 
 // CheckOptions implements egresspart.Egress.

@@ -32,6 +32,11 @@ func (o *observed) decide(req attachment.Request) decision {
 		return decision{err: &source.Exhausted{Reason: "egress-annotation", Message: err.Error(), Err: err}}
 	}
 	m, there := o.egressClient(req.Pod)
+	ofCoil, wait := namedForCoil(o, req.Options.Annotations)
+	if wait != nil {
+		return decision{wait: wait}
+	}
+	named = append(named, ofCoil...)
 	if len(named) == 0 && !there {
 		if why := o.mayBeClient(req.Pod); why != nil {
 			return decision{wait: why}
@@ -53,6 +58,21 @@ func (o *observed) decide(req attachment.Request) decision {
 		return decision{}
 	}
 	return decision{egress: &e}
+}
+
+// namedForCoil returns the Egresses that a pod names with Coil's annotation and that have such clients. A pod with the
+// annotation waits until the Egresses are known.
+func namedForCoil(o *observed, annotations map[string]string) (named []membership.Ref, wait *source.Exhausted) {
+	all := membership.NamedForCoil(annotations)
+	if len(all) > 0 && !o.sync.Listed(egresses) {
+		return nil, o.orUnreachable(waiters.Missing("starting", "Egress %s, which the pod names for Coil: the API server has not listed the Egresses yet", all[0]))
+	}
+	for _, name := range all {
+		if o.egresses.byName[types.NamespacedName(name)].coilClients {
+			named = append(named, name)
+		}
+	}
+	return named, nil
 }
 
 // mayBeClient returns why a pod that names no Egress has to wait, because one may select it; nil if it need not wait.

@@ -38,6 +38,7 @@ type egress struct {
 	affine       bool           // all connections of a client use one gateway
 	sourceAuto   bool
 	originating  bool
+	coilClients  bool // pods may name it with Coil's annotation
 
 	err      error // error of invalid fields, which are ignored
 	unusable bool  // the destination of its clients' packets is unknown
@@ -54,6 +55,9 @@ type gateway struct {
 func trimEgress(o *v1alpha1.Egress) {
 	m, s := o.ObjectMeta, o.Spec
 	o.ObjectMeta = metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp}
+	if membership.HasCoilClients(m.Annotations) {
+		o.Annotations = map[string]string{v1alpha1.AnnotationCoilClients: "true"}
+	}
 	o.Spec = v1alpha1.EgressSpec{
 		Destinations: s.Destinations, TunnelTo: s.TunnelTo, SessionAffinity: s.SessionAffinity, FouSourcePortAuto: s.FouSourcePortAuto,
 		Clients: s.Clients, OriginatingOnly: s.OriginatingOnly,
@@ -67,7 +71,7 @@ func readEgress(o *v1alpha1.Egress) egress {
 	t := egress{
 		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, created: o.CreationTimestamp.Time,
 		toService: o.Spec.TunnelTo == v1alpha1.TunnelToService, affine: o.Spec.SessionAffinity != corev1.ServiceAffinityNone,
-		sourceAuto: o.Spec.FouSourcePortAuto, originating: o.Spec.OriginatingOnly,
+		sourceAuto: o.Spec.FouSourcePortAuto, originating: o.Spec.OriginatingOnly, coilClients: membership.HasCoilClients(o.Annotations),
 	}
 	var f findings
 	var err error

@@ -158,6 +158,9 @@ func (o *observed) desired(rec attachment.Record) (_ *attachment.Egress, differs
 		return rec.Egress, false
 	}
 	m, _ := o.egressClient(rec.Pod)
+	if rec.Adopted != nil && rec.Egress == nil && !o.served(m) {
+		return nil, false
+	}
 	e := plan(o.inputs(m, rec.Egress))
 	if !sameEgress(&e, rec.Egress) {
 		return &e, true
@@ -166,6 +169,15 @@ func (o *observed) desired(rec attachment.Record) (_ *attachment.Egress, differs
 		p.settled = &settled{rec.Key, rec.Egress}
 	}
 	return rec.Egress, false
+}
+
+// served reports whether a pod's Egresses allow it, and each has a gateway. Until then a pod that another network made keeps
+// the tunnels that it has from there.
+func (o *observed) served(m egressClient) bool {
+	return len(m.refused) == 0 && !slices.ContainsFunc(o.uses(m), func(u use) bool {
+		t, known := o.egresses.find(u)
+		return !known || !slices.ContainsFunc(t.gateways, func(g gateway) bool { return !g.ending })
+	})
 }
 
 // touch triggers a re-evaluation of a pod: by its waiting ADD, and by the daemon if it runs.

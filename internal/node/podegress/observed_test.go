@@ -120,6 +120,16 @@ func TestDecide(t *testing.T) {
 	second.Key.IfName = "net1"
 	nameless := naming(1, "nat")
 	nameless.Pod.UID = ""
+	ofCoil := func(coil bool) egress {
+		o := object("nat", 1)
+		if coil {
+			o.Annotations = map[string]string{v1alpha1.AnnotationCoilClients: "true"}
+		}
+		trimEgress(o)
+		return readEgress(o)
+	}
+	namingForCoil := sourcetest.Request(1)
+	namingForCoil.Options.Annotations = map[string]string{v1alpha1.AnnotationCoilEgressPrefix + "internet": "nat"}
 	for name, tt := range map[string]struct {
 		b       *observed
 		req     attachment.Request
@@ -128,6 +138,10 @@ func TestDecide(t *testing.T) {
 		says    string
 		has     int // number of Egresses; -1: no egress
 	}{
+		"names one for Coil, no EgressClient":   {b: known(ofCoil(true)), req: namingForCoil, waits: "no-egressclient", says: "the pod names Egress internet/nat"},
+		"names one for Coil, and is a client":   {b: with(known(ofCoil(true)), clientOf(1, useNamed("nat"))), req: namingForCoil, has: 1},
+		"names one for Coil that has none":      {b: known(ofCoil(false)), req: namingForCoil, has: -1},
+		"names one for Coil, nothing known":     {b: late, req: namingForCoil, waits: "starting"},
 		"names none, selected by none":          {b: known(nat), req: sourcetest.Request(1), has: -1},
 		"names one, and is a client":            {b: with(known(nat), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
 		"names one, no EgressClient":            {b: known(nat), req: naming(1, "nat"), waits: "no-egressclient", says: "the pod names Egress internet/nat"},

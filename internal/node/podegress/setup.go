@@ -128,7 +128,7 @@ func (t *tunnels) Supported(context.Context) error { return t.kernel.Supported()
 // setupOf returns the setup of a record's namespace. Only the record and the daemon's settings determine it.
 func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) egressclient.Setup {
 	own := ownAddresses(rec)
-	s := egressclient.Setup{Link: rec.Key.IfName, Addrs: own, NodeLocal: rec.Lease.NodeLocal, Port: port, ClusterNetworks: networks}
+	s := egressclient.Setup{Link: rec.Key.IfName, Addrs: own, NodeLocal: rec.Lease.NodeLocal, Port: port, ClusterNetworks: networks, Adopted: rec.Adopted != nil}
 	for _, a := range slices.Concat(rec.OwnAddrs(), rec.OtherAddrs()) {
 		if !slices.Contains(own, a) {
 			s.Others = append(s.Others, a)

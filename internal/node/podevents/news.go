@@ -133,7 +133,7 @@ func troubleNote(n News) string {
 	if remedy.Do != "" {
 		end += " " + remedy.Do
 	}
-	end += fmt.Sprintf(" (docs/troubleshoot.md, %q)", remedy.Heading)
+	end += " (" + remedy.See + ")"
 	return clip(interfacePrefix(n.IfName)+plain(n.Message), maxNote-len(end)) + end
 }
 

@@ -241,12 +241,12 @@ func TestNotes(t *testing.T) {
 		news News
 		want string
 	}{
-		{newsOf("a", NoAddress, "cooling"), `no address is free [cooling] They become free within the cooling period. (docs/troubleshoot.md, "No address")`},
-		{newsOf("a", NoAddress, "no-object"), `no address is free [no-object] (docs/troubleshoot.md, "A pod waits")`},
-		{newsOf("a", NoAddress, "of-a-newer-operator"), `no address is free [of-a-newer-operator] (docs/troubleshoot.md, "A pod stays in ContainerCreating")`},
+		{newsOf("a", NoAddress, "cooling"), `no address is free [cooling] They become free within the cooling period. (docs/troubleshoot/pods.md, "No address")`},
+		{newsOf("a", NoAddress, "no-object"), `no address is free [no-object] (docs/troubleshoot/operator-mode.md, "A pod waits")`},
+		{newsOf("a", NoAddress, "of-a-newer-operator"), `no address is free [of-a-newer-operator] (docs/troubleshoot/pods.md, "A pod stays in ContainerCreating")`},
 		{
 			News{Pod: pod("a"), IfName: "net1", Kind: NetworkFailed, Cause: "kernel", Message: "one\ntwo \x1b[31m three \xff"},
-			`interface net1: one two [31m three [kernel] Check whether another program creates interfaces or routes of pods on the node. (docs/troubleshoot.md, "The pod's network namespace, the kernel, the record")`,
+			`interface net1: one two [31m three [kernel] Check whether another program creates interfaces or routes of pods on the node. (docs/troubleshoot/pods.md, "The pod's network namespace, the kernel, the record")`,
 		},
 	} {
 		if got := troubleNote(c.news); got != c.want {

@@ -14,27 +14,27 @@ const UsedElsewhere = "used-elsewhere"
 // OnNode is another cause of AddressShared: the node itself has the address.
 const OnNode = "address-on-node"
 
-// Headings of docs/troubleshoot.md that describe the causes.
+// Pages and headings of the documentation that describe the causes.
 const (
-	inNoAddress = "No address"
-	inNICs      = "No NIC"
-	inVPCs      = "Conditions of VPCs and NICs"
-	inEgress    = "No egress"
-	inOnNode    = "A pod's address on the node"
-	inPolicies  = "Network policies"
-	inPodSide   = "The pod's network namespace, the kernel, the record"
-	inOperator  = "Reasons of conditions"
-	inWaits     = "A pod waits"
-	inPools     = "Pools and requests"
-	inPoolWaits = "A pod waits for an address of a pool"
-	inCutOff    = "A running pod is cut off"
-	inAll       = "A pod stays in ContainerCreating"
+	inNoAddress = `docs/troubleshoot/pods.md, "No address"`
+	inNICs      = `docs/troubleshoot/pods.md, "No NIC"`
+	inVPCs      = `docs/troubleshoot/ports.md, "Conditions of VPCs and NICs"`
+	inEgress    = `docs/troubleshoot/pods.md, "No egress"`
+	inOnNode    = `docs/troubleshoot/packets.md, "A node link has a pod's address"`
+	inPolicies  = `docs/troubleshoot/pods.md, "Network policies"`
+	inPodSide   = `docs/troubleshoot/pods.md, "The pod's network namespace, the kernel, the record"`
+	inOperator  = `docs/troubleshoot/operator-mode.md, "Reasons of conditions"`
+	inWaits     = `docs/troubleshoot/operator-mode.md, "A pod waits"`
+	inPools     = `docs/troubleshoot/pools.md, "Pools and requests"`
+	inPoolWaits = `docs/troubleshoot/pools.md, "A pod waits for an address of a pool"`
+	inCutOff    = `docs/troubleshoot/nodes.md, "A running pod is cut off"`
+	inAll       = `docs/troubleshoot/pods.md, "A pod stays in ContainerCreating"`
 )
 
 // Remedy is the remedy for a cause.
 type Remedy struct {
-	Do      string // a sentence; empty if the message includes it
-	Heading string // heading of docs/troubleshoot.md with details
+	Do  string // a sentence; empty if the message includes it
+	See string // page and heading of the documentation with details
 }
 
 // RemedyOf returns the remedy for a cause. known is false for a cause without an entry, for example one that
@@ -43,7 +43,7 @@ func RemedyOf(cause string) (r Remedy, known bool) {
 	if r, known = remedies()[cause]; known {
 		return r, true
 	}
-	return Remedy{Heading: inAll}, false
+	return Remedy{See: inAll}, false
 }
 
 // Remedies of several causes.

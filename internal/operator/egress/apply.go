@@ -20,6 +20,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
@@ -46,6 +47,10 @@ func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again tim
 		}
 		wait, failed := c.ensure(ctx, e, kind, o)
 		again = queue.Sooner(again, wait)
+		if isCoils(e, kind, failed) {
+			again = queue.Sooner(again, c.o.Retry)
+			continue
+		}
 		if p := problemOf(kind, e.Name, failed); p != nil {
 			if problem == nil {
 				problem = p
@@ -173,6 +178,17 @@ func (n notOurs) Error() string {
 		return "it belongs to an earlier Egress of this name, and Kubernetes has not deleted it yet"
 	}
 	return fmt.Sprintf("it exists already, and belongs to %s %s: give the Egress another name", owner.Kind, owner.Name)
+}
+
+// isCoils reports whether an object is left to Coil's Egress of the same name, to whose Service tunnels of Coil's clients
+// lead. The end of the migration gives the object to e (package migrate/coil/objects).
+func isCoils(e *v1alpha1.Egress, kind schema.GroupVersionKind, err error) bool {
+	taken, is := errors.AsType[notOurs](err)
+	if !is || kind != gatewayplan.Service && kind != gatewayplan.Budget || !membership.HasCoilClients(e.Annotations) || e.Spec.TunnelTo == v1alpha1.TunnelToService {
+		return false
+	}
+	owner := metav1.GetControllerOf(taken.there)
+	return owner != nil && owner.Kind == "Egress" && strings.HasPrefix(owner.APIVersion, "coil.cybozu.com/")
 }
 
 // problemOf translates a failed write into a problem to report. It returns nil if nobody needs to

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -208,4 +209,29 @@ func addresses(st v1alpha1.EgressStatus, n int) error {
 		return fmt.Errorf("status.serviceIPs = %q, want %d addresses", st.ServiceIPs, n)
 	}
 	return nil
+}
+
+// An Egress with clients of Coil does without the Service of Coil's Egress, and has it with its address once the end of a
+// migration has given it to the Egress.
+func TestServiceOfCoil(t *testing.T) {
+	w := start(t)
+	coils := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat", OwnerReferences: []metav1.OwnerReference{{APIVersion: "coil.cybozu.com/v2", Kind: "Egress", Name: "nat", UID: "coil", Controller: new(true)}}},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "coil"}, Ports: []corev1.ServicePort{{Port: 5555, Protocol: corev1.ProtocolUDP}}},
+	}
+	harness.OK(t, w.client.Create(t.Context(), coils))
+	e := w.egress("nat", v1alpha1.EgressSpec{})
+	w.status("nat", "reports the conflict", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service nat"))
+	patch := func(o client.Object, text string) {
+		t.Helper()
+		harness.OK(t, w.client.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(text))))
+	}
+	patch(e, `{"metadata":{"annotations":{"`+v1alpha1.AnnotationCoilClients+`":"true"}}}`)
+	w.status("nat", "does without the Service", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+	harness.OK(t, controllers.Same("resource version of Coil's Service", w.service("nat", "exists", isThere).ResourceVersion, coils.ResourceVersion))
+	patch(coils, fmt.Sprintf(`{"metadata":{"labels":{%[1]q:"nat"},"ownerReferences":[{"apiVersion":%[2]q,"kind":"Egress","name":"nat","uid":%[3]q,"controller":true}]},"spec":{"selector":{"app":null,%[1]q:"nat"}}}`,
+		v1alpha1.LabelEgress, v1alpha1.GroupVersion.String(), e.UID))
+	w.service("nat", "is the Egress's, with its address", controllers.If(func(s *corev1.Service) bool {
+		return s.UID == coils.UID && s.Spec.ClusterIP == coils.Spec.ClusterIP && len(s.Spec.Ports) == 1 && s.Spec.Ports[0].Name != "" && s.Labels["app.kubernetes.io/managed-by"] == v1alpha1.OwnerOperator
+	}))
 }

@@ -30,8 +30,10 @@ const (
 	renewBefore = certificate.Life / 3
 	// publishEvery is the interval at which the leader checks the ConfigMap, which somebody may have changed.
 	publishEvery = time.Minute
-	// publishAgain is that interval after a failure, and while the operator does not serve yet.
+	// publishAgain is that interval after a failure.
 	publishAgain = 500 * time.Millisecond
+	// publishSoon is how often it is checked whether the operator serves by now, for which nodes wait.
+	publishSoon = 50 * time.Millisecond
 )
 
 // publisher serves with a self-signed certificate whose key never leaves the process, and publishes the certificate with
@@ -65,7 +67,7 @@ func (p *publisher) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 func (p *publisher) run(ctx context.Context) {
 	retry.Repeat(ctx, p.clock, func(ctx context.Context) (time.Duration, error) {
 		if serves := p.serves() == nil; !serves {
-			return publishAgain, nil
+			return publishSoon, nil
 		}
 		if err := p.publish(ctx); err != nil {
 			return publishAgain, err

@@ -56,6 +56,9 @@ const (
 	connectTimeout = 10 * time.Second
 	// pingAfter is how long a connection is idle before its node is probed, and pingTimeout how long the node has to answer.
 	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
+	// window is how much a node may send that was not read yet, in bytes. It is fixed: otherwise gRPC sends a ping after each message, to
+	// measure the connection, for which a pod that starts waits.
+	window = 64 << 10
 	// Nodes' connections are preferred to those of other addresses, which maxConnections and maxPerPeer bound.
 	maxConnections, maxPerPeer = 20000, 4
 )
@@ -99,6 +102,7 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 		grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: p.publisher.get})),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxCallAge, MaxConnectionAgeGrace: time.Second, Time: pingAfter, Timeout: pingTimeout}),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(connectTimeout),
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 	)
 	wire.RegisterPoliciesServer(p.server, NewServer(Server{

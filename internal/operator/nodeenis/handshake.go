@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Addresses are released by a handshake (docs/architecture.md, "Giving addresses back"). An address that
+// Addresses are released by a handshake (docs/contribute/enis.md, "Releasing addresses"). An address that
 // the fleet wants to release becomes a candidate: it is listed in spec.ipam.releasing until the daemon
 // confirms in status.ipam.released that no pod has it or will get it. Then it is handed to the fleet,
 // and once that is recorded in the object (mark.go), EC2 is asked to unassign it. Candidates that the

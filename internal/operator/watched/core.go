@@ -175,7 +175,7 @@ func trimEgressPod(in any) (any, error) {
 	}
 	keys := slices.Clone(portKeys)
 	for key := range p.Annotations {
-		if strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) {
+		if strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) || strings.HasPrefix(key, v1alpha1.AnnotationCoilEgressPrefix) {
 			keys = append(keys, key)
 		}
 	}

@@ -19,7 +19,7 @@
 //	3.7 ms  grpc-go
 //	4.0 ms  net/http's HTTP/2
 //
-// of the 4.3 ms that the budget exec-add (docs/design.md, "Budgets") allows for the
+// of the 4.3 ms that the budget exec-add (docs/contribute/design.md, "Budgets") allows for the
 // whole ADD there. Handwritten frames were rejected: the Framer's checks are worth
 // their cost.
 package unary

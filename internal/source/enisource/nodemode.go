@@ -136,8 +136,11 @@ var reasons = map[cloud.Class]string{
 }
 
 // Why implements Supplier.
-func (r *reconciled) Why(served bool) *source.Exhausted {
-	st := r.Status()
+func (r *reconciled) Why(served bool) *source.Exhausted { return Why(r.Status(), served) }
+
+// Why returns the reason why waiting pods get no address, according to a reconciler's status. Served means that there is an
+// inventory.
+func Why(st eni.Status, served bool) *source.Exhausted {
 	switch {
 	case st.Err != nil && (st.Grows || !st.Confirmed):
 		reason, ok := reasons[st.Class]
@@ -157,6 +160,10 @@ func (r *reconciled) Why(served bool) *source.Exhausted {
 type reconcilerNode Source
 
 var _ eni.Node = (*reconcilerNode)(nil)
+
+// NodeOf returns a source in the role of a reconciler's Node, for a source that was created with NewSupplied and whose
+// reconciler runs elsewhere in the process.
+func NodeOf(s *Source) eni.Node { return (*reconcilerNode)(s) }
 
 // Usage implements eni.Node. Withheld addresses count as used, so that replacements are requested and
 // their ENI stays.

@@ -29,7 +29,7 @@ func policySpec(policy string) spec.Spec {
 	return s
 }
 
-// A node whose role has exactly the IAM policy of docs/install.md grows and shrinks without being denied
+// A node whose role has exactly the IAM policy of docs/guides/install/README.md grows and shrinks without being denied
 // any call.
 func TestDocumentedPolicySuffices(t *testing.T) {
 	for name, p := range map[string]ipam.Policy{

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Addresses are released by a handshake (docs/architecture.md, "Giving addresses back"):
+// Addresses are released by a handshake (docs/contribute/enis.md, "Releasing addresses"):
 // the operator lists candidates in spec.ipam.releasing; the daemon withdraws those
 // that no pod holds and that are not cooling, records that, and confirms them in
 // status.ipam.released; only then are they unassigned. An address that leaves releasing

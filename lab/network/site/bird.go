@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,8 +19,8 @@ type bird struct {
 	control string // its socket
 }
 
-func (s *Site) newBird(name, netns, config string) *bird {
-	base := filepath.Join(s.opts.Dir, "bird-"+name)
+func newBird(dir, name, netns, config string) *bird {
+	base := filepath.Join(dir, "bird-"+name)
 	b := &bird{control: base + ".ctl"}
 	b.Process = proc.New("BIRD of "+name, base+".log", func() proc.Command {
 		path, err := birdPath()
@@ -61,34 +62,61 @@ func birdPath() (string, error) {
 	return "", errors.New("BIRD 2 is needed and not installed: it is in the Debian package bird2 (`hack/deps.sh pool` installs it)")
 }
 
-// The router accepts BGP sessions from the nodes' links, announces to each node the routes of the others, and forwards
-// accordingly.
-var routerConfig = fmt.Sprintf(`log stderr { warning, error, fatal, bug };
-router id 172.20.0.1;
+// Announce runs BIRD in the namespaces of one node and of its router, as in a site, with their addresses on the network
+// between them. stop ends both.
+func Announce(dir, node, router string, own, via Addrs) (stop func() error, err error) {
+	between := [2]netip.Prefix{netip.PrefixFrom(via.IPv4, 24).Masked(), netip.PrefixFrom(via.IPv6, 64).Masked()}
+	birds := []*bird{
+		newBird(dir, "router", router, routerConfig(via.IPv4, between[0].String(), between[1].String())),
+		newBird(dir, "node", node, nodeConfig(own, via, routerNumber+1)),
+	}
+	stop = func() (err error) {
+		for _, b := range birds {
+			if b.Running() {
+				err = errors.Join(err, b.Kill())
+			}
+		}
+		return err
+	}
+	for _, b := range birds {
+		if err := b.start(); err != nil {
+			return nil, errors.Join(err, stop())
+		}
+	}
+	return stop, nil
+}
+
+// routerConfig returns the configuration of the router's BIRD. The router accepts BGP sessions from the nodes' links, announces
+// to each node the routes of the others, and forwards accordingly.
+func routerConfig(id netip.Addr, links4, links6 string) string {
+	return fmt.Sprintf(`log stderr { warning, error, fatal, bug };
+router id %[3]s;
 protocol device {}
 protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }
 protocol kernel { ipv6 { import none; export where source = RTS_BGP; }; }
 template bgp node {
-	local as %d;
+	local as %[1]d;
 	passive;
-	hold time %d;
+	hold time %[2]d;
 }
 protocol bgp nodes4 from node {
-	neighbor range 172.20.0.0/16 external;
+	neighbor range %[4]s external;
 	dynamic name "node4_";
 	ipv4 { import all; export where source = RTS_BGP; next hop self; };
 }
 protocol bgp nodes6 from node {
-	neighbor range fd00:20::/32 external;
+	neighbor range %[5]s external;
 	dynamic name "node6_";
 	ipv6 { import all; export where source = RTS_BGP; next hop self; };
 }
-`, routerNumber, holdTime)
+`, routerNumber, holdTime, id, links4, links6)
+}
 
-// config returns the configuration of a node's BIRD: routes in Berth's export table are announced to the router, and the
+func (h *host) config() string { return nodeConfig(h.addrs(), h.routers(), h.as()) }
+
+// nodeConfig returns the configuration of a node's BIRD: routes in Berth's export table are announced to the router, and the
 // router's routes go to the main table.
-func (h *host) config() string {
-	a, r := h.addrs(), h.routers()
+func nodeConfig(a, r Addrs, as int) string {
 	return fmt.Sprintf(`log stderr { warning, error, fatal, bug };
 router id %[1]s;
 protocol device {}
@@ -115,5 +143,5 @@ protocol bgp router6 from upstream {
 	neighbor %[4]s as %[7]d;
 	ipv6 { import all; export where proto = "pods6"; next hop self; };
 }
-`, a.IPv4, r.IPv4, a.IPv6, r.IPv6, h.as(), ExportTable, routerNumber, holdTime)
+`, a.IPv4, r.IPv4, a.IPv6, r.IPv6, as, ExportTable, routerNumber, holdTime)
 }

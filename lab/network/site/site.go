@@ -44,7 +44,9 @@ var (
 )
 
 // Links are the networks of the router's links to nodes, which contain its source addresses.
-const Links = "172.20.0.0/16,fd00:20::/32"
+const Links = linksOf4 + "," + linksOf6
+
+const linksOf4, linksOf6 = "172.20.0.0/16", "fd00:20::/32"
 
 const (
 	// ExportTable is the table from which the nodes' BIRDs read blocks: berthd's default.
@@ -120,7 +122,7 @@ func (s *Site) raise() error {
 	if s.opts.Silent {
 		return nil
 	}
-	s.bird = s.newBird("router", s.RouterPath(), routerConfig)
+	s.bird = newBird(s.opts.Dir, "router", s.RouterPath(), routerConfig(netip.MustParseAddr("172.20.0.1"), linksOf4, linksOf6))
 	return s.bird.start()
 }
 
@@ -187,7 +189,7 @@ func (s *Site) AddNode(node string) (Addrs, error) {
 	if s.opts.Silent {
 		return a, nil
 	}
-	h.bird = s.newBird(node, s.NodePath(node), h.config())
+	h.bird = newBird(s.opts.Dir, node, s.NodePath(node), h.config())
 	return a, h.bird.start()
 }
 

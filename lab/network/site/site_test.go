@@ -93,7 +93,7 @@ func TestExportTableIsAnnounced(t *testing.T) {
 	}
 }
 
-// change adds or removes a route of a node's export table, in the format of docs/architecture.md, "Data path".
+// change adds or removes a route of a node's export table, in the format of docs/contribute/data-path.md, "Data path".
 func change(t *testing.T, s *Site, node string, p netip.Prefix, do func(*netlink.Handle, *netlink.Route) error) {
 	t.Helper()
 	ok(t, ns.Netlink(s.NodePath(node), func(h *netlink.Handle) error {

@@ -174,7 +174,7 @@ func (h *Host) ctr(ctx context.Context, stdin io.Reader, args ...string) (string
 // importImages imports new images one by one, because imports are I/O-bound.
 func (h *Host) importImages(ctx context.Context) error {
 	for _, archive := range h.Images {
-		done := h.disk().setting("imported-" + filepath.Base(archive))
+		done := h.disk().setting("imported-" + filepath.Base(archive.File))
 		if _, err := os.Stat(done); err == nil {
 			continue
 		}
@@ -188,15 +188,30 @@ func (h *Host) importImages(ctx context.Context) error {
 	return nil
 }
 
+// Archive is a tar archive of images.
+type Archive struct {
+	File string
+	// Name is the repository of the only image in it, such as registry.example/network/berth-node. If set, the image is
+	// also found by its digest, as if the machine had pulled it.
+	Name string
+}
+
 // Import imports the images of an archive into the machine's runtime.
-func (h *Host) Import(ctx context.Context, archive string) error {
-	f, err := os.Open(archive)
+func (h *Host) Import(ctx context.Context, archive Archive) error {
+	f, err := os.Open(archive.File)
 	if err != nil {
 		return fmt.Errorf("import an image: %w", err)
 	}
 	defer f.Close()
-	if _, err := h.ctr(ctx, f, "image", "import", "--snapshotter="+h.disk().snapshotter(), "-"); err != nil {
-		return fmt.Errorf("import %s: %w", archive, err)
+	args := []string{"image", "import", "--snapshotter=" + h.disk().snapshotter()}
+	if archive.Name != "" {
+		args = append(args, "--base-name="+archive.Name, "--digests")
+		if h.Runtime.major >= 2 { // its transfer service ignores --digests for an image that has a name
+			args = append(args, "--local")
+		}
+	}
+	if _, err := h.ctr(ctx, f, append(args, "-")...); err != nil {
+		return fmt.Errorf("import %s: %w", archive.File, err)
 	}
 	return nil
 }

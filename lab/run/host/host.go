@@ -30,7 +30,7 @@ type Options struct {
 
 	Kubernetes string     // directory of kubelet and kube-proxy; hack/kubebox.sh prints one
 	Runtime    Containerd // its container runtime
-	Images     []string   // archives to import at the first boot
+	Images     []Archive  // archives to import at the first boot
 	CNIPlugins string     // directory of the reference plugins, such as /usr/lib/cni; empty: none
 	// Folders maps mount points in the machine to directories of the host, such as one with the sockets of a daemon next
 	// to the machine. They must exist when it boots.

@@ -55,6 +55,7 @@ type Options struct {
 	Kubeconfig string
 	EC2URL     string
 	Env        map[string]string // further settings of the aws-node DaemonSet
+	Chain      []string          // plugins that run after its own, such as portmap
 }
 
 // Daemon is ipamd on one node.
@@ -144,9 +145,13 @@ func (d *Daemon) Configuration() string { return filepath.Join(d.Node.ConfDir(),
 
 // Configure writes the CNI configuration, as the container aws-node does when it starts.
 func (d *Daemon) Configure() error {
+	var chain string
+	for _, plugin := range d.Chain {
+		chain += fmt.Sprintf(`,{"type":%q,"capabilities":{"portMappings":true},"snat":true}`, plugin)
+	}
 	list := fmt.Sprintf(`{"cniVersion":"0.4.0","name":%q,"disableCheck":true,"plugins":[{"name":"aws-cni","type":%q,
-		"vethPrefix":"eni","mtu":"9001","podSGEnforcingMode":"strict","pluginLogFile":%q,"pluginLogLevel":"DEBUG"}]}`,
-		Network, Plugin, filepath.Join(d.logs(), "plugin.log"))
+		"vethPrefix":"eni","mtu":"9001","podSGEnforcingMode":"strict","pluginLogFile":%q,"pluginLogLevel":"DEBUG"}%s]}`,
+		Network, Plugin, filepath.Join(d.logs(), "plugin.log"), chain)
 	return os.WriteFile(d.Configuration(), []byte(list), 0o644)
 }
 

@@ -24,7 +24,7 @@ import (
 // operatorsAlone lists the actions that only the operator calls, because node mode has no branch ENIs.
 var operatorsAlone = []string{"ec2:AssociateTrunkInterface", "ec2:DisassociateTrunkInterface"}
 
-// The IAM policies in docs/install.md allow exactly the actions that their mode calls. TestDocumentedPolicySuffices in
+// The IAM policies in docs/guides/install/README.md allow exactly the actions that their mode calls. TestDocumentedPolicySuffices in
 // internal/source/enisource runs a node with the node-mode policy.
 func TestPoliciesListTheActionsCalled(t *testing.T) {
 	want := actionsCalled(t)

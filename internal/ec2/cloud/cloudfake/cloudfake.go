@@ -1,4 +1,4 @@
-// Package cloudfake is an in-memory EC2: one VPC with EC2's rules for addresses, attachments and client tokens.
+// Package cloudfake is an in-memory EC2, for tests and for the planner (internal/planner): one VPC with EC2's rules for addresses, attachments and client tokens.
 // The cost of a call depends only on what it changes or returns, so it scales to very many nodes. It can delay
 // calls, limit their rate, fail them, and let listings lag. It is a cloud.API that replies immediately, and a
 // pace.Calls for pace.Cloud. It measures its own CPU time, so that benchmarks can subtract it.

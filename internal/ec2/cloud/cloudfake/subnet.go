@@ -41,6 +41,26 @@ func newSubnet(s cloud.Subnet) *subnet {
 	return out
 }
 
+// Free is the number of free IPv4 addresses of a subnet; a very large number for an IPv6-only one.
+func (st *State) Free(id string) int {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	s := st.subnets[id]
+	if s.IPv6Native {
+		return math.MaxInt
+	}
+	return s.left
+}
+
+// Occupy takes free IPv4 addresses of a subnet, which others use from now on.
+func (st *State) Occupy(id string, n int) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for range n {
+		_, _ = st.subnets[id].take()
+	}
+}
+
 // own is the number of primary IPv4 addresses per ENI.
 func (s *subnet) own() int {
 	if s.IPv6Native {

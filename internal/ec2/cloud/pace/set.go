@@ -69,6 +69,7 @@ func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t u
 	if ctx.Err() != nil {
 		return permit{}, ticket, 0, context.Cause(ctx)
 	}
+	clock.Turn(s.clock, c.Action, 0)
 	needed, recalled := cloud.Spare(ctx), cloud.Recalled(ctx)
 	w := s.join(c, cloud.PriorityOf(ctx), needed != nil, ticket)
 	select {
@@ -84,6 +85,7 @@ func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t u
 	for {
 		select {
 		case <-w.ready:
+			clock.Turn(s.clock, c.Action, w.ticket)
 			return w.permit, w.ticket, s.clock.Now().Sub(w.since), nil
 		case <-ctx.Done():
 			s.leave(w)

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -164,8 +165,15 @@ type Config struct {
 	Observer Observer     // may be nil
 	Clock    clock.Clock  // the system clock if nil
 	Logger   *slog.Logger // discards everything if nil
+	// Random returns a number from 0 to below n, for jitter; it is called concurrently. Random numbers if nil.
+	Random func(n int64) int64
 
 	eni.Timing
+}
+
+// jitter spreads d over half to one and a half of it.
+func (c *Config) jitter(d time.Duration) time.Duration {
+	return d/2 + time.Duration(c.Random(int64(d)+1))
 }
 
 // Node is the consumer of one node's addresses: they are published to it, and it reports their usage. Calls for one
@@ -204,6 +212,9 @@ func (c *Config) withDefaults() error {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Random == nil {
+		c.Random = rand.Int64N
 	}
 	c.Timing = c.Timing.WithDefaults()
 	return errors.Join(errs...)

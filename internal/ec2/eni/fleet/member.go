@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"context"
+	"math"
+	"math/rand/v2"
 	"net/netip"
 	"time"
 
@@ -61,6 +63,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 	c := eni.Config{
 		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, Adopt: f.cfg.Adopt,
 		Cloud: f.cfg.Cloud, Node: m.node, Shared: f.shared,
+		Rand:  rand.New(rand.NewPCG(uint64(f.cfg.Random(math.MaxInt64)), 0)),
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		Timing: f.cfg.Timing,
 		Fleet: &eni.Fleet{

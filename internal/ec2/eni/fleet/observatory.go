@@ -89,7 +89,9 @@ func (o *observatory) List(ctx context.Context, instanceID string, since time.Ti
 	f := o.flight
 	o.mu.Unlock()
 	if f != nil && f.first && !f.at.Before(since) {
-		if err := f.wait(ctx); err != nil {
+		err := f.wait(ctx)
+		clock.Turn(o.cfg.Clock, instanceID, 0)
+		if err != nil {
 			return eni.Listing{}, err
 		}
 		if l, ok := o.take(instanceID); ok && len(l.ENIs) > 0 {
@@ -359,6 +361,7 @@ func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
 	g.mu.Unlock()
 	select {
 	case a := <-c:
+		clock.Turn(g.clock, key, 0)
 		return a, a.err
 	case <-ctx.Done():
 		return answer[V]{}, ctx.Err()

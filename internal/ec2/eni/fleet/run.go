@@ -3,12 +3,12 @@ package fleet
 import (
 	"context"
 	"maps"
-	"math/rand/v2"
+	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
-	"github.com/berthnet/berth/internal/retry"
 )
 
 const (
@@ -27,8 +27,14 @@ func (f *Fleet) Run(ctx context.Context) error {
 	f.ctx = ctx
 	close(f.running)
 	f.mu.Unlock()
-	f.work.Go(func() { f.repair(ctx) })
-	f.work.Go(func() { f.collect(ctx) })
+	f.work.Go(func() {
+		clock.Turn(f.cfg.Clock, "repair", 0)
+		f.repair(ctx)
+	})
+	f.work.Go(func() {
+		clock.Turn(f.cfg.Clock, "collect", 0)
+		f.collect(ctx)
+	})
 	f.schedule(ctx)
 	f.work.Wait()
 	return ctx.Err()
@@ -61,7 +67,10 @@ func (f *Fleet) begin(ctx context.Context) time.Duration {
 			continue
 		}
 		m.running, m.after, m.again = true, nil, false
-		f.work.Go(func() { f.run(ctx, m) })
+		f.work.Go(func() {
+			clock.Turn(f.cfg.Clock, m.name, 0)
+			f.run(ctx, m)
+		})
 	}
 }
 
@@ -147,14 +156,14 @@ func (f *Fleet) has(instance string) bool {
 // repair makes full listings regularly, and makes every node process its part within a quarter of the interval.
 func (f *Fleet) repair(ctx context.Context) {
 	for ctx.Err() == nil {
-		wait := retry.Jitter(f.cfg.ListingInterval)
+		wait := f.cfg.jitter(f.cfg.ListingInterval)
 		if f.empty() {
 			wait = time.Second
 		} else if young := f.cfg.Clock.Now().Sub(f.observatory.lastAt()); young < f.cfg.ListingInterval/2 {
 			wait -= young // the first node that joined caused a listing
 		} else if err := f.observatory.list(ctx); err != nil {
 			f.cfg.Logger.Warn("full listing failed", "class", cloud.ClassOf(err).String(), "err", err)
-			wait = retry.Jitter(listRetry)
+			wait = f.cfg.jitter(listRetry)
 		} else {
 			f.spread(f.cfg.ListingInterval / 4)
 		}
@@ -186,9 +195,9 @@ func (f *Fleet) spread(within time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.cfg.Clock.Now()
-	for _, m := range f.members {
-		if !m.running {
-			f.due.sooner(m, now.Add(time.Duration(rand.Int64N(int64(within)))))
+	for _, name := range slices.Sorted(maps.Keys(f.members)) {
+		if m := f.members[name]; !m.running {
+			f.due.sooner(m, now.Add(time.Duration(f.cfg.Random(int64(within)))))
 		}
 	}
 	old := now.Add(-2 * f.cfg.ListingInterval)
@@ -199,7 +208,7 @@ func (f *Fleet) spread(within time.Duration) {
 // crash of many nodes.
 func (f *Fleet) collect(ctx context.Context) {
 	seen := eni.Sightings{}
-	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))
+	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(f.cfg.Random(int64(f.cfg.CollectInterval)))
 	for {
 		select {
 		case <-ctx.Done():
@@ -218,13 +227,13 @@ func (f *Fleet) collect(ctx context.Context) {
 		if f.cfg.Observer != nil {
 			f.cfg.Observer.Collected(found)
 		}
-		wait = retry.Jitter(f.cfg.CollectInterval)
+		wait = f.cfg.jitter(f.cfg.CollectInterval)
 		if due := seen.Due(now, f.cfg.OrphanAge); !due.IsZero() {
 			wait = min(wait, due.Sub(f.cfg.Clock.Now()))
 		}
 		if err != nil {
 			f.cfg.Logger.Warn("looking for orphans failed", "class", cloud.ClassOf(err).String(), "err", err)
-			wait = min(wait, retry.Jitter(time.Minute))
+			wait = min(wait, f.cfg.jitter(time.Minute))
 		}
 		if found.Deleted > 0 {
 			f.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,10 +22,11 @@ type object struct {
 	NodeName          string    `json:"nodeName"`
 	Webhooks          []webhook `json:"webhooks"`
 	Spec              struct {
-		Replicas int64 `json:"replicas"`
+		Replicas int64                `json:"replicas"`
+		Selector metav1.LabelSelector `json:"selector"` // of a Deployment
 	} `json:"spec"`
 	Status struct {
-		Replicas int64 `json:"replicas"`
+		Phase corev1.PodPhase `json:"phase"`
 	} `json:"status"`
 	raw []byte
 }
@@ -45,9 +47,13 @@ func (c *Cluster) get(ctx context.Context, path string) (*object, error) {
 	return o, nil
 }
 
-// list reads the objects at a path. Kinds that are not installed have none.
-func (c *Cluster) list(ctx context.Context, path string) ([]object, error) {
-	raw, err := c.API.Get().AbsPath(path).DoRaw(ctx)
+// list reads the objects at a path, with labels if a selector is given. Kinds that are not installed have none.
+func (c *Cluster) list(ctx context.Context, path string, selector ...string) ([]object, error) {
+	r := c.API.Get().AbsPath(path)
+	for _, l := range selector {
+		r = r.Param("labelSelector", l)
+	}
+	raw, err := r.DoRaw(ctx)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

@@ -1,6 +1,7 @@
 // Package objects moves Coil's objects in the Kubernetes API. Unlike package coil it needs no node.
 //
 //	cluster.go  the steps of a cluster
+//	egress.go   Egresses
 //	api.go      requests to the API server
 package objects
 
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,12 +36,14 @@ type Cluster struct {
 	// Namespace has the Deployments of Coil's controllers.
 	Namespace string
 	Clock     clock.Clock
+	// OriginatingOnly is coild's --enable-originating-only, which is a setting of each Egress with Berth.
+	OriginatingOnly bool
 	// Dump is what Coil v1 has in etcd; nil: Coil v2, whose objects are in the API server.
 	Dump *etcd.Dump
 }
 
-// carvers are the Deployments of Coil's controllers that cut blocks, by version.
-var carvers = []string{"coil-controller", "coil-ipam-controller", "coil-controllers"}
+// controllers are the Deployments of Coil's controllers, by version. They cut blocks, and make gateways.
+var controllers = []string{"coil-controller", "coil-ipam-controller", "coil-controllers", "coil-egress-controller"}
 
 const (
 	// replicasKey is the annotation of a Deployment that remembers its replicas while it stands still.
@@ -75,21 +79,10 @@ func (c *Cluster) Plan(ctx context.Context) (p migrate.Plan, err error) {
 		{Name: "remove", What: "once all nodes are moved and finished, remove Coil's objects", Final: true},
 	}
 	for _, lost := range out.Lost {
-		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: lost, Remedy: "see docs/migrate-coil.md"})
+		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: lost, Remedy: "see docs/guides/migrate/coil.md"})
 	}
-	if c.Dump == nil {
-		egresses, err := c.list(ctx, coilAPI+"egresses")
-		if err != nil {
-			return p, err
-		}
-		for _, e := range egresses {
-			p.Obstacles = append(p.Obstacles, migrate.Obstacle{
-				What:   fmt.Sprintf("Egress %s/%s is Coil's: its gateways and the tunnels of its clients go on, and pods that berthd starts do not use it", e.Namespace, e.Name),
-				Remedy: "replace it as docs/migrate-coil.md says, by an Egress of another name",
-			})
-		}
-	}
-	return p.Complete(), nil
+	err = egresses{c}.plan(ctx, &p)
+	return p.Complete(), err
 }
 
 // Begin stops Coil's controllers and creates Berth's objects. It changes nothing that was done before.
@@ -112,19 +105,24 @@ func (c *Cluster) Begin(ctx context.Context) (changed []string, err error) {
 		}
 	}
 	did, err := c.annotate(ctx)
+	if changed = append(changed, did...); err != nil {
+		return changed, err
+	}
+	did, err = egresses{c}.importAll(ctx)
 	return append(changed, did...), err
 }
 
-// stop scales Coil's controllers to nothing, and waits for their pods to end: they would cut blocks.
+// stop scales Coil's controllers to nothing, and waits until their pods are gone: until then they cut blocks and make gateways. The
+// Deployment's own count leaves out pods that are being deleted.
 func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
-	for _, name := range carvers {
+	for _, name := range controllers {
 		path := c.deployment(name)
 		for tries := 0; ; tries++ {
 			d, err := c.get(ctx, path)
 			if err != nil {
 				return changed, err
 			}
-			if d == nil || d.Spec.Replicas == 0 && d.Status.Replicas == 0 {
+			if d == nil {
 				break
 			}
 			if d.Spec.Replicas != 0 {
@@ -135,8 +133,15 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 				changed = append(changed, "stopped Deployment "+c.Namespace+"/"+name)
 				continue
 			}
+			left, err := c.podsOf(ctx, d)
+			if err != nil {
+				return changed, err
+			}
+			if len(left) == 0 {
+				break
+			}
 			if tries > 60 {
-				return changed, fmt.Errorf("Deployment %s/%s still has %d pods", c.Namespace, name, d.Status.Replicas)
+				return changed, fmt.Errorf("the pods %s of Deployment %s/%s do not end: if their machine is off, delete them with --force", strings.Join(left, ", "), c.Namespace, name)
 			}
 			select {
 			case <-c.Clock.After(time.Second):
@@ -148,9 +153,22 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 	return changed, nil
 }
 
+// podsOf returns the names of a Deployment's pods that may still run.
+func (c *Cluster) podsOf(ctx context.Context, d *object) (names []string, err error) {
+	pods, err := c.list(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", metav1.FormatLabelSelector(&d.Spec.Selector))
+	for i := range pods {
+		p := &pods[i]
+		owner := metav1.GetControllerOf(p)
+		if owner != nil && owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, d.Name+"-") && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			names = append(names, p.Name)
+		}
+	}
+	return names, err
+}
+
 // start undoes stop.
 func (c *Cluster) start(ctx context.Context) (changed []string, err error) {
-	for _, name := range carvers {
+	for _, name := range controllers {
 		d, err := c.get(ctx, c.deployment(name))
 		if err != nil {
 			return changed, err
@@ -368,7 +386,11 @@ func (c *Cluster) Back(ctx context.Context) (changed []string, err error) {
 		}
 		changed = append(changed, "removed AddressPool "+p.Name)
 	}
-	did, err := c.start(ctx)
+	did, err := egresses{c}.back(ctx)
+	if changed = append(changed, did...); err != nil {
+		return changed, err
+	}
+	did, err = c.start(ctx)
 	return append(changed, did...), err
 }
 
@@ -377,18 +399,11 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 	if c.Dump != nil {
 		return nil, nil // they are in its etcd
 	}
-	egresses, err := c.list(ctx, coilAPI+"egresses")
-	if err != nil {
-		return nil, err
-	}
-	if len(egresses) > 0 {
-		var names []string
-		for _, e := range egresses {
-			names = append(names, e.Namespace+"/"+e.Name)
-		}
-		return nil, fmt.Errorf("the Egresses %s are Coil's still: replace them as docs/migrate-coil.md says", strings.Join(names, ", "))
-	}
 	did, err := c.removeWebhooks(ctx)
+	if changed = append(changed, did...); err != nil {
+		return changed, err
+	}
+	did, err = egresses{c}.finish(ctx)
 	if changed = append(changed, did...); err != nil {
 		return changed, err
 	}
@@ -404,7 +419,7 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 			changed = append(changed, "removed Coil's "+strings.TrimSuffix(kind, "s")+" "+o.Name)
 		}
 	}
-	for _, name := range append(slices.Clone(carvers), "coil-egress-controller") {
+	for _, name := range controllers {
 		d, err := c.get(ctx, c.deployment(name))
 		if err != nil {
 			return changed, err

@@ -30,7 +30,7 @@ import (
 )
 
 // clusterOf puts the objects of a recorded cluster into a control plane.
-func clusterOf(t *testing.T, name string) (*objects.Cluster, client.Client) {
+func clusterOf(t *testing.T, name string, egress bool) (*objects.Cluster, client.Client) {
 	t.Helper()
 	c := harness.KubeClient(t)
 	crds := []string{}
@@ -54,8 +54,9 @@ func clusterOf(t *testing.T, name string) (*objects.Cluster, client.Client) {
 	cfg.ContentType = runtime.ContentTypeJSON
 	api, err := rest.UnversionedRESTClientFor(cfg)
 	harness.OK(t, err)
-	operator := harness.OperatorConfig(t, deploy.PoolMode) // with the admission policies and the role
-	_ = operator
+	release := deploy.InMode(deploy.PoolMode, "test")
+	release.Values["egress"] = map[string]any{"enabled": egress}
+	harness.OperatorConfigOf(t, release) // with the admission policies and the role
 	return &objects.Cluster{API: api, Operator: "system:serviceaccount:kube-system:berth-operator", Namespace: "kube-system", Clock: clock.Real{}}, c
 }
 
@@ -83,11 +84,22 @@ func names(t *testing.T, c client.Client) (list []string) {
 	return list
 }
 
+// waiting is a clock whose timers do something, and fire at once.
+type waiting struct {
+	clock.Real
+	do func()
+}
+
+func (w waiting) After(time.Duration) <-chan time.Time {
+	w.do()
+	return time.After(0)
+}
+
 // The objects of a real cluster become Berth's, with the same indexes and nodes; a second run changes nothing, a rollback
 // removes them, and in the end nothing of Coil is left.
 func TestObjectsOfCluster(t *testing.T) {
 	harness.StartKube(t)
-	m, c := clusterOf(t, replay.V2Newest)
+	m, c := clusterOf(t, replay.V2Newest, false)
 	if p, err := m.Plan(t.Context()); err != nil || len(p.Steps) != 2 || len(p.Obstacles) != 1 || len(names(t, c)) != 0 {
 		t.Fatalf("plan = %+v, %v; want two steps and one obstacle, and no objects", p, err)
 	}
@@ -124,7 +136,22 @@ func TestObjectsOfCluster(t *testing.T) {
 		}
 	}
 	begin := func() ([]string, error) { return m.Begin(t.Context()) }
+
+	// A pod of Coil's controller that is being deleted still cuts blocks, though its Deployment does not count it.
+	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "c", Image: "c"}}}}
+	pod.Namespace, pod.Name, pod.Labels = "kube-system", "coil-controller-x-y", map[string]string{"app": "coil-controller"}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "coil-controller-x", UID: "x", Controller: new(true)}}
+	harness.OK(t, c.Create(t.Context(), pod))
+	harness.OK(t, c.Delete(t.Context(), pod))
+	waits := 0
+	m.Clock = waiting{do: func() {
+		if waits++; waits == 2 {
+			is("objects while Coil's controller ends", strings.Join(names(t, c), "\n"), "")
+			harness.OK(t, c.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
+		}
+	}}
 	run("begin", begin, true)
+	is("waits for Coil's controller", fmt.Sprint(waits), "2")
 	run("begin again", begin, false)
 	is("objects", strings.Join(names(t, c), "\n"), strings.Join(want, "\n"))
 	is("annotation", annotation(v1alpha1.AnnotationPool), "dual")

@@ -144,7 +144,7 @@ func (p Part) Why(key attachment.Key) *source.Exhausted { return p.Egress.Why(ke
 
 // Prepare implements part.Part. It announces the pod to gateways.
 func (p Part) Prepare(_ context.Context, rec attachment.Record) error {
-	if rec.Egress != nil {
+	if rec.Egress != nil && rec.State != attachment.Ready { // gateways know those that run
 		p.Egress.Announce(rec)
 	}
 	return nil

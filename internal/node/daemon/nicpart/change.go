@@ -141,6 +141,10 @@ func (c change) plugAll(ctx context.Context, nics []attachment.NIC) (*attachment
 	defer release()
 	kctx, cancel := c.host.Setting(ctx)
 	defer cancel()
+	// Network policies know the pod's addresses before it has them.
+	if err := c.host.PrepareLater(kctx, rec); err != nil {
+		return nil, err
+	}
 	rec.NICs = slices.Clone(rec.NICs)
 	var done []attachment.NIC
 	var errs []error

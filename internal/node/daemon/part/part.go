@@ -174,6 +174,9 @@ type Host interface {
 	// SetUpLease sets up the pod's own interface again while the attachment is held, because its number of
 	// interfaces has changed.
 	SetUpLease(ctx context.Context, rec attachment.Record) error
+	// PrepareLater prepares the parts that come after the caller's, as for an ADD, for a record that the caller is about to set up, while
+	// the attachment is held.
+	PrepareLater(ctx context.Context, rec attachment.Record) error
 	// SetUpLater sets up the parts that come after the caller's for a record that the caller changes, while the attachment is
 	// held.
 	SetUpLater(ctx context.Context, rec attachment.Record) error

@@ -167,25 +167,23 @@ func (p Part) Acquire(ctx context.Context, req attachment.Request, _ *attachment
 // Why implements part.Part.
 func (p Part) Why(key attachment.Key) *source.Exhausted { return p.waiters.Why(key) }
 
-// Prepare implements part.Part: policies are in force before there is an interface of the pod, and other nodes are told its
-// addresses while that is made.
+// Prepare implements part.Part: policies are in force before there is an interface of the pod. Other nodes are told its addresses
+// meanwhile, which takes longest. A pod that runs has its former addresses until its interfaces have been changed.
 func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
 	if !has(rec.Pod) {
 		return nil
 	}
 	pod := p.podNow(rec)
-	if err := p.Enforcer.Set(ctx, rec.Key.String(), pod); err != nil {
-		return &source.Exhausted{Reason: "policies-not-in-force", Message: err.Error(), Err: err}
-	}
-	if err := failpoint.Hit("daemon.policies.set"); err != nil {
-		return err
-	}
+	pod.Changes = rec.State == attachment.Ready
 	if done := p.Enforcer.Announce(pod); done != nil {
 		p.mu.Lock()
 		p.announced[rec.Key] = done
 		p.mu.Unlock()
 	}
-	return nil
+	if err := p.Enforcer.Set(ctx, rec.Key.String(), pod); err != nil {
+		return &source.Exhausted{Reason: "policies-not-in-force", Message: err.Error(), Err: err}
+	}
+	return failpoint.Hit("daemon.policies.set")
 }
 
 // SetUp implements part.Part, for addresses that changed since Prepare, and tunnels before and after they change.

@@ -266,13 +266,14 @@ func Index(ctx context.Context, ix client.FieldIndexer) error {
 	)
 }
 
-// namedBy returns the Egresses that a pod's annotations name.
+// namedBy returns the Egresses that a pod's annotations name, those of Coil included.
 func namedBy(p *corev1.Pod) (out []string) {
-	if !membership.Annotated(p.Annotations) {
+	former := membership.NamedForCoil(p.Annotations)
+	if !membership.Annotated(p.Annotations) && len(former) == 0 {
 		return nil
 	}
 	named, _ := membership.Named(p.Annotations)
-	for _, ref := range named {
+	for _, ref := range slices.Concat(named, former) {
 		out = append(out, ref.String())
 	}
 	return append(out, annotated)

@@ -39,6 +39,11 @@ type Decision struct {
 func Decide(p Pod, all Egresses) Decision {
 	selecting := all.Selecting(p.Namespace)
 	refs, errs := membership.Named(p.Annotations)
+	for _, ref := range membership.NamedForCoil(p.Annotations) {
+		if e := all.Get(ref); e != nil && e.CoilClients {
+			refs = append(refs, ref)
+		}
+	}
 	d := Decision{Wanted: len(refs) > 0 || len(errs) > 0 || len(selecting) > 0 && !p.HostNetwork}
 	if !d.Wanted {
 		return d

@@ -395,3 +395,30 @@ func TestConfirmedAddresses(t *testing.T) {
 		}
 	}
 }
+
+// Pods that name an Egress with Coil's annotation are its clients if the Egress has clients of Coil. Others ignore the
+// annotation.
+func TestClientsOfCoil(t *testing.T) {
+	object := func(name string, coil bool) *v1alpha1.Egress {
+		o := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name, UID: types.UID(name)}}
+		o.Spec = v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}}
+		if coil {
+			o.Annotations = map[string]string{v1alpha1.AnnotationCoilClients: "true"}
+		}
+		return o
+	}
+	pod := Pod{Namespace: membership.Namespace{Name: "shop"}, Annotations: map[string]string{"egress.coil.cybozu.com/internet": "nat"}}
+	for _, coil := range []bool{true, false} {
+		e := NewEgress(object("nat", coil))
+		d := Decide(pod, NewEgresses("berth-system", []*Egress{e}))
+		if d.Wanted != coil || len(d.Refused) > 0 || (len(d.Egresses) == 1) != coil {
+			t.Errorf("Egress with clients of Coil %t: decision %+v", coil, d)
+		}
+		if e.Reads(object("nat", !coil)) || !e.Reads(object("nat", coil)) || e.SameChoice(NewEgress(object("nat", !coil))) {
+			t.Errorf("Egress with clients of Coil %t: a change of the annotation is not seen", coil)
+		}
+	}
+	if d := Decide(pod, NewEgresses("berth-system", nil)); d.Wanted {
+		t.Errorf("Coil's annotation without such an Egress: %+v, want no client", d)
+	}
+}

@@ -23,6 +23,8 @@ type Egress struct {
 	Created    time.Time
 	// Gateways reports whether the Egress has a ready gateway.
 	Gateways bool
+	// CoilClients reports whether pods may name the Egress with Coil's annotation.
+	CoilClients bool
 	// Wrong is why spec.clients or spec.allowedNamespaces is invalid and selects nothing; nil if
 	// both are valid.
 	Wrong error
@@ -34,14 +36,14 @@ type Egress struct {
 
 // Reads reports whether NewEgress would return the same for an object; false if e is nil.
 func (e *Egress) Reads(o *v1alpha1.Egress) bool {
-	return e != nil && e.UID == string(o.UID) && e.Generation == o.Generation && e.Gateways == (o.Status.ReadyGateways > 0)
+	return e != nil && e.UID == string(o.UID) && e.Generation == o.Generation && e.Gateways == (o.Status.ReadyGateways > 0) && e.CoilClients == membership.HasCoilClients(o.Annotations)
 }
 
 // NewEgress converts an object.
 func NewEgress(o *v1alpha1.Egress) *Egress {
 	e := &Egress{
 		Ref: membership.Ref{Namespace: o.Namespace, Name: o.Name}, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
-		Gateways: o.Status.ReadyGateways > 0, spec: o.Spec,
+		Gateways: o.Status.ReadyGateways > 0, CoilClients: membership.HasCoilClients(o.Annotations), spec: o.Spec,
 	}
 	for _, d := range o.Spec.Destinations {
 		if p, err := netip.ParsePrefix(d); err == nil { // validated by the CRD
@@ -66,7 +68,7 @@ func (e *Egress) SameChoice(o *Egress) bool {
 	if e == nil || o == nil {
 		return e == o
 	}
-	return e.UID == o.UID && slices.Equal(e.spec.Destinations, o.spec.Destinations) &&
+	return e.UID == o.UID && e.CoilClients == o.CoilClients && slices.Equal(e.spec.Destinations, o.spec.Destinations) &&
 		equality.Semantic.DeepEqual(e.spec.Clients, o.spec.Clients) && equality.Semantic.DeepEqual(e.spec.AllowedNamespaces, o.spec.AllowedNamespaces)
 }
 

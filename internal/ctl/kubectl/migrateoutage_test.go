@@ -1,0 +1,83 @@
+package kubectl
+
+import (
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// flaky is an API server that goes away at random: it refuses connections, or ends after a request was carried out and
+// before its reply.
+type flaky struct {
+	to     http.RoundTripper
+	mu     *sync.Mutex // guards the others
+	random *rand.Rand
+	count  *int
+}
+
+func (f flaky) RoundTrip(r *http.Request) (*http.Response, error) {
+	f.mu.Lock()
+	fate := f.random.IntN(32)
+	if strings.HasSuffix(r.URL.Path, "/version") { // a command fails at once if there is no API server when it begins
+		fate = 2
+	}
+	if fate < 2 {
+		*f.count++
+	}
+	f.mu.Unlock()
+	if fate == 0 {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	}
+	reply, err := f.to.RoundTrip(r)
+	if err == nil && fate == 1 {
+		_ = reply.Body.Close()
+		return nil, io.ErrUnexpectedEOF
+	}
+	return reply, err
+}
+
+// Every command ends well while each sixteenth request to the API server fails, half of these after it was carried out, and
+// nothing is half applied.
+func TestOutages(t *testing.T) {
+	m := newMovers(t, "kube-system/aws-node", map[string]string{"k8s-app": "aws-node"})
+	before := m.former("aws-node").Spec
+	count, seed := 0, rand.Uint64()
+	f := flaky{mu: &sync.Mutex{}, random: rand.New(rand.NewPCG(seed, 0)), count: &count}
+	cfg := harness.ControlPlane.Config()
+	cfg.Wrap(func(to http.RoundTripper) http.RoundTripper { return flaky{to, f.mu, f.random, f.count} })
+	o := Options{Config: cfg, Dial: m.dial(), Clock: hurried{}}
+	run := func(want string, args ...string) {
+		t.Helper()
+		out, code, err := try(t, o, append([]string{"migrate", migrate.AmazonVPCCNI}, args...)...)
+		if err != nil || code != 0 || !strings.Contains(out, want) {
+			t.Fatalf("seed %d: %s: exit code = %d, error = %v, want %q\n%s", seed, strings.Join(args, " "), code, err, want, out)
+		}
+	}
+	run("to be moved", "plan")
+	run("moved", "apply", "--nodes", "node-0")
+	run("to be moved", "rollback")
+	if after := m.former("aws-node").Spec; !equalJSON(t, before, after) {
+		t.Errorf("seed %d: DaemonSet after the rollback = %+v, want %+v", seed, after, before)
+	}
+	m.traces(t)
+	run("moved", "apply")
+	m.mu.Lock()
+	for node, pods := range m.adopted { // the first one of each was evicted
+		m.adopted[node] = pods[1:]
+	}
+	m.mu.Unlock()
+	run("2 nodes of Berth, 3 pods: 0 problems", "verify") // one of node-0 was evicted in each apply
+	run("", "apply", "--finish")
+	m.noFaults()
+	if count < 10 {
+		t.Errorf("%d requests failed, want more", count)
+	}
+}

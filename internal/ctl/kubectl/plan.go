@@ -1,0 +1,319 @@
+package kubectl
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ctl/diagnose"
+	"github.com/berthnet/berth/internal/ctl/plancmd"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/planner"
+	webplanner "github.com/berthnet/berth/web/planner"
+)
+
+// planFlags are the flags of plan for a running cluster.
+type planFlags struct {
+	prometheus string
+	history    time.Duration
+	subnets    []string
+	within     time.Duration
+}
+
+func newPlan(p *program) *cobra.Command {
+	var f planFlags
+	cmd := plancmd.New(plancmd.Options{Page: webplanner.Page, Cluster: func(ctx context.Context, cmd *cobra.Command) (planner.Scenario, error) {
+		return scenario(ctx, cmd, p, f)
+	}})
+	cmd.Long = `Simulate the cluster's workload with its settings and with others, and recommend one of them.
+
+Without a file, the scenario is the running cluster: its nodes, settings and pods, read through
+the API server, and with --prometheus its workload over time. --show prints the scenario, to be
+edited and simulated as a file.
+
+` + cmd.Long
+	cmd.Example = `  kubectl berth plan
+  kubectl berth plan --prometheus http://localhost:9090 --history 48h
+  kubectl berth plan --show > mine.yaml
+  kubectl berth plan mine.yaml`
+	fs := cmd.Flags()
+	fs.StringVar(&f.prometheus, "prometheus", "", "URL of a Prometheus that scrapes Berth, for the workload over time; also reads kube-state-metrics")
+	fs.DurationVar(&f.history, "history", 24*time.Hour, "how much of the past to read from Prometheus")
+	fs.StringSliceVar(&f.subnets, "subnet", nil, "ID=CIDR or ID=CIDR=USED of a subnet, for what the cluster does not know: its block in node mode, and how many addresses others use")
+	fs.DurationVar(&f.within, "timeout", 2*time.Minute, "limit for reading the cluster")
+	return cmd
+}
+
+// scenario reads the cluster.
+func scenario(ctx context.Context, cmd *cobra.Command, p *program, f planFlags) (planner.Scenario, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, f.within, fmt.Errorf("not done within --timeout %v", f.within))
+	defer cancel()
+	o, err := p.gather(ctx, cmd, false)
+	if err != nil {
+		return planner.Scenario{}, err
+	}
+	a, err := p.connect()
+	if err != nil {
+		return planner.Scenario{}, err
+	}
+	pods := list[corev1.Pod](ctx, a, "pods", podsOfAll, nil)
+	if failed := slices.Concat(o.unread, a.unread); len(failed) > 0 {
+		return planner.Scenario{}, fmt.Errorf("the cluster could not be read: %s", strings.Join(failed, "; "))
+	}
+	c, err := clusterOf(o, pods, f.subnets)
+	if err != nil {
+		return planner.Scenario{}, err
+	}
+	if c.Settings.Mode == planner.ModeNode {
+		if c.Settings, err = nodeSettings(ctx, p, o); err != nil {
+			return planner.Scenario{}, err
+		}
+	}
+	if f.prometheus != "" {
+		if c.History, err = planner.ReadHistory(ctx, http.DefaultClient, f.prometheus, f.history, p.Now()); err != nil {
+			return planner.Scenario{}, fmt.Errorf("--prometheus: %w", err)
+		}
+	}
+	return c.Scenario(), nil
+}
+
+// hostPods is 1 for a running pod of the host network, and 0 for others.
+func hostPods(p corev1.Pod) int {
+	if p.Spec.HostNetwork && runs(p) {
+		return 1
+	}
+	return 0
+}
+
+// clusterOf makes a Cluster of objects.
+func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, error) {
+	c := planner.Cluster{Pods: map[string]int{}, Settings: planner.Settings{Mode: planner.ModeNode}}
+	subnets, err := subnetsOf(o, given)
+	if err != nil {
+		return c, err
+	}
+	networks := map[string]*v1alpha1.NodeNetwork{}
+	for i := range o.networks {
+		networks[o.networks[i].Name] = &o.networks[i]
+	}
+	hosts := 0 // pods of the host network, which scenarios do not have
+	for _, p := range pods {
+		hosts += hostPods(p)
+	}
+	used, specs, most := map[string]bool{}, map[string]int{}, 0
+	for _, n := range o.nodes {
+		d, ok := o.daemons[n.Name]
+		if !ok || d.mode != diagnose.NodeMode && d.mode != diagnose.OperatorMode {
+			continue
+		}
+		subnet, others := "", []string(nil)
+		if nn := networks[n.Name]; d.mode == diagnose.OperatorMode && nn != nil {
+			c.Settings.Mode = planner.ModeOperator
+			subnet, others = subnetsOfENIs(nn)
+			text, _ := json.Marshal(nn.EffectiveENI())
+			if specs[string(text)]++; specs[string(text)] > most { // those of most nodes
+				most = specs[string(text)]
+				c.Settings.ENI = planned(*nn.EffectiveENI())
+			}
+		} else if a, ok := o.answers[n.Name]; ok && a.err == nil {
+			if i := slices.IndexFunc(a.doc.ENIs, func(e introspect.ENI) bool { return e.Primary }); i >= 0 {
+				subnet = a.doc.ENIs[i].Subnet
+			}
+		}
+		if err := plannable(n, subnet, subnets[subnet]); err != nil {
+			return c, err
+		}
+		for _, id := range append(others, subnet) {
+			s := subnets[id]
+			s.Zone = n.Labels[corev1.LabelTopologyZone]
+			subnets[id] = s
+		}
+		used[subnet] = true
+		c.Nodes = append(c.Nodes, planner.ClusterNode{InstanceType: n.Labels[corev1.LabelInstanceTypeStable], Subnet: subnet, MaxPods: max(0, int(n.Status.Allocatable.Pods().Value())-hosts/len(o.nodes))})
+	}
+	if len(c.Nodes) == 0 {
+		return c, errors.New("no node gets its addresses from ENIs: there is nothing to plan")
+	}
+	for _, id := range c.Settings.ENI.SubnetIDs {
+		if subnets[id].CIDR == "" {
+			return c, fmt.Errorf("subnet %s of the settings: its block is not known here: add --subnet %s=CIDR", id, id)
+		}
+		used[id] = true
+	}
+	for id := range used {
+		c.Subnets = append(c.Subnets, subnets[id])
+	}
+	countPods(&c, pods)
+	return c, nil
+}
+
+// plannable reports what is not known of a node: its type, its subnet, or the subnet's block.
+func plannable(n corev1.Node, id string, subnet planner.Subnet) error {
+	switch {
+	case n.Labels[corev1.LabelInstanceTypeStable] == "":
+		return fmt.Errorf("node %s has no label %s", n.Name, corev1.LabelInstanceTypeStable)
+	case id == "":
+		return fmt.Errorf("node %s: the subnet of its instance is not known: its berthd does not answer, or has just started", n.Name)
+	case subnet.CIDR == "" && !subnet.IPv6:
+		return fmt.Errorf("subnet %s: its block is not known here: add --subnet %s=CIDR", id, id)
+	}
+	return nil
+}
+
+// planned returns settings without what a scenario does not have.
+func planned(e v1alpha1.ENISpec) v1alpha1.ENISpec {
+	e.VPCID, e.AvailabilityZone, e.SubnetTags, e.SecurityGroups, e.SecurityGroupTags = "", "", nil, nil, nil
+	return e
+}
+
+// subnetsOfENIs returns the subnets of a node's ENIs, and that of the instance, as far as its ENIs tell.
+func subnetsOfENIs(n *v1alpha1.NodeNetwork) (primary string, all []string) {
+	first := int32(math.MaxInt32)
+	for _, e := range n.Status.ENI.ENIs {
+		all = append(all, e.SubnetID)
+		if e.DeviceIndex < first {
+			first, primary = e.DeviceIndex, e.SubnetID
+		}
+	}
+	return primary, all
+}
+
+// subnetsOf returns the subnets whose blocks NodeNetworks or flags tell, by ID.
+func subnetsOf(o objects, given []string) (map[string]planner.Subnet, error) {
+	out := map[string]planner.Subnet{}
+	for i := range o.networks {
+		for _, e := range o.networks[i].Status.ENI.ENIs {
+			out[e.SubnetID] = planner.Subnet{Name: e.SubnetID, CIDR: e.SubnetCIDR, IPv6: len(e.SubnetIPv6CIDRs) > 0}
+		}
+	}
+	for _, text := range given {
+		parts := strings.Split(text, "=")
+		if len(parts) < 2 || len(parts) > 3 {
+			return nil, fmt.Errorf("--subnet %s: expected ID=CIDR or ID=CIDR=USED", text)
+		}
+		s := out[parts[0]]
+		if _, err := netip.ParsePrefix(parts[1]); err != nil {
+			return nil, fmt.Errorf("--subnet %s: %w", text, err)
+		}
+		s.Name, s.CIDR = parts[0], parts[1]
+		if len(parts) == 3 {
+			n, err := strconv.Atoi(parts[2])
+			if err != nil || n < 0 {
+				return nil, fmt.Errorf("--subnet %s: %q: expected a number of addresses", text, parts[2])
+			}
+			s.Used = n
+		}
+		out[parts[0]] = s
+	}
+	return out, nil
+}
+
+func runs(p corev1.Pod) bool {
+	return p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
+}
+
+// countPods counts the pods with an address of their own, by controller.
+func countPods(c *planner.Cluster, pods []corev1.Pod) {
+	daemons := 0
+	for _, p := range pods {
+		if p.Spec.HostNetwork || !runs(p) {
+			continue
+		}
+		name := "single pods"
+		for _, r := range p.OwnerReferences {
+			if r.Controller != nil && *r.Controller {
+				name = r.Name
+				if hash := p.Labels["pod-template-hash"]; r.Kind == "ReplicaSet" {
+					name = strings.TrimSuffix(name, "-"+hash)
+				}
+				if r.Kind == "DaemonSet" {
+					name = ""
+				}
+			}
+		}
+		if name == "" {
+			daemons++
+			continue
+		}
+		c.Pods[p.Namespace+"/"+name]++
+	}
+	c.DaemonPods = (daemons + len(c.Nodes)/2) / max(1, len(c.Nodes))
+}
+
+// nodeSettings returns the settings of the first berthd that answers, in node mode.
+func nodeSettings(ctx context.Context, p *program, o objects) (planner.Settings, error) {
+	nodes, err := p.nodeClient()
+	if err != nil {
+		return planner.Settings{}, err
+	}
+	err = errors.New("no berthd runs")
+	for _, d := range sortedDaemons(o.daemons) {
+		var s introspect.Settings
+		if err = nodes.get(ctx, d, introspect.SettingsPath, &s); err == nil {
+			return plannedSettings(s)
+		}
+	}
+	return planner.Settings{}, fmt.Errorf("settings of berthd: %w", err)
+}
+
+func sortedDaemons(m map[string]daemon) (out []daemon) {
+	for _, d := range m {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b daemon) int { return cmp.Compare(a.node, b.node) })
+	return out
+}
+
+// plannedSettings translates berthd's settings. -1 and an empty value mean that a setting is not set.
+func plannedSettings(s introspect.Settings) (planner.Settings, error) {
+	out := planner.Settings{Mode: planner.ModeNode}
+	e := &out.ENI
+	for name, to := range map[string]**int32{
+		"warm-eni-target": &e.WarmENITarget, "warm-ip-target": &e.WarmIPTarget, "minimum-ip-target": &e.MinimumIPTarget, "warm-prefix-target": &e.WarmPrefixTarget,
+		"min-allocate": &e.MinAllocate, "pre-allocate": &e.PreAllocate, "max-above-watermark": &e.MaxAboveWatermark, "max-allocate": &e.MaxAllocate,
+		"max-eni": &e.MaxENIs, "max-pods": &e.MaxPods, "first-interface-index": &e.FirstInterfaceIndex,
+	} {
+		text, _ := s.Get(name)
+		n, err := strconv.ParseInt(cmp.Or(text, "-1"), 10, 32)
+		if err != nil {
+			return out, fmt.Errorf("setting %s of berthd: %q is not a number", name, text)
+		}
+		if v := int32(n); v >= 0 {
+			*to = &v
+		}
+	}
+	for name, to := range map[string]*planner.Duration{"shrink-delay": &out.ShrinkDelay, "listing-interval": &out.ListingInterval} {
+		text, _ := s.Get(name)
+		if d, err := time.ParseDuration(text); err == nil {
+			*to = planner.Duration(d)
+		}
+	}
+	if text, _ := s.Get("cooling-period"); text != "" {
+		if d, err := time.ParseDuration(text); err == nil {
+			cooling := planner.Duration(d)
+			out.Cooling = &cooling
+		}
+	}
+	if text, _ := s.Get("enable-prefix-delegation"); text == "true" {
+		yes := true
+		e.PrefixDelegation = &yes
+	}
+	e.IPFamilies, _ = s.Get("ip-families")
+	if text, _ := s.Get("subnets"); text != "" {
+		e.SubnetIDs = strings.Split(text, ",")
+	}
+	return out, nil
+}

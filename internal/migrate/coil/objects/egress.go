@@ -1,0 +1,323 @@
+package objects
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/manifests"
+	"github.com/berthnet/berth/internal/migrate/rollout"
+)
+
+// An Egress of Coil and Berth's Egress of the same name have gateways beside each other until the migration is finished:
+// clients leave Coil's gateways one node at a time, and return at a rollback. The Service stays Coil's until then, since
+// tunnels of Coil's clients lead to its address. Coil's Deployment, whose name Berth's needs, is deleted without its pods.
+
+// gatewayPolicy is the admission policy that the chart has with egress.enabled.
+const gatewayPolicy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/berth-operator-makes-gateways"
+
+// coilAccount is the service account of Coil's gateways in the namespaces of Egresses.
+const coilAccount = "coil-egress"
+
+// egresses moves the Egresses of a Cluster.
+type egresses struct{ *Cluster }
+
+func egressPath(e *v1alpha1.Egress) string {
+	return berthAPI + "namespaces/" + e.Namespace + "/egresses/" + e.Name
+}
+
+// convert returns Berth's Egresses for Coil's.
+func (c egresses) convert(ctx context.Context) (list []*v1alpha1.Egress, err error) {
+	if c.Dump != nil {
+		return nil, nil
+	}
+	has, err := c.list(ctx, coilAPI+"egresses")
+	if err != nil || len(has) == 0 {
+		return nil, err
+	}
+	docs, err := c.documents(ctx, coilAPI+"egresses")
+	if err != nil {
+		return nil, err
+	}
+	objects, err := manifests.Read("egresses.coil.cybozu.com", bytes.NewReader(docs))
+	if err != nil {
+		return nil, err
+	}
+	out, err := manifests.Convert(manifests.Input{Objects: objects})
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range out.Objects {
+		e, ok := o.(*v1alpha1.Egress)
+		if !ok {
+			continue
+		}
+		// The Service leads to Coil's gateways as long as there is a client of Coil.
+		e.Spec.TunnelTo, e.Spec.OriginatingOnly = v1alpha1.TunnelToGateways, c.OriginatingOnly
+		e.Annotations = map[string]string{importedKey: migrate.Coil, v1alpha1.AnnotationCoilClients: "true"}
+		if err := onMovedNodes(e); err != nil {
+			return nil, fmt.Errorf("Egress %s/%s: spec.template.spec: %w", e.Namespace, e.Name, err)
+		}
+		list = append(list, e)
+	}
+	return list, nil
+}
+
+// onMovedNodes keeps an Egress's gateways on nodes where berthd runs, which lets them forward packets.
+func onMovedNodes(e *v1alpha1.Egress) error {
+	spec := map[string]any{}
+	if e.Spec.Template == nil {
+		e.Spec.Template = &v1alpha1.EgressPodTemplate{}
+	}
+	if raw := e.Spec.Template.Spec; raw != nil {
+		if err := json.Unmarshal(raw.Raw, &spec); err != nil {
+			return err
+		}
+	}
+	selector, _ := spec["nodeSelector"].(map[string]any)
+	if selector == nil {
+		selector = map[string]any{}
+	}
+	selector[rollout.Label] = rollout.Serving
+	spec["nodeSelector"] = selector
+	text, err := json.Marshal(spec)
+	e.Spec.Template.Spec = &runtime.RawExtension{Raw: text}
+	return err
+}
+
+// plan adds to a plan what becomes of Egresses.
+func (c egresses) plan(ctx context.Context, p *migrate.Plan) error {
+	list, err := c.convert(ctx)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	var names []string
+	for _, e := range list {
+		names = append(names, e.Namespace+"/"+e.Name)
+		if why, err := c.foreign(ctx, e); err != nil {
+			return err
+		} else if why != "" {
+			p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: why, Remedy: "delete it, or give it another name", Blocks: true})
+		}
+	}
+	p.Found = append(p.Found, fmt.Sprintf("%d Egresses of Coil: %s", len(list), strings.Join(names, ", ")))
+	p.Steps = []migrate.Step{
+		p.Steps[0],
+		{
+			Name: "egress", What: "create Berth's Egress for each of Coil's, with the same name, destinations and replicas; its gateways run on moved nodes, beside Coil's. " +
+				"A client leaves Coil's gateways when its node has moved and a gateway of Berth is ready: its TCP connections through Coil's gateways are reset then, all others go on",
+		},
+		p.Steps[1],
+	}
+	p.Steps[2].What += "; Berth's Egresses take over Coil's Services with their addresses, and Coil's gateways end"
+	enabled, err := c.get(ctx, gatewayPolicy)
+	if enabled == nil && err == nil {
+		p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: "Coil has Egresses, and Berth runs without", Remedy: "set egress.enabled of the chart", Blocks: true})
+	}
+	return err
+}
+
+// foreign returns why Berth's Egress cannot be created: somebody else has.
+func (c egresses) foreign(ctx context.Context, e *v1alpha1.Egress) (why string, err error) {
+	has, err := c.get(ctx, egressPath(e))
+	if err != nil || has == nil || has.Annotations[importedKey] != "" {
+		return "", err
+	}
+	return fmt.Sprintf("Egress %s/%s of Berth exists, and was not made for Coil's", e.Namespace, e.Name), nil
+}
+
+// importAll creates Berth's Egresses, once Coil's controllers stand still.
+func (c egresses) importAll(ctx context.Context) (changed []string, err error) {
+	list, err := c.convert(ctx)
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	if enabled, err := c.get(ctx, gatewayPolicy); err != nil || enabled == nil {
+		return nil, errors.Join(err, errors.New("Coil has Egresses, and Berth runs without: set egress.enabled of the chart"))
+	}
+	for _, e := range list {
+		if why, err := c.foreign(ctx, e); err != nil || why != "" {
+			return changed, errors.Join(err, errors.New(why+": delete it, or give it another name"))
+		}
+		did, err := c.importOne(ctx, e)
+		if changed = append(changed, did...); err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
+}
+
+func (c egresses) importOne(ctx context.Context, e *v1alpha1.Egress) (changed []string, err error) {
+	if has, err := c.get(ctx, egressPath(e)); err != nil || has != nil {
+		return nil, err
+	}
+	name := e.Namespace + "/" + e.Name
+	path := "/apis/apps/v1/namespaces/" + e.Namespace + "/deployments/" + e.Name
+	d, err := c.get(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	if d != nil && isCoils(d) {
+		if d.DeletionTimestamp == nil {
+			if err := c.orphan(ctx, path); err != nil {
+				return nil, fmt.Errorf("delete Coil's Deployment %s: %w", name, err)
+			}
+			changed = append(changed, "deleted Coil's Deployment "+name+" without its pods, which serve clients of Coil")
+		}
+		if err := c.await(ctx, path, isCoils); err != nil {
+			return changed, fmt.Errorf("Coil's Deployment %s: %w", name, err)
+		}
+	}
+	if err := c.create(ctx, berthAPI+"namespaces/"+e.Namespace+"/egresses", e, ""); err != nil {
+		return changed, fmt.Errorf("create Egress %s: %w", name, err)
+	}
+	return append(changed, "created Egress "+name), nil
+}
+
+// isCoils reports whether an Egress of Coil controls an object.
+func isCoils(o *object) bool {
+	owner := metav1.GetControllerOf(&o.ObjectMeta)
+	return owner != nil && owner.Kind == "Egress" && strings.HasPrefix(owner.APIVersion, "coil.cybozu.com/")
+}
+
+// orphan deletes an object, and leaves what it owns.
+func (c *Cluster) orphan(ctx context.Context, path string) error {
+	body, err := json.Marshal(metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, PropagationPolicy: new(metav1.DeletePropagationOrphan)})
+	if err != nil {
+		return err
+	}
+	return c.API.Delete().AbsPath(path).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+}
+
+// await waits until there is no such object any more.
+func (c *Cluster) await(ctx context.Context, path string, such func(*object) bool) error {
+	for range 60 {
+		o, err := c.get(ctx, path)
+		if err != nil || o == nil || !such(o) {
+			return err
+		}
+		select {
+		case <-c.Clock.After(time.Second):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return errors.New("Kubernetes has not deleted it within a minute; repeat the command")
+}
+
+// back removes Berth's Egresses that importAll made. Coil's controller, once it runs, makes its Deployments
+// again, which adopt the pods that they had.
+func (c egresses) back(ctx context.Context) (changed []string, err error) {
+	list, err := c.list(ctx, berthAPI+"egresses")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range list {
+		if e.Annotations[importedKey] == "" {
+			continue
+		}
+		name := e.Namespace + "/" + e.Name
+		if err := c.delete(ctx, berthAPI+"namespaces/"+e.Namespace+"/egresses/"+e.Name); err != nil {
+			return changed, fmt.Errorf("delete Egress %s: %w", name, err)
+		}
+		changed = append(changed, "deleted Egress "+name)
+	}
+	for _, e := range list {
+		ours := func(o *object) bool {
+			owner := metav1.GetControllerOf(&o.ObjectMeta)
+			return owner != nil && owner.UID == e.UID
+		}
+		if e.Annotations[importedKey] == "" {
+			continue
+		}
+		if err := c.await(ctx, "/apis/apps/v1/namespaces/"+e.Namespace+"/deployments/"+e.Name, ours); err != nil {
+			return changed, fmt.Errorf("Deployment %s/%s of Berth's Egress: %w", e.Namespace, e.Name, err)
+		}
+	}
+	return changed, nil
+}
+
+// finish gives Berth's Egresses the Services of Coil's, with their addresses, and removes Coil's Egresses and
+// gateways. No client of Coil is left on any node.
+func (c egresses) finish(ctx context.Context) (changed []string, err error) {
+	list, err := c.list(ctx, coilAPI+"egresses")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range list {
+		did, err := c.finishOne(ctx, &e)
+		if changed = append(changed, did...); err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
+}
+
+func (c egresses) finishOne(ctx context.Context, e *object) (changed []string, err error) {
+	name := e.Namespace + "/" + e.Name
+	berths, err := c.get(ctx, berthAPI+"namespaces/"+e.Namespace+"/egresses/"+e.Name)
+	if err != nil {
+		return nil, err
+	}
+	if berths == nil || berths.Annotations[importedKey] == "" {
+		return nil, fmt.Errorf("Berth has no Egress in place of Coil's %s: it was deleted, or Coil's is newer than the migration. Create it, with the annotation %s: %s, or delete Coil's", name, importedKey, migrate.Coil)
+	}
+	for _, kind := range []string{"/api/v1/namespaces/" + e.Namespace + "/services/", "/apis/policy/v1/namespaces/" + e.Namespace + "/poddisruptionbudgets/"} {
+		o, err := c.get(ctx, kind+e.Name)
+		if err != nil {
+			return changed, err
+		}
+		if o == nil || !isCoils(o) {
+			continue
+		}
+		if err := c.patch(ctx, kind+e.Name, takenBy(berths, o, strings.Contains(kind, "services"))); err != nil {
+			return changed, fmt.Errorf("make %s%s Berth's: %w", kind, e.Name, err)
+		}
+		changed = append(changed, fmt.Sprintf("gave %s%s to Berth's Egress %s", kind, e.Name, name))
+	}
+	sets, err := c.list(ctx, "/apis/apps/v1/namespaces/"+e.Namespace+"/replicasets")
+	if err != nil {
+		return changed, err
+	}
+	for _, s := range sets {
+		if s.Labels["app.kubernetes.io/name"] != "coil" || s.Labels["app.kubernetes.io/component"] != "egress" || s.Labels["app.kubernetes.io/instance"] != e.Name || metav1.GetControllerOf(&s.ObjectMeta) != nil {
+			continue
+		}
+		if err := c.delete(ctx, "/apis/apps/v1/namespaces/"+e.Namespace+"/replicasets/"+s.Name); err != nil {
+			return changed, fmt.Errorf("delete ReplicaSet %s/%s: %w", e.Namespace, s.Name, err)
+		}
+		changed = append(changed, fmt.Sprintf("deleted Coil's gateways %s/%s", e.Namespace, s.Name))
+	}
+	account := "/api/v1/namespaces/" + e.Namespace + "/serviceaccounts/" + coilAccount
+	if has, err := c.get(ctx, account); err != nil {
+		return changed, err
+	} else if has != nil {
+		if err := c.delete(ctx, account); err != nil {
+			return changed, fmt.Errorf("delete ServiceAccount %s/%s: %w", e.Namespace, coilAccount, err)
+		}
+		changed = append(changed, "deleted ServiceAccount "+e.Namespace+"/"+coilAccount)
+	}
+	return append(changed, "removed Coil's Egress "+name), c.remove(ctx, coilAPI+"namespaces/"+e.Namespace+"/egresses/"+e.Name)
+}
+
+// takenBy is a patch that makes a Service or PodDisruptionBudget of Coil that of Berth's Egress. berth-operator does the rest.
+func takenBy(e, o *object, service bool) map[string]any {
+	labels := map[string]any{"app.kubernetes.io/component": nil, "app.kubernetes.io/instance": nil, "app.kubernetes.io/name": nil, v1alpha1.LabelEgress: e.Name}
+	patch := map[string]any{"metadata": map[string]any{
+		"resourceVersion": o.ResourceVersion, "labels": labels,
+		"ownerReferences": []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Egress", Name: e.Name, UID: e.UID, Controller: new(true)}},
+	}}
+	if service {
+		patch["spec"] = map[string]any{"selector": labels}
+	}
+	return patch
+}
