@@ -159,7 +159,7 @@ func (p *Policies) Alive() { p.follower.feed.Counts() }
 
 var (
 	famPolicies   = metric.New("berth_operator_network_policies", "gauge", "Network policies that the operator distributes, by kind. 0 while it does not lead.", "kind")
-	famUnresolved = metric.New("berth_operator_network_policies_unresolved", "gauge", "Network policies with parts that make no sense or match nothing, as their Events say: unknown port names, exceptions outside their block.")
+	famUnresolved = metric.New("berth_operator_network_policies_unresolved", "gauge", "Network policies with parts that are invalid or match nothing, such as unknown port names or exceptions outside their block. Events on the policies name these parts.")
 	famNodes      = metric.New("berth_operator_network_policy_nodes", "gauge", "Nodes that are connected to this operator for the network policies of their pods.")
 	famSets       = metric.New("berth_operator_network_policy_sets", "gauge", "Sets of peers that network policies on connected nodes refer to.")
 	famAddresses  = metric.New("berth_operator_network_policy_addresses", "gauge", "Addresses in these sets.")
