@@ -180,7 +180,7 @@ func TestPod(t *testing.T) {
 			f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work"})
 		}, Unchecked, "another call is at work"},
 		{"policies in force", runs(), func(f *Facts) { policies(f, introspect.PolicyAttachment{Known: true, InForce: true}) }, Works, ""},
-		{"policies unknown", runs(), func(f *Facts) { policies(f, introspect.PolicyAttachment{InForce: true}) }, NoPolicies, "berth-operator has not told node node-a"},
+		{"policies unknown", runs(), func(f *Facts) { policies(f, introspect.PolicyAttachment{InForce: true}) }, NoPolicies, "berth-operator has not sent the pod's network policies to node node-a"},
 		{"policies not in force", runs(), func(f *Facts) {
 			policies(f, introspect.PolicyAttachment{Known: true})
 			f.Policies.Value.Failure = "ENOMEM"
@@ -190,8 +190,8 @@ func TestPod(t *testing.T) {
 			f.Policies.Value.Attachments[0].Pod = "other"
 		}, NoPolicies, "enforces no network policies for the pod"},
 		{"waits for policies", waits(NodeMode), func(f *Facts) {
-			f.View.Value.Waiting[0].Reason, f.View.Value.Waiting[0].Message = "policies-unknown", "berth-operator has not told this node"
-		}, NoPolicies, "berth-operator has not told this node"},
+			f.View.Value.Waiting[0].Reason, f.View.Value.Waiting[0].Message = "policies-unknown", "berth-operator has not sent this node"
+		}, NoPolicies, "berth-operator has not sent this node"},
 		{"waited for policies in vain", waits(NodeMode), func(f *Facts) {
 			f.View.Value.Waiting = nil
 			f.Events = []corev1.Event{sandboxFailed(time.Second, `plugin type="berth" failed (add): the pod's network policies are not in force: ENOMEM`)}

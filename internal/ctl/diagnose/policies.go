@@ -53,7 +53,7 @@ func policiesOf(f Facts) *Diagnosis {
 		}
 		switch found = true; {
 		case !a.Known:
-			return trouble(NoPolicies, fmt.Sprintf("berth-operator has not told node %s which network policies select the pod.", node),
+			return trouble(NoPolicies, fmt.Sprintf("berth-operator has not sent the pod's network policies to node %s.", node),
 				"Check that the node is connected to berth-operator (kubectl berth policies).", seePolicies)
 		case !a.InForce:
 			return trouble(NoPolicies, fmt.Sprintf("The pod's network policies are not in force on node %s: %s", node, cmp.Or(doc.Failure, "they are being applied")),

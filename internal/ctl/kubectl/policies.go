@@ -378,7 +378,7 @@ func (d *PodPolicies) compare(doc introspect.NetworkPolicies, uid string) {
 	for _, at := range d.Attachments {
 		switch {
 		case !at.Known:
-			bad("berth-operator has not told node %s which policies select the pod", d.Node)
+			bad("berth-operator has not sent the pod's policies to node %s", d.Node)
 		case !slices.Equal(at.Ingress, d.Ingress) || !slices.Equal(at.Egress, d.Egress):
 			bad("node %s has other policies for the pod than the API server", d.Node)
 		case !at.InForce:

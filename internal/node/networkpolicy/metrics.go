@@ -28,19 +28,19 @@ var (
 	famRepairs   = metric.New("berth_network_policy_repairs_total", "counter", "How often berthd restored network policies in the kernel that other software had changed.")
 )
 
-// Reference is what network policies add to the page of metrics.
+// Reference is the part of the metrics page about network policies.
 var Reference = source.Reference{
 	Families:   []metric.Family{famPods, famSets, famElements, famConnected, famAway, famFailing, famWaiting, famWait, famApply, famRepairs, famDenied, famDeniedBy},
 	Conditions: [][2]string{{ConditionReady, "with network policies: those of the node's pods are in force, and the node receives changes from berth-operator"}},
 }
 
-// Metrics count what is done about network policies. The zero value counts nothing.
+// Metrics counts operations on network policies. The zero value counts nothing.
 type Metrics struct {
 	wait, apply *prometheus.HistogramVec
 	repairs     *prometheus.CounterVec
 }
 
-// NewMetrics makes and registers them.
+// NewMetrics creates and registers metrics.
 func NewMetrics(to prometheus.Registerer) Metrics {
 	m := Metrics{famWait.Histogram(metric.CallBuckets), famApply.Histogram(metric.CallBuckets), famRepairs.Counter()}
 	to.MustRegister(m.wait, m.apply, m.repairs)
@@ -70,7 +70,7 @@ func (m Metrics) repaired() {
 	}
 }
 
-// gauges are the metrics of one moment.
+// gauges is a snapshot of the gauges.
 type gauges struct {
 	pods           map[string]int
 	sets, elements int
