@@ -112,7 +112,7 @@ func TestMistakes(t *testing.T) {
 		`{"subnets" -> {"workload": {"deployments": [{"name": "w", "replicas": 1, "rollouts": [{"at": "1h", "maxSurge": "x"}]}]}, "subnets"`: `workload.deployments[0].rollouts[0].maxSurge: "x": expected a number, or a percentage`,
 		`{"subnets" -> {"workload": {"deployments": [{"name": "w", "replicas": 20000, "lifetime": "10s"}]}, "subnets"`:                       `workload.deployments: about 172800000 pods would start: expected at most 2000000`,
 		`{"subnets" -> {"alternatives": [{"name": "x", "settings": {"mode": "y"}}], "subnets"`:                                               `alternatives[0].settings.mode: "y": expected node or operator`,
-		`{"subnets" -> {"alternatives": [{"name": "as given"}], "subnets"`:                                                                   `alternatives[0].name: "as given": expected a name that no other has`,
+		`{"subnets" -> {"alternatives": [{"name": "as given"}], "subnets"`:                                                                   `alternatives[0].name: "as given": expected a unique name`,
 		`{"subnets" -> {"alternatives": [{"name": "x", "counts": {"m": 1}}], "subnets"`:                                                      `alternatives[0].counts.m: expected the name of a node group`,
 		`{"subnets" -> {"alternatives": [{"name": "x", "cidrs": {"a": "10.0.0.0"}}], "subnets"`:                                              `alternatives[0].subnets[0].cidr: "10.0.0.0": expected an IPv4 block`,
 		`"10.0.0.0/24"} -> "10.0.0.0/24"}, {"name": "b", "cidr": "10.0.0.128/25"}`:                                                           `subnets[1].cidr: 10.0.0.128/25 overlaps another subnet`,

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	measureEvery = time.Minute      // the most time between two looks at all addresses
+	measureEvery = time.Minute      // the maximum interval between two measurements of all addresses
 	reasonsEvery = 10 * time.Second // while pods wait
 	maxEvents    = 500
 )
@@ -183,7 +183,7 @@ func (r *recorder) look() {
 	r.w.cloud.Front.ResetCalls()
 }
 
-// take measures all addresses: what EC2 has assigned, and what nodes say of its use.
+// take measures all addresses: those that EC2 has assigned, and their use on nodes.
 func (r *recorder) take() *measure {
 	m := &measure{at: r.w.Now(), subnets: map[string]*addresses{}}
 	for _, s := range r.w.sc.Subnets {
@@ -258,7 +258,7 @@ func (r *recorder) point() {
 	r.seen = now
 }
 
-// reasons notes which limits pods wait for.
+// reasons records the limits that pods wait for.
 func (r *recorder) reasons() {
 	now := r.w.Now()
 	seen := map[[2]string]int{}
@@ -315,7 +315,7 @@ func (r *recorder) update(seen map[[2]string]int, texts map[[2]string]string, no
 	maps.DeleteFunc(r.limits, func(_ [2]string, l *limit) bool { return now.Sub(l.last) > time.Minute })
 }
 
-// reason says what a pod of a node waits for, as the production code puts it.
+// reason returns the reason why a pod of a node waits, from the production code.
 func (r *recorder) reason(n *node, key attachment.Key) (kind, on, text string) {
 	why := n.src.Why(key)
 	if why == nil { // a branch

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Bounds of a scenario, which keep a simulation short.
+// Limits of a scenario, which keep a simulation short.
 const (
 	MaxNodes        = 500
 	MaxPods         = 20_000
@@ -29,9 +29,9 @@ const (
 	maxList         = 200                    // entries of any other list
 	maxStarts       = 2_000_000              // pods ever, estimated
 	maxValues       = 3_000_000              // numbers in all series of a result
-	maxProblems     = 100                    // mistakes that are listed
-	maxName         = 317                    // bytes, as NAMESPACE/NAME of an object has at most
-	shortest        = 100 * time.Millisecond // of a latency, and 0
+	maxProblems     = 100                    // number of mistakes that are listed
+	maxName         = 317                    // bytes, the maximum of an object's NAMESPACE/NAME
+	shortest        = 100 * time.Millisecond // minimum of a latency that is not 0
 )
 
 // reserved is the number of addresses that EC2 keeps of each subnet.
@@ -52,13 +52,13 @@ func (s Subnet) others() int {
 	return reserved + s.Used
 }
 
-// add appends a problem. Those after maxProblems are left out.
+// add appends a problem unless there are maxProblems already.
 func (p *Problems) add(field, format string, args ...any) {
 	switch n := len(*p); {
 	case n < maxProblems:
 		*p = append(*p, FieldError{field, fmt.Sprintf(format, args...)})
 	case n == maxProblems:
-		*p = append(*p, FieldError{Message: "there are more mistakes, which are not listed"})
+		*p = append(*p, FieldError{Message: "there are more mistakes that are not listed"})
 	}
 }
 
@@ -84,7 +84,7 @@ func (p *Problems) name(field, name string, seen map[string]bool) {
 	case len(name) > maxName || strings.ContainsFunc(name, unicode.IsControl):
 		p.add(field, "%q: expected at most %d bytes, without control characters", name, maxName)
 	case seen[name]:
-		p.add(field, "%q: expected a name that no other has", name)
+		p.add(field, "%q: expected a unique name", name)
 	}
 	seen[name] = true
 }

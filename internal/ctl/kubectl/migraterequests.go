@@ -39,7 +39,7 @@ func (r *requests) patiently(ctx context.Context, do func(context.Context) error
 		if err == nil || !away(err) || r.clock.Now().Sub(began) > rollout.Patience {
 			return err
 		}
-		r.retrying("will be retried: " + err.Error())
+		r.retrying("will retry: " + err.Error())
 		select {
 		case <-r.clock.After(time.Second):
 		case <-ctx.Done():

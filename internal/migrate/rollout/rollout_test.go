@@ -361,7 +361,7 @@ func TestRefusals(t *testing.T) {
 		o      Options
 		want   string
 	}{
-		"other migration":    {func(w *world) { w.From = "coil" }, Options{Direction: Apply}, "a migration from coil is under way"},
+		"other migration":    {func(w *world) { w.From = "coil" }, Options{Direction: Apply}, "a migration from coil is in progress"},
 		"no berthd":          {func(w *world) { w.Berthd.Exists = false }, Options{Direction: Apply}, "install Berth with the chart value migration.from=test"},
 		"no former system":   {func(w *world) { w.Former.Exists = false }, Options{Direction: Apply}, "nothing is to be moved"},
 		"berthd everywhere":  {func(w *world) { w.Berthd.Confined = false }, Options{Direction: Apply}, "would run on nodes that kube-system/aws-node serves"},

@@ -20,19 +20,19 @@ type Cluster interface {
 	Do(ctx context.Context, a Action) error
 }
 
-// BlockedError is the error of an action that is refused for now, such as an eviction by a PodDisruptionBudget.
+// BlockedError is the error of an action that is temporarily rejected, such as an eviction by a PodDisruptionBudget.
 type BlockedError struct{ Why string }
 
 func (e *BlockedError) Error() string { return e.Why }
 
-// interval is the time between two rounds in which nothing was done.
+// interval is the time between two rounds without actions.
 const interval = 2 * time.Second
 
-// Patience is how long errors of the API server may last.
+// Patience is how long errors of the API server are tolerated.
 const Patience = 5 * time.Minute
 
-// Run moves nodes until nothing is left to do. progress is called for every action and every new reason to wait. The
-// error names the nodes that failed; a later run continues where this one ended.
+// Run moves nodes until nothing is left to do. It calls progress for every action and every new reason to wait. The
+// error names the nodes that failed. A later run continues where this one ended.
 func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock, progress func(node, what string)) error {
 	o.Failed = map[string]string{}
 	told := map[string]string{}
@@ -54,9 +54,9 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 		case err == nil:
 			healthy = clk.Now()
 		case clk.Now().Sub(healthy) > Patience:
-			return fmt.Errorf("no success for %s: %w", Patience, err)
+			return fmt.Errorf("failing for %s: %w", Patience, err)
 		default:
-			tell("", "will be retried: "+err.Error())
+			tell("", "will retry: "+err.Error())
 		}
 		if done {
 			return failures(o.Failed)
@@ -74,7 +74,7 @@ type refusedError struct{ why string }
 
 func (e *refusedError) Error() string { return e.why }
 
-// round observes and acts until it must wait for others.
+// round observes and acts until it must wait.
 func round(ctx context.Context, c Cluster, from string, o *Options, tell func(node, what string)) (done bool, err error) {
 	for {
 		s, err := c.Observe(ctx)
