@@ -85,8 +85,8 @@ func New(o Options) *cobra.Command {
 		Short: "Inspect Berth in a cluster, and find out why a pod has no address",
 		Long: `Inspect Berth in a cluster, and find out why a pod has no address.
 
-Reads everything through the Kubernetes API. It asks the berthd of a node for what only
-that node knows, by port forwarding to the pod.
+Reads everything through the Kubernetes API. For data that only a node has, it connects to
+the node's berthd by port forwarding.
 
 Exit codes: 0 healthy; 1 the command failed; 2 the command succeeded and found
 a problem (status, node, pod, pools, vpcs, egresses, policies, policy, trace, settings --diff).`,

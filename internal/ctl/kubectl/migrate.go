@@ -99,20 +99,20 @@ func newMigrate(p *program) *cobra.Command {
 		Long: `Move a running cluster from another network to Berth, node by node. FROM is
 ` + formerNames() + `.
 
-plan shows what was found, what would be done and what is in the way. It changes nothing; on
-each node a pod of Berth's image reads the node's state, unless --no-node-pods is given.
+plan shows the findings, the steps and any obstacles. It changes nothing. On each node, a pod
+with Berth's image reads the node's state, unless you set --no-node-pods.
 
 apply moves nodes, and rollback moves them back. Both can be interrupted at any time: the next
 call continues. Progress is in the ConfigMap berth-migration, and in the label
 berth.dev/network of Nodes. A node never runs the daemons of both networks.
 
-apply --finish removes what the former network left on the nodes, and its DaemonSet. There is
-no rollback after it.
+apply --finish removes the former network's state from the nodes, and its DaemonSet. It cannot
+be undone.
 
 verify checks that each pod's address has exactly one owner and that each pod answers its node,
 and exits with 2 otherwise.
 
-While the API server does not answer, all of them try again for up to 5 minutes.`,
+While the API server does not answer, all commands retry for up to 5 minutes.`,
 		Example: `  kubectl berth migrate amazon-vpc-cni plan
   kubectl berth migrate amazon-vpc-cni apply --nodes ip-10-0-1-7.ec2.internal
   kubectl berth migrate amazon-vpc-cni apply --max-unavailable 3`,
@@ -248,14 +248,13 @@ func newManifests() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "manifests FILE...",
 		Short: "Convert manifests of other networks to Berth's objects",
-		Long: `Print Berth's objects in place of other networks' manifests. FILEs have YAML or JSON, - is
-standard input: ENIConfigs, SecurityGroupPolicies and Nodes of clusters with the Amazon VPC
-CNI; CiliumNodes and the ConfigMap cilium-config; Coil's pools, blocks and Egresses, and
-objects with its annotations. Nothing is read from a cluster, and nothing is
-changed.
+		Long: `Convert manifests of other networks to Berth's objects, and print these. FILE is a YAML or
+JSON file, or - for standard input, with ENIConfigs, SecurityGroupPolicies and Nodes of
+clusters with the Amazon VPC CNI; CiliumNodes and the ConfigMap cilium-config; Coil's pools,
+blocks and Egresses, and objects with its annotations. The command does not access a cluster.
 
-Unknown kinds and fields are errors. Comments say what to do before the objects are applied,
-and which settings Berth has nothing for; then the command exits with 2.`,
+Unknown kinds and fields are errors. Comments list preparations, and settings without a
+counterpart in Berth. If there are any, the command exits with 2.`,
 		Example: `  kubectl get eniconfigs,nodes -o yaml | kubectl berth migrate manifests --eniconfig-label topology.kubernetes.io/zone -
   kubectl berth migrate manifests ciliumnodes.yaml cilium-config.yaml > nodenetworks.yaml`,
 		Args: cobra.MinimumNArgs(1),

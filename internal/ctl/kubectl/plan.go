@@ -41,8 +41,8 @@ func newPlan(p *program) *cobra.Command {
 	cmd.Long = `Simulate the cluster's workload with its settings and with others, and recommend one of them.
 
 Without a file, the scenario is the running cluster: its nodes, settings and pods, read through
-the API server, and with --prometheus its workload over time. --show prints the scenario, to be
-edited and simulated as a file.
+the API server, and with --prometheus its workload over time. --show prints the scenario, which
+you can edit and simulate as a file.
 
 ` + cmd.Long
 	cmd.Example = `  kubectl berth plan
@@ -52,7 +52,7 @@ edited and simulated as a file.
 	fs := cmd.Flags()
 	fs.StringVar(&f.prometheus, "prometheus", "", "URL of a Prometheus that scrapes Berth, for the workload over time; also reads kube-state-metrics")
 	fs.DurationVar(&f.history, "history", 24*time.Hour, "how much of the past to read from Prometheus")
-	fs.StringSliceVar(&f.subnets, "subnet", nil, "ID=CIDR or ID=CIDR=USED of a subnet, for what the cluster does not know: its block in node mode, and how many addresses others use")
+	fs.StringSliceVar(&f.subnets, "subnet", nil, "ID=CIDR or ID=CIDR=USED of a subnet: its CIDR, which is unknown in node mode, and the number of addresses of other users")
 	fs.DurationVar(&f.within, "timeout", 2*time.Minute, "limit for reading the cluster")
 	return cmd
 }

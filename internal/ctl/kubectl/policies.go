@@ -41,12 +41,13 @@ func newPolicies(p *program) *cobra.Command {
 		Use:   "policies",
 		Short: "Show network policies, and where they are not in force",
 		Long: `Show all NetworkPolicies and ClusterNetworkPolicies: how many pods each selects, on how
-many nodes, and on how many of these it is in force, which every node is asked for. A
-policy is in force on a node if the kernel has its present content for all of its pods.
+many nodes, and on how many of these it is in force, for which the command queries every
+node. A policy is in force on a node if the kernel has its current version for all pods of
+the node that it selects.
 
-Problems are fields that make no sense, nodes where a policy is not in force and why, nodes
-without a connection to the operator, and policies that are in force although they were
-deleted. Exits with 2 on a problem.`,
+Problems are invalid fields, nodes where a policy is not in force, nodes without a
+connection to the operator, and policies that are in force although they were deleted.
+Exits with 2 on a problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := p.policyList(cmd)
@@ -261,8 +262,8 @@ func newPolicy(p *program) *cobra.Command {
 		Use:   "policy [NAMESPACE/]POD",
 		Short: "Show which network policies apply to a pod, and since when they are in force",
 		Long: `Show the NetworkPolicies and ClusterNetworkPolicies that select a pod, by direction and in
-the order in which they are judged, and ask its node whether and since when they are in
-force. Exits with 2 if they are not, or if the node enforces something else.`,
+order of evaluation, and query its node whether and since when they are in force. Exits with
+2 if they are not, or if the node enforces other policies.`,
 		Example:           "  kubectl berth policy shop/web-0",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completion{p}.pod,

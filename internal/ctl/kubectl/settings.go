@@ -26,10 +26,10 @@ func newSettings(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "settings [DIR]",
 		Short: "Print, save and compare the user settings of this cluster",
-		Long: `Print the chart values that were chosen for this cluster, without the chart's defaults, as a
-file for helm's --values: a backup before an upgrade, or the settings of another cluster.
+		Long: `Print the chart values that you have set in this cluster, without the chart's defaults, as a
+file for helm --values: a backup before an upgrade, or the settings of another cluster.
 
-With --output-dir, write a folder with all that was chosen:
+With --output-dir, write a folder with all user settings:
 
   values.yaml  the chart values
   objects/     AddressPools, Egresses, NICPolicies, NodeNetworkTemplates, VPCs without their
@@ -39,12 +39,12 @@ With --output-dir, write a folder with all that was chosen:
                have joined
 
 With --diff, list the objects and fields of the Helm release that somebody changed, removed
-or added in the cluster; with --diff DIR, also what differs from a folder that --output-dir
+or added in the cluster; with --diff DIR, also the differences from a folder that --output-dir
 wrote. Exits with 2 if there is a difference.
 
-Reads the release that Helm has recorded in the namespace of Berth, which takes the right
-to list Secrets there; --diff also takes the right to read the objects of the release.
-Values may contain what only you should read, such as extraEnv.`,
+Reads the release that Helm has recorded in Berth's namespace, which requires the right to
+list Secrets there; --diff also requires the right to read the objects of the release.
+Values may be confidential, such as extraEnv.`,
 		Example: `  kubectl berth settings > berth.yaml
   kubectl berth settings --output-dir backup
   kubectl berth settings --diff
