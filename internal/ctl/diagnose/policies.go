@@ -12,7 +12,7 @@ var policyReasons = []string{"policies-unknown", "policies-not-in-force"}
 // policyErrors are the prefixes of the plugin's errors about network policies.
 var policyErrors = []string{"the pod's network policies are not known: ", "the pod's network policies are not in force: "}
 
-// policiesBefore diagnoses a pod whose ADD waits for its network policies, or waited in vain.
+// policiesBefore diagnoses a pod whose ADD waits for its network policies, or failed because they did not arrive in time.
 func policiesBefore(f Facts) *Diagnosis {
 	words := ""
 	if f.View.Value != nil {

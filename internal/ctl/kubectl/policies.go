@@ -98,7 +98,7 @@ func (p *program) policyList(cmd *cobra.Command) (Policies, error) {
 			if age := view.Age(d.ConnectedSince, p.Now()); age != "" {
 				since = " for " + age
 			}
-			l.Trouble = append(l.Trouble, fmt.Sprintf("%s: berthd has not been connected to berth-operator%s; the policies that it was told last stay in force: %s", node, since, d.ConnectError))
+			l.Trouble = append(l.Trouble, fmt.Sprintf("%s: berthd has not been connected to berth-operator%s; the last policies that it received stay in force: %s", node, since, d.ConnectError))
 		}
 	}
 	return l, ctx.Err()
@@ -148,9 +148,11 @@ func policiesOf(c *policyCluster, daemons map[string]daemon, answers map[string]
 func notInForce(ref introspect.PolicyRef, digest string, pods int, d daemon, answers map[string]policyAnswer, node string) string {
 	a, asked := answers[node]
 	i := slices.IndexFunc(a.doc.Policies, func(p introspect.NodePolicy) bool { return p.PolicyRef == ref })
-	behind := "berthd has not been told yet"
-	if !a.doc.Connected {
-		behind = "berthd is not connected to berth-operator"
+	outdated := func(what string) string {
+		if !a.doc.Connected {
+			return "berthd is not connected to berth-operator, and has not received " + what
+		}
+		return "berthd has not received " + what + " yet"
 	}
 	switch {
 	case d.pod == nil:
@@ -160,11 +162,11 @@ func notInForce(ref introspect.PolicyRef, digest string, pods int, d daemon, ans
 	case a.err != nil:
 		return fmt.Sprintf("berthd could not be queried: %v", a.err)
 	case i < 0:
-		return behind + " that the policy selects pods there"
+		return outdated("the policy")
 	}
 	switch p := a.doc.Policies[i]; {
 	case p.Digest != digest:
-		return behind + " what the policy says now"
+		return outdated("the latest version of the policy")
 	case p.InForce < p.Pods && a.doc.Failure != "":
 		return "the kernel could not be changed: " + a.doc.Failure
 	case p.InForce < p.Pods:

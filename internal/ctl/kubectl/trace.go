@@ -315,7 +315,7 @@ func (s TracedSide) of(e TraceEnd, node string) bool {
 	return e.Node == node && s.Pod != "" && !s.NodeOwn
 }
 
-// compare takes in what a node says.
+// compare adds a node's answer.
 func (s *TracedSide) compare(of policy.Direction, node string, d introspect.PolicyDecision, bad func(format string, args ...any)) {
 	s.Node = &d
 	direction := strings.ToLower(of.String())

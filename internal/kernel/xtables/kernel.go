@@ -48,7 +48,7 @@ const (
 const attempts = 10
 
 // Remove removes rules and chains from a table of iptables-legacy (ip6tables-legacy) of the calling thread's network
-// namespace, in one step, and returns what it removed. A table that the namespace does not have is left so.
+// namespace, in one step, and returns what it removed. It does not create tables that the namespace lacks.
 //
 // The kernel refuses the change if the number of entries has changed since they were read. Programs that change a
 // table otherwise in this moment, microseconds, are only kept from it by a lock in a file of the node's /run.
@@ -125,7 +125,7 @@ func (f family) read(fd int, name string) (t table, number int, err error) {
 	return t, int(word(1 + 2*hooks)), nil
 }
 
-// get reads a socket option into b, whose beginning says what is asked for.
+// get reads a socket option into b, which begins with the request.
 func (f family) get(fd, option int, b []byte) error {
 	size := uint32(len(b))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(f.level), uintptr(option), uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)

@@ -19,7 +19,7 @@ type Select struct {
 	Comment func(text string) bool // rules with a comment
 }
 
-// Chains that the kernel calls by itself, in the order of its hooks.
+// The built-in chains, in the order of the kernel's hooks.
 var builtin = [hooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
 const hooks = 5

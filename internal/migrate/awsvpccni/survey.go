@@ -1,7 +1,7 @@
 // Package awsvpccni migrates one node from the Amazon VPC CNI, and back.
 //
 //	survey.go      what is on the node, as values
-//	plan.go        what becomes of each pod, and what is in the way: a function of the survey
+//	plan.go        each pod's fate and the obstacles: a function of the survey
 //	system.go      migrate.System: the steps, in an order that a kill cannot break
 //	checkpoint.go  ipamd's checkpoint, aside while pods are Berth's
 //	links.go       links, rules and routes of the node
@@ -91,7 +91,7 @@ type saved struct {
 	checkpoint foreign.Checkpoint
 	aside      bool  // the checkpoint is set aside: an apply has begun
 	hidden     bool  // the CNI configuration is set aside
-	unreadable error // entries of the checkpoint that make no sense
+	unreadable error // invalid entries of the checkpoint
 	cards      bool  // there are checkpoints of other network cards
 }
 

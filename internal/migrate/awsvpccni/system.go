@@ -146,7 +146,7 @@ func (p *progress) did(changed bool, err error, what, point string) error {
 	return failpoint.Hit(point)
 }
 
-// exclusively runs a command on the surveyed node while neither daemon runs, and reports what becomes of each pod after it.
+// exclusively runs a command on the surveyed node while neither daemon runs, and reports each pod's fate afterwards.
 func (n *Node) exclusively(ctx context.Context, command string, run func(survey, *progress) error) (migrate.Report, error) {
 	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: command}}
 	end, err := n.begin(ctx)
