@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/migrate"
 )
 
-// setting says what becomes of a variable of the aws-node DaemonSet (aws/amazon-vpc-cni-k8s v1.23, README, "Configuration
+// setting describes how to convert a variable of the aws-node DaemonSet (aws/amazon-vpc-cni-k8s v1.23, README, "Configuration
 // Variables").
 type setting struct {
 	flag string // Berth's setting with the same meaning and values; empty: value decides
@@ -18,7 +18,7 @@ type setting struct {
 	value func(v *values, text string) string
 }
 
-// typed returns a text as the chart has it, which tells numbers and booleans from texts.
+// typed returns a text as a value of the chart, which distinguishes numbers and booleans from strings.
 func typed(text string) any {
 	if n, err := strconv.Atoi(text); err == nil {
 		return n
@@ -41,7 +41,7 @@ type values struct {
 // same is a setting with the same meaning.
 func same(flag string) setting { return setting{flag: flag} }
 
-// covered is a variable for which nothing needs to be set: Berth behaves so, or has no use for it.
+// covered is a variable for which nothing needs to be set: Berth always behaves so, or has no use for it.
 var covered = setting{value: func(*values, string) string { return "" }}
 
 // remark is a variable without a counterpart. The remark is made unless the variable has one of these values, which mean

@@ -65,7 +65,7 @@ func (o *Options) settle(d *Decision, n *Node) {
 	}
 }
 
-// switchOff takes the node from the leaving system, and reports whether neither system runs on it.
+// switchOff stops the leaving system on the node, and reports whether neither system runs on it.
 func (o *Options) switchOff(d *Decision, n *Node, leaving, arriving Daemon) bool {
 	r, leaves, controlled := &n.Record, "the former daemon", n.FormerControls
 	if o.Direction == Rollback {

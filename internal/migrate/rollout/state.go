@@ -127,7 +127,7 @@ type Options struct {
 	Nodes          []string // only these, if any
 	MaxUnavailable int      // number of nodes that move at a time
 	EvictUnmanaged bool     // also evict pods that no controller recreates
-	// Failed are the nodes that failed in this run, and why. They stay as they are, and no other node is begun.
+	// Failed are the nodes that failed in this run, and why. They stay as they are, and no further node is started.
 	Failed map[string]string
 }
 

@@ -65,7 +65,7 @@ type change struct {
 	usage   bool // usage changed, or the daemon confirmed addresses
 }
 
-// update takes a new version of the object, unless it is older than the current one. Addresses that
+// update applies a new version of the object, unless it is older than the current one. Addresses that
 // another operator took out of available are suppressed for settle.
 func (s *state) update(o *v1alpha1.NodeNetwork, now time.Time, settle time.Duration) change {
 	if o.UID != s.obj.UID || !nodenetwork.Newer(o, s.obj) {
@@ -97,7 +97,7 @@ func sameReport(x, y *v1alpha1.NodeNetwork) bool {
 	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && slices.Equal(a.MissingLinks, b.MissingLinks) && maps.Equal(a.Used, b.Used)
 }
 
-// update takes a new version of the object and notifies the fleet and, by Events, users.
+// update applies a new version of the object and notifies the fleet and, by Events, users.
 func (n *node) update(ctx context.Context, o *v1alpha1.NodeNetwork) change {
 	n.mu.Lock()
 	c := n.state.update(o, n.c.now(), n.c.o.Settle)

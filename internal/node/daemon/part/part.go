@@ -167,7 +167,6 @@ type Host interface {
 	// Hold waits for the lock of an attachment's container and returns its record. release is nil
 	// if the attachment need not be changed any longer: it is not ready, its namespace is gone or its
 	// pod has a newer sandbox. Otherwise release must be called once.
-	// pod has a newer sandbox. Otherwise release must be called once.
 	Hold(ctx context.Context, key attachment.Key) (rec attachment.Record, release func(), err error)
 	// Put writes a record while the attachment is held.
 	Put(rec attachment.Record) error
