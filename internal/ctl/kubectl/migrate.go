@@ -49,7 +49,10 @@ type objectMover interface {
 var formers = []former{
 	{
 		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, values: awsvpccni.Values,
-		notes: []string{"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended."},
+		notes: []string{
+			"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended.",
+			"Whenever aws-node starts, as it does in a rollback, it renews the policy rules of pods on secondary ENIs: packets may be lost, and connections to Services that kube-proxy masquerades may be reset.",
+		},
 	},
 	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, objects: (*migration).coilObjects},
 	{

@@ -1,6 +1,7 @@
 package awsvpccni
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"

@@ -11,7 +11,7 @@ import (
 )
 
 // Files of the system are removed by their names, unless something else uses them or they are something else.
-func TestRemove(t *testing.T) {
+func TestRemovedPlugins(t *testing.T) {
 	self, err := os.Executable()
 	check.OK(t, err)
 	result, err := json.Marshal(map[string]any{"kind": "cniCacheV1", "config": []byte(`{"name":"n","plugins":[{"type":"mine"}]}`)})
