@@ -35,9 +35,11 @@ CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
-# make release: its version, and the architectures of programs and images.
+# make release: its version, the architectures of programs and images, and the operating
+# systems besides Linux on which kubectl-berth runs.
 RELEASE_VERSION := $(if $(filter file,$(origin VERSION)),v$(shell sed -n 's/^\#\# \[\([0-9][^]]*\)].*/\1/p' CHANGELOG.md | head -n 1),$(VERSION))
 RELEASE_ARCHS   ?= amd64 arm64
+RELEASE_CLIENTS ?= darwin
 
 # make docs: the version that the pages name. Links to files of the tree lead to it if it is a release, else to main.
 DOCS_VERSION ?= $(or $(filter $(VERSION),$(shell git tag --points-at HEAD 2>/dev/null)),dev)
@@ -109,8 +111,8 @@ images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=reg
 
 .PHONY: release
 release: ## Write all files of a release below dist/release (VERSION=v1.2.3, default: the newest in CHANGELOG.md; docs/contribute/releasing.md)
-	@hack/images.sh -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -- -prefix $(or $(IMAGE_PREFIX),ghcr.io/berthnet) -formats layout,sbom >/dev/null
-	@hack/slowly.sh "Writing the release" go run ./deploy/release -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)"
+	@hack/images.sh -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -clients "$(RELEASE_CLIENTS)" -- -prefix $(or $(IMAGE_PREFIX),ghcr.io/berthnet) -formats layout,sbom >/dev/null
+	@hack/slowly.sh "Writing the release" go run ./deploy/release -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -clients "$(RELEASE_CLIENTS)"
 
 .PHONY: check-release
 check-release: ## Check that a release depends on the sources only (RELEASE_ARCHS="amd64 arm64")

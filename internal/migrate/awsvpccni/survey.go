@@ -35,7 +35,6 @@ const (
 	mainTable     = 254
 	branchTables  = 100 // plus the VLAN: table of a branch
 	lastVLAN      = 4094
-	networkName   = "aws-cni"
 	conflist      = "10-aws.conflist"
 	branchPrefix  = "vlan" // of links of pods with a branch, enforcing mode strict
 	linkHashLen   = 11
@@ -189,7 +188,7 @@ func (n *Node) survey(ctx context.Context) (s survey, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, networkName), former.has("portmap")
+	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, chartvalues.NetworkName), former.has("portmap")
 	s.prefix, s.hidden = former.prefix(), n.files.hidden()
 	if s.links, s.trunks, err = n.links(); err != nil {
 		return s, err
