@@ -17,6 +17,7 @@ type figure struct {
 }
 
 const (
+	changelog         = "../CHANGELOG.md"
 	limitsPage        = "start/limits.md"
 	compatibilityPage = "start/compatibility.md"
 	policyLimits      = "../internal/policy/compile/doc.go"
@@ -72,9 +73,6 @@ var figures = []figure{
 	{"start/bare-metal.md", `agnhost:([\d.]+)`, "../hack/lab-images.yaml", `name: registry.k8s.io/e2e-test-images/agnhost:(\S+)`, nil},
 	{"start/bare-metal.md", `Kubernetes ([\d.]+) or later`, "../deploy/chart/templates/_helpers.tpl", `ports.enabled needs Kubernetes ([\d.]+) or later`, nil},
 	{"start/lab.md", `agnhost:([\d.]+)`, "../hack/lab-images.yaml", `name: registry.k8s.io/e2e-test-images/agnhost:(\S+)`, nil},
-	{"start/eks.md", `version=v([\d.]+)`, "../CHANGELOG.md", `\n## \[(\d[^]]*)\]`, nil},
-	{"start/bare-metal.md", `version=v([\d.]+)`, "../CHANGELOG.md", `\n## \[(\d[^]]*)\]`, nil},
-	{"start/lab.md", `(?:version=|dist/)v([\d.]+)`, "../CHANGELOG.md", `\n## \[(\d[^]]*)\]`, nil},
 	{"start/lab.md", `<none> +\d+s +(v[\d.]+)`, "../tools/kubebox/go.mod", `k8s.io/kubernetes (v\S+)`, nil},
 }
 
@@ -82,6 +80,12 @@ var figures = []figure{
 // repeats is the same everywhere in the page.
 func TestFiguresOfStart(t *testing.T) {
 	separators := strings.NewReplacer(",", "", "_", "")
+	released := regexp.MustCompile(`\n## \[(\d[^]]*)\]`).FindStringSubmatch(readPage(t, changelog))
+	named(t, `(?:berth-|version=v|dist/v|berth-node(?:-|:)v)(\d+\.\d+\.\d+)(?:\.tgz|[- \n]|\.oci)`, 20, func(page string, found []string) {
+		if page != changelog && page != "guides/upgrade.md" && !strings.HasPrefix(page, "contribute/") && found[1] != released[1] {
+			t.Errorf("%s has %q, want %s, the newest release in CHANGELOG.md", page, found[0], released[1])
+		}
+	})
 	for _, f := range figures {
 		source := regexp.MustCompile(f.source).FindStringSubmatch(readPage(t, f.file))
 		if source == nil {

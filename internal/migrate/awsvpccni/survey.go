@@ -6,7 +6,7 @@
 //	checkpoint.go  ipamd's checkpoint, aside while pods are Berth's
 //	links.go       links, rules and routes of the node
 //	leftovers.go   what the Amazon VPC CNI leaves on a node
-//	settings.go    settings of the aws-node DaemonSet as values of the chart
+//	chartvalues    settings of the aws-node DaemonSet as values of the chart
 package awsvpccni
 
 import (
@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/migrate/awsvpccni/chartvalues"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
