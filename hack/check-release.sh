@@ -41,12 +41,17 @@ for archive in "$release"/kubectl-berth-*.tar.gz; do
 	platform=${archive##*/}
 	IFS=- read -r os arch <<<"$(sed -E 's/.*-([a-z]+)-([a-z0-9]+)\.tar\.gz$/\1-\2/' <<<"$platform")"
 	export KREW_ROOT=$work/krew/$os-$arch KREW_OS=$os KREW_ARCH=$arch
-	"$krew" install --manifest="$release/krew-berth.yaml" --archive="$archive" >"$work/krew.log" 2>&1 && [ -x "$KREW_ROOT/bin/kubectl-berth" ] || {
+	"$krew" install --manifest="$release/krew-berth.yaml" --archive="$archive" >"$work/krew.log" 2>&1 </dev/null || {
 		cat "$work/krew.log" >&2
 		echo "krew does not install $platform." >&2
 		exit 1
 	}
-	if [ "$os/$arch" = "$(go env GOOS)/$(go env GOARCH)" ]; then
+	built=$(go version -m "$KREW_ROOT/bin/kubectl-berth" | sed -nE 's/.*\tGO(OS|ARCH)=//p' | paste -sd-)
+	if [ "$built" != "$arch-$os" ]; then
+		echo "$platform has a program for $built, expected $arch-$os." >&2
+		exit 1
+	fi
+	if [ "$os-$arch" = "$(go env GOOS)-$(go env GOARCH)" ]; then
 		"$KREW_ROOT/bin/kubectl-berth" version
 	fi
 done
