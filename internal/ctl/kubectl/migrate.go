@@ -12,7 +12,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/migrate"
-	"github.com/berthnet/berth/internal/migrate/awsvpccni"
+	"github.com/berthnet/berth/internal/migrate/awsvpccni/chartvalues"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
@@ -48,7 +48,7 @@ type objectMover interface {
 // formers are the systems that clusters are moved from.
 var formers = []former{
 	{
-		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, values: awsvpccni.Values,
+		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, values: chartvalues.Values,
 		notes: []string{
 			"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended.",
 			"Whenever aws-node starts, as it does in a rollback, it renews the policy rules of pods on secondary ENIs: packets may be lost, and connections to Services that kube-proxy masquerades may be reset.",
