@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"time"
 
@@ -88,10 +87,7 @@ func InChild(ctx context.Context, s Scenario) (*Result, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(text), &out, &trouble
 	cmd.Env = []string{"GOMAXPROCS=1", "GOGC=400", "GOMEMLIMIT=" + childMemory}
 	cmd.WaitDelay = time.Second
-	runtime.LockOSThread() // the child gets the signal when the thread that started it ends
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	err = cmd.Run()
+	err = runChild(cmd)
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)

@@ -28,9 +28,13 @@ type observer struct {
 // authority; the metadata service is never asked.
 func (o *observer) observe(ctx context.Context) {
 	start := o.cfg.Clock.Now()
+	repairs := o.repairDue(start) && !o.detachedUnknown() && !o.view.freshness.stale && !o.view.freshness.publishHeld
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	l, err := o.list(call, start)
 	cancel()
+	if repairs {
+		o.repaired(start, err)
+	}
 	if err == nil {
 		if err = o.take(ctx, l); err != nil && o.view.freshness.unconfirmed() && o.cfg.process.lists {
 			o.own.kept = l
@@ -39,6 +43,19 @@ func (o *observer) observe(ctx context.Context) {
 	o.cfg.acted(plan.Action{Kind: plan.Observe}, err, start)
 	if err != nil {
 		o.failed(err)
+	}
+}
+
+// repaired adapts the time of the next listing for repair after one that started at start. Nothing waits for it, so one
+// that EC2 throttled is not repeated before.
+func (o *observer) repaired(start time.Time, err error) {
+	throttled := cloud.ClassOf(err) == cloud.Throttled
+	if err != nil && !throttled {
+		return
+	}
+	o.retries.stretch.took(o.cfg.Clock.Now().Sub(start))
+	if throttled {
+		o.view.freshness.repairAt(o.nextRepair(Whole))
 	}
 }
 
@@ -143,7 +160,7 @@ func (o *observer) nextRepair(listed Part) time.Time {
 	case !o.cfg.process.lists:
 		return time.Time{}
 	case listed == Whole:
-		return now.Add(o.cfg.jitter(o.cfg.ListingInterval))
+		return now.Add(o.cfg.jitter(o.retries.stretch.of(o.cfg.ListingInterval)))
 	default:
 		return now
 	}

@@ -6,7 +6,7 @@
 //	checkpoint.go  ipamd's checkpoint, aside while pods are Berth's
 //	links.go       links, rules and routes of the node
 //	leftovers.go   what the Amazon VPC CNI leaves on a node
-//	settings.go    settings of the aws-node DaemonSet as values of the chart
+//	chartvalues    settings of the aws-node DaemonSet as values of the chart
 package awsvpccni
 
 import (
@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/migrate/awsvpccni/chartvalues"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
@@ -35,7 +36,6 @@ const (
 	mainTable     = 254
 	branchTables  = 100 // plus the VLAN: table of a branch
 	lastVLAN      = 4094
-	networkName   = "aws-cni"
 	conflist      = "10-aws.conflist"
 	branchPrefix  = "vlan" // of links of pods with a branch, enforcing mode strict
 	linkHashLen   = 11
@@ -189,7 +189,7 @@ func (n *Node) survey(ctx context.Context) (s survey, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, networkName), former.has("portmap")
+	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, chartvalues.NetworkName), former.has("portmap")
 	s.prefix, s.hidden = former.prefix(), n.files.hidden()
 	if s.links, s.trunks, err = n.links(); err != nil {
 		return s, err

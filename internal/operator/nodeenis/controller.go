@@ -58,6 +58,9 @@ type Options struct {
 	// DemandServed is called with the time during which a node had more waiting pods than free
 	// addresses. It must not block.
 	DemandServed func(time.Duration)
+	// Settings returns whether it is known which settings the chart installed, and how the operator's differ from
+	// them; optional.
+	Settings func() (known bool, message string)
 }
 
 // concurrency is how many objects are reconciled concurrently. It does not limit how much the fleet

@@ -13,9 +13,10 @@ import (
 // holders tracks which node of the fleet holds which address of a subnet, so that no two nodes get the same address,
 // whatever EC2 returns.
 type holders struct {
-	mu   sync.Mutex       // guards all below; never held during a call
-	by   map[key]holder   // by address or prefix
-	held map[string][]key // by instance
+	mu   sync.Mutex         // guards all below; never held during a call
+	by   map[key]holder     // by address or prefix
+	held map[string][]claim // by instance
+	lost map[string]bool    // instances of whose claims by has another holder
 }
 
 // key is an address or prefix in a subnet. Different VPCs may use the same addresses.
@@ -26,29 +27,73 @@ type key struct {
 
 type holder struct{ instance, eni string }
 
-func newHolders() *holders {
-	return &holders{by: map[key]holder{}, held: map[string][]key{}}
+// claim is an address or prefix of an instance's ENI.
+type claim struct {
+	key
+	eni string
 }
 
-// set records the addresses of an instance, except those being released, which another node may already hold.
+func newHolders() *holders {
+	return &holders{by: map[key]holder{}, held: map[string][]claim{}, lost: map[string]bool{}}
+}
+
+// set records the addresses of an instance, except those being released, which another node may already hold. It is
+// called for each publication, of which most repeat the one before.
 func (h *holders) set(inv eni.Inventory) {
-	leaving := map[netip.Prefix]bool{}
-	for _, r := range inv.Releasing {
-		leaving[r.Prefix] = true
-	}
+	claims := claimsOf(inv)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if !h.lost[inv.InstanceID] && slices.Equal(claims, h.held[inv.InstanceID]) {
+		return
+	}
 	h.forget(inv.InstanceID)
+	if len(claims) == 0 {
+		return
+	}
+	h.held[inv.InstanceID] = claims
+	for _, c := range claims {
+		if before, ok := h.by[c.key]; ok {
+			h.lost[before.instance] = true
+		}
+		h.by[c.key] = holder{inv.InstanceID, c.eni}
+	}
+	delete(h.lost, inv.InstanceID) // an address of two of its own ENIs
+}
+
+// claimsOf returns the addresses of an inventory, except those being released.
+func claimsOf(inv eni.Inventory) []claim {
+	var leaving map[netip.Prefix]bool
+	if len(inv.Releasing) > 0 {
+		leaving = make(map[netip.Prefix]bool, len(inv.Releasing))
+		for _, r := range inv.Releasing {
+			leaving[r.Prefix] = true
+		}
+	}
+	n := 0
 	for i := range inv.ENIs {
 		e := &inv.ENIs[i]
-		own := cloud.HostPrefix(e.PrimaryIPv4)
-		for _, t := range slices.Concat(cloud.HostPrefixes(e.Addresses), e.Prefixes, cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes, []netip.Prefix{own}) {
-			if at := (key{e.SubnetID, t}); t.IsValid() && !leaving[t] {
-				h.by[at] = holder{inv.InstanceID, e.ID}
-				h.held[inv.InstanceID] = append(h.held[inv.InstanceID], at)
+		n += len(e.Addresses) + len(e.Prefixes) + len(e.IPv6) + len(e.IPv6Prefixes) + 1
+	}
+	claims := make([]claim, 0, n)
+	for i := range inv.ENIs {
+		e := &inv.ENIs[i]
+		add := func(p netip.Prefix) {
+			if p.IsValid() && !leaving[p] {
+				claims = append(claims, claim{key{e.SubnetID, p}, e.ID})
+			}
+		}
+		for _, list := range [...][]netip.Addr{e.Addresses, e.IPv6, {e.PrimaryIPv4}} {
+			for _, a := range list {
+				add(cloud.HostPrefix(a))
+			}
+		}
+		for _, list := range [...][]netip.Prefix{e.Prefixes, e.IPv6Prefixes} {
+			for _, p := range list {
+				add(p)
 			}
 		}
 	}
+	return claims
 }
 
 // drop removes the addresses of an instance.
@@ -60,12 +105,13 @@ func (h *holders) drop(instance string) {
 
 // forget is drop with h.mu held.
 func (h *holders) forget(instance string) {
-	for _, at := range h.held[instance] {
-		if h.by[at].instance == instance {
-			delete(h.by, at)
+	for _, c := range h.held[instance] {
+		if h.by[c.key].instance == instance {
+			delete(h.by, c.key)
 		}
 	}
 	delete(h.held, instance)
+	delete(h.lost, instance)
 }
 
 // other returns the ENI of another instance that holds part of an address or delegated prefix; empty if there is

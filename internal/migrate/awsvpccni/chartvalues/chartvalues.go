@@ -1,4 +1,6 @@
-package awsvpccni
+// Package chartvalues converts the settings of the Amazon VPC CNI into values of Berth's chart. It does not depend on the
+// kernel, so that kubectl berth runs anywhere.
+package chartvalues
 
 import (
 	"fmt"
@@ -147,12 +149,15 @@ var settings = map[string]setting{
 	"K8S_POD_NAMESPACE":                     covered,
 }
 
+// NetworkName is the name in the CNI configuration of the Amazon VPC CNI.
+const NetworkName = "aws-cni"
+
 // Values converts the environment of the aws-node container into values of the chart, and returns a remark on each
 // variable that has no counterpart or that is unknown.
 func Values(env map[string]string) (chart map[string]any, remarks []string) {
 	v := &values{top: map[string]any{"mode": "node"}, daemon: map[string]any{
 		"adopt-enis":  migrate.AmazonVPCCNI,
-		"cni-network": networkName, // rules of host ports are found by it
+		"cni-network": NetworkName, // rules of host ports are found by it
 	}}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		text := strings.TrimSpace(env[name])
