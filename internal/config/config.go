@@ -56,7 +56,7 @@ type Given struct {
 	Unknown []string
 	// Effective is every setting as given, or its default.
 	Effective []introspect.Setting
-	// Drift is how the settings differ from those that the chart installed.
+	// Drift is the difference between the settings and those that the chart installed.
 	Drift Drift
 }
 

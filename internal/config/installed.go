@@ -22,7 +22,7 @@ type Installed struct {
 	Allowed map[string]string `json:"allowed,omitempty"`
 }
 
-// Drift is how a program's settings differ from those that the chart installed.
+// Drift is the difference between a program's settings and those that the chart installed.
 type Drift struct {
 	Installed *Installed // nil: not known, as for programs that no chart installed
 	Changes   []string   // one for each setting, such as "warm-ip-target is 5, and the chart installed 3"
@@ -43,7 +43,7 @@ func (d Drift) Message() string {
 	return list + ". To keep a change, add it to the chart's values. To undo it, run helm upgrade --force-conflicts with the same chart and values"
 }
 
-// injected are variables that others than the chart set in every pod with a role in AWS, which is no drift.
+// injected are variables that webhooks of AWS set in every pod with an IAM role. They do not count as drift.
 var injected = []string{"AWS_REGION", "AWS_DEFAULT_REGION"}
 
 // inputs are a program's arguments and environment.
@@ -54,7 +54,7 @@ type inputs struct {
 	secret map[string]bool
 }
 
-// value returns the text of a setting that takes precedence, with its origin.
+// value returns the effective text of a setting, with its origin.
 func (in inputs) value(s Setting) (origin, value string) {
 	if text, ok := in.flags[s.Flag]; ok {
 		return "--" + s.Flag, text
@@ -70,7 +70,7 @@ func (in inputs) value(s Setting) (origin, value string) {
 	return "", s.Default
 }
 
-// inputsOf reads arguments and variables as Kubernetes has them.
+// inputsOf reads the arguments and variables of a container.
 func inputsOf(settings []Setting, args []string, env map[string]*string) inputs {
 	in := inputs{map[string]string{}, map[string]string{}, map[string]bool{}}
 	for i, arg := range args {

@@ -13,17 +13,17 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// SettingsState is what is known of the differences between the cluster and the release that Helm has recorded.
+// SettingsState summarizes the differences between the cluster and the release that Helm has recorded.
 type SettingsState struct {
 	Release     string `json:"release,omitempty"`
 	Revision    int    `json:"revision,omitempty"`
 	Drifted     int    `json:"drifted"` // fields and missing objects
 	NotCompared string `json:"notCompared,omitempty"`
-	// Programs are how arguments and environments of Berth's pods differ from what the chart installed.
+	// Programs are the differences between the arguments and environments of Berth's pods and those that the chart installed.
 	Programs []ProgramDrift `json:"programs,omitempty"`
 }
 
-// ProgramDrift is a difference that pods of a program have.
+// ProgramDrift is one such difference, with the number of a program's pods that have it.
 type ProgramDrift struct {
 	Program string `json:"program"`
 	Pods    int    `json:"pods"`
@@ -31,7 +31,7 @@ type ProgramDrift struct {
 }
 
 // settingsCondition is the condition of berthd that is False if its settings differ from those that the chart installed.
-// They do not make a cluster unhealthy.
+// Differences do not make a cluster unhealthy.
 const settingsCondition = "SettingsAsInstalled"
 
 // programDrift compares the pods of berthd and berth-operator with the chart's record in them.
@@ -75,7 +75,7 @@ func settingsState(ctx context.Context, p *program, o objects) *SettingsState {
 
 // releaseState compares the release with the cluster.
 func releaseState(ctx context.Context, p *program) *SettingsState {
-	a, err := p.connect() // whose failed reads are no trouble of the status
+	a, err := p.connect() // its failed reads are not problems of the status
 	var s *settings
 	var found []difference
 	if err == nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// Folders are where a node keeps what concerns plugins.
+// Folders are a node's folders with plugins and their configurations.
 type Folders struct {
 	Bin  string // plugins
 	Conf string // CNI configurations
@@ -51,8 +51,8 @@ func (f Folders) Remove(module string, names ...string) (removed, kept []string,
 	return removed, kept, nil
 }
 
-// foreign returns why a file is not of a module, or "". A file without build information, such as a script, is known by its
-// name alone.
+// foreign returns why a file does not belong to a module, or "". A file without build information, such as a script, is
+// identified by its name alone.
 func foreign(path, module string) string {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {
@@ -103,8 +103,8 @@ func (f Folders) user(plugin string) (string, error) {
 	return "", nil
 }
 
-// uses reports whether a configuration names a plugin as a type, at any depth: Multus has delegates. One that is no JSON
-// uses each plugin that it mentions.
+// uses reports whether a configuration names a plugin as a type, at any depth: Multus has delegates. A configuration that is not
+// JSON uses each plugin that it mentions.
 func uses(data []byte, plugin string) bool {
 	var v any
 	if json.Unmarshal(data, &v) != nil {
