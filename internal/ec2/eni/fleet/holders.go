@@ -11,23 +11,66 @@ import (
 )
 
 // holders tracks which node of the fleet holds which address of a subnet, so that no two nodes get the same address,
-// whatever EC2 returns.
+// whatever EC2 returns. A fleet has millions of addresses, so each takes one entry of a map without strings.
 type holders struct {
-	mu   sync.Mutex       // guards all below; never held during a call
-	by   map[key]holder   // by address or prefix
-	held map[string][]key // by instance
+	mu      sync.Mutex // guards all below; never held during a call
+	by      map[key]*holder
+	held    map[string][]*holder            // by instance
+	subnets map[string]uint32               // numbers of subnets, by ID
+	singles map[uint32]map[*holder]struct{} // by subnet: those with single IPv6 addresses
 }
 
 // key is an address or prefix in a subnet. Different VPCs may use the same addresses.
 type key struct {
-	subnet string
-	prefix netip.Prefix
+	addr   [16]byte
+	subnet uint32
+	bits   uint8 // of an address in its own family's notation
+	four   bool
 }
 
-type holder struct{ instance, eni string }
+// holder is an ENI with its addresses and prefixes. The lists belong to the published inventory, which never changes.
+type holder struct {
+	instance, eni string
+	subnet        uint32
+	own           netip.Addr
+	four, six     []netip.Addr
+	prefixes      []netip.Prefix
+	prefixes6     []netip.Prefix
+}
 
 func newHolders() *holders {
-	return &holders{by: map[key]holder{}, held: map[string][]key{}}
+	return &holders{by: map[key]*holder{}, held: map[string][]*holder{}, subnets: map[string]uint32{}, singles: map[uint32]map[*holder]struct{}{}}
+}
+
+func keyOf(subnet uint32, p netip.Prefix) key {
+	return key{p.Addr().As16(), subnet, uint8(p.Bits()), p.Addr().Is4()}
+}
+
+// each calls do for every address and prefix of an ENI.
+func (h *holder) each(do func(netip.Prefix)) {
+	if h.own.IsValid() {
+		do(cloud.HostPrefix(h.own))
+	}
+	for _, list := range [...][]netip.Addr{h.four, h.six} {
+		for _, a := range list {
+			do(cloud.HostPrefix(a))
+		}
+	}
+	for _, list := range [...][]netip.Prefix{h.prefixes, h.prefixes6} {
+		for _, p := range list {
+			do(p)
+		}
+	}
+}
+
+// subnet returns the number of a subnet. h.mu is held.
+func (h *holders) subnet(id string) uint32 {
+	n, ok := h.subnets[id]
+	if !ok {
+		n = uint32(len(h.subnets))
+		h.subnets[id] = n
+	}
+	return n
 }
 
 // set records the addresses of an instance, except those being released, which another node may already hold.
@@ -41,12 +84,18 @@ func (h *holders) set(inv eni.Inventory) {
 	h.forget(inv.InstanceID)
 	for i := range inv.ENIs {
 		e := &inv.ENIs[i]
-		own := cloud.HostPrefix(e.PrimaryIPv4)
-		for _, t := range slices.Concat(cloud.HostPrefixes(e.Addresses), e.Prefixes, cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes, []netip.Prefix{own}) {
-			if at := (key{e.SubnetID, t}); t.IsValid() && !leaving[t] {
-				h.by[at] = holder{inv.InstanceID, e.ID}
-				h.held[inv.InstanceID] = append(h.held[inv.InstanceID], at)
+		of := &holder{inv.InstanceID, e.ID, h.subnet(e.SubnetID), e.PrimaryIPv4, e.Addresses, e.IPv6, e.Prefixes, e.IPv6Prefixes}
+		of.each(func(p netip.Prefix) {
+			if p.IsValid() && !leaving[p] {
+				h.by[keyOf(of.subnet, p)] = of
 			}
+		})
+		h.held[inv.InstanceID] = append(h.held[inv.InstanceID], of)
+		if len(of.six) > 0 {
+			if h.singles[of.subnet] == nil {
+				h.singles[of.subnet] = map[*holder]struct{}{}
+			}
+			h.singles[of.subnet][of] = struct{}{}
 		}
 	}
 }
@@ -60,10 +109,13 @@ func (h *holders) drop(instance string) {
 
 // forget is drop with h.mu held.
 func (h *holders) forget(instance string) {
-	for _, at := range h.held[instance] {
-		if h.by[at].instance == instance {
-			delete(h.by, at)
-		}
+	for _, of := range h.held[instance] {
+		of.each(func(p netip.Prefix) {
+			if at := keyOf(of.subnet, p); h.by[at] == of {
+				delete(h.by, at)
+			}
+		})
+		delete(h.singles[of.subnet], of)
 	}
 	delete(h.held, instance)
 }
@@ -73,16 +125,20 @@ func (h *holders) forget(instance string) {
 func (h *holders) other(instance, subnet string, p netip.Prefix) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	in, known := h.subnets[subnet]
+	if !known {
+		return ""
+	}
 	for _, t := range overlapping(p) {
-		if has, ok := h.by[key{subnet, t}]; ok && has.instance != instance {
+		if has := h.by[keyOf(in, t)]; has != nil && has.instance != instance {
 			return has.eni
 		}
 	}
 	if p.IsSingleIP() || p.Addr().Is4() {
 		return ""
 	}
-	for at, has := range h.by { // rare: an ENI gets a single /80
-		if at.subnet == subnet && has.instance != instance && p.Overlaps(at.prefix) {
+	for has := range h.singles[in] { // rare: a subnet with both /80 prefixes and single addresses
+		if has.instance != instance && slices.ContainsFunc(has.six, func(a netip.Addr) bool { return p.Contains(a) && h.by[keyOf(in, cloud.HostPrefix(a))] == has }) {
 			return has.eni
 		}
 	}
@@ -106,7 +162,12 @@ func overlapping(p netip.Prefix) []netip.Prefix {
 func (h *holders) holds(e cloud.ENI, p netip.Prefix) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.by[key{e.SubnetID, p}].eni == e.ID
+	in, known := h.subnets[e.SubnetID]
+	if !known {
+		return false
+	}
+	has := h.by[keyOf(in, p)]
+	return has != nil && has.eni == e.ID
 }
 
 // Publish implements Node. Published addresses are recorded as held by the node.
