@@ -20,6 +20,7 @@ type observer struct {
 	placement *placement.Selector
 	releases  *releases
 	publisher *publisher
+	demand    *demand
 	own       *ownLister // nil unless process.lists
 }
 
@@ -70,6 +71,9 @@ func (o *observer) list(ctx context.Context, now time.Time) (Listing, error) {
 		if o.detachedUnknown() && !o.view.freshness.stale {
 			return o.own.listDetached(ctx, o.cfg.InstanceID)
 		}
+	}
+	if !o.cfg.process.lists && !o.demand.supplied() {
+		ctx = cloud.WithPriority(ctx, 1)
 	}
 	return o.cfg.Fleet.Lister.List(ctx, o.cfg.InstanceID, o.view.freshness.staleSince)
 }

@@ -67,6 +67,7 @@ func (n *node) Reconciled(status eni.Status) {
 	n.mu.Lock()
 	s := &n.state
 	s.fleet.status = status
+	s.fleet.inherited = s.fleet.inherited && !status.Confirmed
 	first := s.liveness.setVanished(status.Vanished, now)
 	canceled := len(s.handshake.candidates) > 0 && s.cancelUnneeded(n.usage(), now)
 	s.fleet.passBegan = now
