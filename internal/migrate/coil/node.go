@@ -47,7 +47,6 @@ type Config struct {
 	Plugin        string   // Coil's binary
 	EndsByResult  bool     // the container runtime ends pods with the configuration of their results
 	CoilAddress   net.Addr // at which coild answers
-
 	// Known are the pods of Coil v1 on this node, from a dump of its etcd; nil: Coil v2.
 	Known []etcd.Known
 }
