@@ -407,7 +407,7 @@ func TestCheckpointAsideIsOutdated(t *testing.T) {
 // the one from which it shall start.
 func TestCheckpointsWrittenMeanwhile(t *testing.T) {
 	f := files{run: t.TempDir(), conf: t.TempDir()}
-	const most = 2000
+	const most = 200
 	write := func(i int) { // as ipamd does
 		tmp := f.checkpoint() + ".tmp1"
 		check.OK(t, os.WriteFile(tmp, fmt.Appendf(nil, `{"version":"vpc-cni-ipam/1","allocations":[{"containerID":"%d","ipv4":"10.0.0.5"}]}`, i), 0o644))

@@ -1,7 +1,6 @@
 package coil
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,19 +61,15 @@ func (n *Node) removeFiles(s state) (changed []string, err error) {
 	return changed, nil
 }
 
-// finished removes Coil's plugin at last, unless something uses it, and returns the report.
-func (n *Node) finished(ctx context.Context, changed []string, err error) (migrate.Report, error) {
-	r, failed := n.report(ctx, "finish", changed, nil)
-	if err != nil {
-		return r, errors.Join(err, failed)
+// removePlugin removes Coil's plugin, unless something uses it.
+func (c Config) removePlugin(r *migrate.Report) error {
+	f := plugins.Folders{Bin: filepath.Dir(c.Plugin), Conf: c.ConfFolder}
+	if c.EndsByResult && len(c.ResultFolders) > 0 {
+		f.Results = c.ResultFolders[0]
 	}
-	f := plugins.Folders{Bin: filepath.Dir(n.cfg.Plugin), Conf: n.cfg.ConfFolder}
-	if n.cfg.EndsByResult && len(n.cfg.ResultFolders) > 0 {
-		f.Results = n.cfg.ResultFolders[0]
-	}
-	removed, kept, err := f.Remove("github.com/cybozu-go/coil", filepath.Base(n.cfg.Plugin))
+	removed, kept, err := f.Remove("github.com/cybozu-go/coil", filepath.Base(c.Plugin))
 	r.Changed, r.Kept = append(r.Changed, removed...), kept
-	return r, errors.Join(err, failed)
+	return err
 }
 
 // removeUnreachable removes Berth's unreachable routes to the node's blocks. Its table is looked up before Coil's, so they
