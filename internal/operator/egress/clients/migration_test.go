@@ -16,15 +16,15 @@ import (
 // served. Other pods are.
 func TestClientsThatWaitForMigration(t *testing.T) {
 	created := metav1.NewTime(time.Unix(1000, 0))
-	egress := func(name, coils string) *clientplan.Egress {
+	egress := func(name, coils, destination string) *clientplan.Egress {
 		o := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name, Annotations: map[string]string{
 			v1alpha1.AnnotationCoilClients: "true", v1alpha1.AnnotationCoilEgress: coils,
 		}}}
-		o.Spec = v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}}
+		o.Spec = v1alpha1.EgressSpec{Destinations: []string{destination}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}}
 		return clientplan.NewEgress(o)
 	}
 	const moving, moved = "moving", "moved"
-	all := clientplan.NewEgresses("berth-system", []*clientplan.Egress{egress(moving, "1"), egress(moved, "")})
+	all := clientplan.NewEgresses("berth-system", []*clientplan.Egress{egress(moving, "1", "203.0.113.0/24"), egress(moved, "", "198.51.100.0/24")})
 	pod := func(annotation, names string, ips ...corev1.PodIP) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "2", CreationTimestamp: created, Annotations: map[string]string{annotation + "internet": names}}}
 		p.Spec.NodeName, p.Status.PodIPs = "node-1", ips
