@@ -92,6 +92,7 @@ func TestMistakes(t *testing.T) {
 		`"count": 1 -> "count": "x"`:                                          `nodes[0].count: "x": expected a number`,
 		`"count": 1 -> "count": -1`:                                           `nodes[0].count: -1: expected 0 to 500`,
 		`"count": 1 -> "count": 501`:                                          `nodes[0].count: 501: expected 0 to 500`,
+		`{"subnets" -> {"settings": {"eni": {"subnetTags": {"for": "pods"}}}, "subnets"`: `settings.eni.subnetTags: no subnet has all these tags`,
 		`"count": 1 -> "cuont": 1`:                                            `nodes[0].cuont: unknown field: expected one of changes, count,`,
 		`["a"] -> ["b"]`:                                                      `nodes[0].subnets[0]: "b": no subnet has this name`,
 		`10.0.0.0/24 -> 10.0.0.0/8`:                                           `subnets[0].cidr: "10.0.0.0/8": expected an IPv4 block from /16 to /28`,
