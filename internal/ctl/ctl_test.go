@@ -343,21 +343,14 @@ func TestMaxPodsOfASubnet(t *testing.T) {
 	} {
 		t.Setenv(name, value)
 	}
-	run := func(args ...string) (string, error) {
-		var out bytes.Buffer
-		cmd := New()
-		cmd.SetArgs(append([]string{"max-pods", "--instance-type=m5.large", "--region=eu-central-1"}, args...))
-		cmd.SetOut(&out)
-		err := cmd.ExecuteContext(t.Context())
-		return out.String(), err
-	}
-	if out, err := run("--subnet-id=subnet-0123"); err != nil || !strings.HasPrefix(out, "m5.large: 16 pods\n") {
+	of := []string{"max-pods", "--instance-type=m5.large", "--region=eu-central-1"}
+	if out, err := run(t, append(of, "--subnet-id=subnet-0123")...); err != nil || !strings.HasPrefix(out, "m5.large: 16 pods\n") {
 		t.Errorf("output %q, error %v; want 16 pods, as with --free-addresses 15", out, err)
 	}
-	if _, err := run("--subnet-id=subnet-4567"); err == nil || !strings.Contains(err.Error(), "--subnet-id subnet-4567: EC2 has no subnet subnet-4567") {
+	if _, err := run(t, append(of, "--subnet-id=subnet-4567")...); err == nil || !strings.Contains(err.Error(), "--subnet-id subnet-4567: EC2 has no subnet subnet-4567") {
 		t.Errorf("unknown subnet: error = %v", err)
 	}
-	if _, err := run("--subnet-id=subnet-0123", "--free-addresses=1"); err == nil || !strings.Contains(err.Error(), "are both set") {
+	if _, err := run(t, append(of, "--subnet-id=subnet-0123", "--free-addresses=1")...); err == nil || !strings.Contains(err.Error(), "are both set") {
 		t.Errorf("both flags: error = %v", err)
 	}
 }
