@@ -12,14 +12,14 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/test/harness/check"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // A change of the mounted ConfigMap berthd-allowed counts once it has lasted longer than an upgrade takes to replace the
 // operator, and no longer than it lasts.
 func TestInstalled(t *testing.T) {
 	dir := t.TempDir()
-	write := func(key, value string) { check.OK(t, os.WriteFile(filepath.Join(dir, key), []byte(value), 0o600)) }
+	write := func(key, value string) { harness.OK(t, os.WriteFile(filepath.Join(dir, key), []byte(value), 0o600)) }
 	write("addresses", "256")
 	synctest.Test(t, func(t *testing.T) {
 		i := &installed{
@@ -42,7 +42,7 @@ func TestInstalled(t *testing.T) {
 		says("")
 		time.Sleep(2 * allowedInterval)
 		says("addresses of the ConfigMap berthd-allowed is 1024, and the chart installed 256")
-		check.OK(t, os.Remove(filepath.Join(dir, "addresses")))
+		harness.OK(t, os.Remove(filepath.Join(dir, "addresses")))
 		time.Sleep(2 * allowedInterval)
 		says("the ConfigMap berthd-allowed is missing")
 		write("addresses", "256")

@@ -27,7 +27,7 @@ func TestProgramDrift(t *testing.T) {
 	s.write(&view.Printer{W: &out})
 	const want = "Settings: as in Helm release berth, revision 2\n" +
 		"Changed: berthd on 2 pods: warm-ip-target is 9, and the chart installed 3\n" +
-		"Changed: berth-operator on 1 pod: shrink-delay is 1h, and the chart installed 1m0s\n"
+		"Changed: berth-operator on 1 pod: shrink-delay is 1h, and the chart installed 1m\n"
 	if out.String() != want {
 		t.Errorf("output:\n%swant\n%s", out.String(), want)
 	}
