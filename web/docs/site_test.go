@@ -101,7 +101,7 @@ func TestSite(t *testing.T) {
 		p.Await(`document.querySelector('.VPSidebar.open')`)
 		p.Await(`[...document.querySelectorAll('.VPSidebar.open a')].some((a) => a.checkVisibility() && a.pathname.endsWith('/start/limits.html'))`)
 		browser.Value[bool](p, `(document.querySelector('.VPSidebar.open a[href$="/start/limits.html"]').click(), true)`)
-		p.Await(`location.pathname.endsWith('/start/limits.html') && document.querySelector('h1').textContent.startsWith('Limits') && !document.querySelector('.VPSidebar.open')`)
+		p.Await(`location.pathname.endsWith('/start/limits.html') && document.querySelector('h1').textContent.startsWith('Limits') && !document.querySelector('.VPSidebar.open, .VPBackdrop')`)
 		p.Click("button", "mobile navigation")
 		p.Await(`[...document.querySelectorAll('.VPNavScreen a')].some((a) => a.checkVisibility() && a.textContent.trim() === 'Guides')`)
 	})
@@ -109,6 +109,7 @@ func TestSite(t *testing.T) {
 		for _, page := range []string{"", "guides/plan.html", "reference/metrics.html"} {
 			noViolations(t, open(t, b, url+page, wide))
 		}
+		noViolations(t, open(t, b, url+"start/lab.html", browser.Options{Width: wide.Width, Height: wide.Height, Dark: true}))
 		noViolations(t, open(t, b, url+"troubleshoot/nodes.html", narrow))
 	})
 }
