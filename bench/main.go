@@ -37,7 +37,7 @@ import (
 
 func main() {
 	bubble.Child(map[string]bubble.Work{
-		scale.Job.Name: scale.Job.Work(), ports.Job.Name: ports.Job.Work(), egressclients.Job.Name: egressclients.Job.Work(), branches.Job.Name: branches.Job.Work(),
+		scale.Job.Name: scale.Job.Work(), scale.TakeoverJob.Name: scale.TakeoverJob.Work(), ports.Job.Name: ports.Job.Work(), egressclients.Job.Name: egressclients.Job.Work(), branches.Job.Name: branches.Job.Work(),
 		policies.Job.Name: policies.Job.Work(),
 	}) // does not return in a child process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

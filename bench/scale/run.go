@@ -52,6 +52,13 @@ const (
 	ThrottledAssign Workload = "throttled-assign"
 	// Peers: every node has its own limiter, and makes 500 calls.
 	Peers Workload = "peers"
+	// Daemons in node mode, each with its own limiter: all start at once; all are at rest for an hour; a fifth is replaced; an
+	// hour of churn; EC2 fails for five minutes.
+	NodeStart   Workload = "node-start"
+	NodeRest    Workload = "node-rest"
+	NodeReplace Workload = "node-replace"
+	NodeChurn   Workload = "node-churn"
+	NodeOutage  Workload = "node-outage"
 )
 
 // Outcome is what a run measured. Fields that its workload does not have are zero.
@@ -63,6 +70,7 @@ type Outcome struct {
 	Repair time.Duration // CPU time per minute with no activity except the repair listing
 
 	Last, Median time.Duration // when nodes had their addresses, or calls of Peers passed, from the start
+	First, Worst time.Duration // of daemons: when the last one had its first address, and the time that one needed at most
 	Bound        time.Duration // lower bound that the limits impose for these calls
 	Calls        map[string]int
 	Throttled    int           // calls refused by the limits
@@ -100,6 +108,11 @@ var workloads = map[Workload]func(context.Context, Order) (Outcome, error){
 	ThrottledCreate: runThrottledCreate,
 	ThrottledAssign: runThrottledAssign,
 	Peers:           runPeers,
+	NodeStart:       runNodeStart,
+	NodeRest:        runNodeRest,
+	NodeReplace:     runNodeReplace,
+	NodeChurn:       runNodeChurn,
+	NodeOutage:      runNodeOutage,
 }
 
 // onPrimary returns a policy by which nodes keep 8 free addresses on their primary ENI.

@@ -105,6 +105,8 @@ type Report struct {
 	Command string   `json:"command"` // apply, finish, rollback or verify
 	Pods    []Pod    `json:"pods"`    // after the step
 	Changed []string `json:"changed"` // what the step changed; empty: nothing was left to do
+	// Kept are files of the former system that Finish left, with the reason.
+	Kept []string `json:"kept,omitempty"`
 	// Problems are violations that Verify found, and what the other steps could not do.
 	Problems []string `json:"problems"`
 }

@@ -87,6 +87,9 @@ func (r Report) WriteText(w io.Writer) error {
 	for _, c := range r.Changed {
 		t.printf("  %s\n", c)
 	}
+	for _, k := range r.Kept {
+		t.printf("  kept %s\n", k)
+	}
 	t.pods(r.Pods)
 	for _, p := range r.Problems {
 		t.printf("\n! %s\n", p)

@@ -29,11 +29,12 @@ type Scenario struct {
 
 // Subnet is a subnet of the VPC.
 type Subnet struct {
-	Name string `json:"name"`
-	CIDR string `json:"cidr,omitempty"` // IPv4, /28 to /16; none in an IPv6-only subnet
-	IPv6 bool   `json:"ipv6,omitempty"` // the subnet also has an IPv6 /64
-	Used int    `json:"used,omitempty"` // IPv4 addresses that others have, such as load balancers
-	Zone string `json:"zone,omitempty"`
+	Name string            `json:"name"`
+	CIDR string            `json:"cidr,omitempty"` // IPv4, /28 to /16; none in an IPv6-only subnet
+	IPv6 bool              `json:"ipv6,omitempty"` // the subnet also has an IPv6 /64
+	Used int               `json:"used,omitempty"` // IPv4 addresses that others have, such as load balancers
+	Zone string            `json:"zone,omitempty"`
+	Tags map[string]string `json:"tags,omitempty"` // that settings.eni.subnetTags may select
 }
 
 // NodeGroup is a number of nodes of one instance type.

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Largest is the maximum size of a file, about ten times the size of the largest one in use, the
@@ -122,6 +124,27 @@ func Create(path string, data []byte, mode fs.FileMode) error {
 	}
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
+}
+
+// CreateOnly creates a file at once, with a file beside it whose name ends in .new. The error is fs.ErrExist if the file exists.
+func CreateOnly(path string, data []byte, mode fs.FileMode) error {
+	tmp := path + ".new"
+	err := Create(tmp, data, mode)
+	if err == nil {
+		err = os.Link(tmp, path)
+	}
+	if err = errors.Join(err, os.Remove(tmp)); err != nil {
+		return fmt.Errorf("create %s: %w", path, err)
+	}
+	return nil
+}
+
+// Exchange exchanges the names of two files at once. The error is fs.ErrNotExist if one of them does not exist.
+func Exchange(a, b string) error {
+	if err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE); err != nil {
+		return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
+	}
+	return nil
 }
 
 // Replace replaces a file at once, by one beside it whose name ends in .new. An existing file's permissions are kept.

@@ -8,7 +8,8 @@
 //	report.go    the rows of all nodes
 //	output.go    output formats
 //	complete.go  shell completion
-//	settings.go       the Helm release; choices.go the objects that people wrote, drift.go what differs from the release
+//	settings.go       the Helm release; choices.go the objects that people wrote, drift.go what differs from the release,
+//	settingsstate.go  what status says about it
 //	policycluster.go  network policies, resolved from the API's objects
 //	migrate.go        moving a cluster from another network; migratecluster.go, migratetool.go, migrateplan.go are its parts
 //	status.go, node.go, pod.go, pools.go, vpcs.go, egresses.go, policies.go, trace.go, top.go, events.go  a command each

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -24,9 +23,9 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// Drift is found by whoever may read Helm's record of the release, which has the rendered objects: the record is a
-// Secret, and neither berthd nor the operator may list Secrets or read roles and admission policies. A hash that the
-// chart stamps on its objects would need no record, but could not tell which field was changed, nor that an object is missing.
+// Drift of all objects is found by whoever may read Helm's record of the release, which has the rendered objects: the
+// record is a Secret, and neither berthd nor the operator may list Secrets or read roles and admission policies. The
+// programs themselves, and whoever may list their pods, find drift of their arguments and environment (config.Drift).
 
 // difference is a field of an object, or a whole object, that differs from what was chosen.
 type difference struct {
@@ -431,46 +430,6 @@ func (r *released) get(ctx context.Context, want object) (object, error) {
 		return *o, nil
 	}
 	return nil, r.api.err()
-}
-
-// SettingsState is what is known of the differences between the cluster and the release that Helm has recorded.
-type SettingsState struct {
-	Release     string `json:"release,omitempty"`
-	Revision    int    `json:"revision,omitempty"`
-	Drifted     int    `json:"drifted"` // fields and missing objects
-	NotCompared string `json:"notCompared,omitempty"`
-}
-
-// settingsState compares the release with the cluster, if the user may read both.
-func settingsState(ctx context.Context, p *program) *SettingsState {
-	a, err := p.connect() // whose failed reads are no trouble of the status
-	var s *settings
-	var found []difference
-	if err == nil {
-		if s, err = a.settings(ctx, p.daemons); err == nil {
-			found, err = a.drift(ctx, s)
-		}
-	}
-	switch {
-	case apierrors.IsForbidden(err):
-		return &SettingsState{NotCompared: "your rights do not include reading the Helm release and its objects"}
-	case err != nil:
-		return &SettingsState{NotCompared: err.Error()}
-	}
-	return &SettingsState{Release: s.release.Name, Revision: s.release.Version, Drifted: len(found)}
-}
-
-func (s *SettingsState) write(p *view.Printer) {
-	switch {
-	case s == nil:
-	case s.NotCompared != "":
-		p.Printf("Settings: not compared with the Helm release: %s\n", s.NotCompared)
-	case s.Drifted == 0:
-		p.Printf("Settings: as in Helm release %s, revision %d\n", s.Release, s.Revision)
-	default:
-		p.Printf("Settings: %s from Helm release %s, revision %d: kubectl berth settings --diff lists them\n",
-			view.Toned{Text: view.Count(s.Drifted, "difference"), Tone: view.Warn}, s.Release, s.Revision)
-	}
 }
 
 // writeDifferences prints differences by object.

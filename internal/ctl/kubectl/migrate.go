@@ -25,8 +25,8 @@ type former struct {
 	verbs     []string
 	// tool returns the container that does the node tool's work on a node. Its verbs are those of the table.
 	tool   func(r *toolRunner, verb string) (toolPod, error)
-	dump   bool // the node tool needs a dump of etcd, which has the owners of addresses
-	silent bool // the tool is the former system's own program, which prints no report
+	dump   bool   // the node tool needs a dump of etcd, which has the owners of addresses
+	silent string // the verb whose tool is the former system's own program, which prints no report; may be empty
 	// objects returns what moves its objects; nil if it has none that must move.
 	objects func(m *migration) (objectMover, error)
 	// values converts its settings into values of the chart, and returns remarks; may be nil.
@@ -49,7 +49,10 @@ type objectMover interface {
 var formers = []former{
 	{
 		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, values: chartvalues.Values,
-		notes: []string{"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended."},
+		notes: []string{
+			"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended.",
+			"Whenever aws-node starts, as it does in a rollback, it renews the policy rules of pods on secondary ENIs: packets may be lost, and connections to Services that kube-proxy masquerades may be reset.",
+		},
 	},
 	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, objects: (*migration).coilObjects},
 	{
@@ -57,7 +60,7 @@ var formers = []former{
 		notes: []string{"Make a new dump of etcd for each call: a pod that was created since the last one is unknown, and is replaced."},
 	},
 	{
-		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply)}, tool: (*toolRunner).ciliumCleanup, silent: true, controls: ciliumNodesPath, taint: "node.cilium.io/agent-not-ready",
+		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply), string(rollout.Finish)}, tool: (*toolRunner).cilium, silent: string(rollout.Apply), controls: ciliumNodesPath, taint: "node.cilium.io/agent-not-ready",
 		notes: []string{
 			"Every pod of a node is replaced: running pods cannot keep their addresses, because their links belong to Cilium's eBPF data path.",
 			"CiliumNode objects of moved nodes are deleted. Cilium creates them again at a rollback, from its configuration: save those that were edited by hand.",

@@ -36,6 +36,9 @@ func (r *requests) patiently(ctx context.Context, do func(context.Context) error
 	began := r.clock.Now()
 	for {
 		err := do(ctx)
+		if why := rollout.Untrusted(err); why != nil {
+			return why
+		}
 		if err == nil || !away(err) || r.clock.Now().Sub(began) > rollout.Patience {
 			return err
 		}

@@ -181,9 +181,17 @@ func (t *toolPod) hostPaths(spec *corev1.PodSpec, mounts []corev1.VolumeMount) {
 	}
 }
 
+// cilium returns the container that removes Cilium's state from a node, or at the end its plugin.
+func (r *toolRunner) cilium(verb string) (toolPod, error) {
+	if verb == string(rollout.Finish) {
+		return r.berthctl(verb)
+	}
+	return r.ciliumCleanup()
+}
+
 // ciliumCleanup returns the container that removes Cilium's state from a node: the init container by which Cilium
 // does so itself, told to.
-func (r *toolRunner) ciliumCleanup(string) (toolPod, error) {
+func (r *toolRunner) ciliumCleanup() (toolPod, error) {
 	const name = "clean-cilium-state"
 	spec := r.formerSpec
 	i := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == name })
@@ -210,10 +218,11 @@ func (r *toolRunner) toolState(ctx context.Context, pod *corev1.Pod) (*rollout.T
 	if err != nil {
 		return nil, fmt.Errorf("log of pod %s/%s on Node %s: %w", pod.Namespace, pod.Name, pod.Spec.NodeName, err)
 	}
+	silent := t.Verb == r.from.silent
 	switch answer := answerOf(text); {
-	case r.from.silent && pod.Status.Phase == corev1.PodSucceeded:
+	case silent && pod.Status.Phase == corev1.PodSucceeded:
 		t.Report = &migrate.Report{From: r.from.name, Command: t.Verb}
-	case answer == nil || r.from.silent:
+	case answer == nil || silent:
 		t.Err = "it failed: " + view.Printable(tail(text))
 	case t.Verb == rollout.Survey:
 		t.Plan = new(migrate.Plan)

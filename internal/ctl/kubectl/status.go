@@ -46,7 +46,7 @@ and YAML list all nodes. Exits with 2 on a problem.`,
 				return err
 			}
 			s := statusOf(o)
-			s.Settings = settingsState(ctx, p)
+			s.Settings = settingsState(ctx, p, o)
 			return out.finish(cmd, s, !s.Healthy, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
 		},
 	}

@@ -46,7 +46,7 @@ func (o *orphans) due(now time.Time) time.Time { return retry.Earliest(now, o.at
 // collect searches for orphans once.
 func (o *orphans) collect(ctx context.Context) {
 	cfg, start := o.cfg, o.cfg.Clock.Now()
-	o.at = start.Add(cfg.jitter(cfg.CollectInterval))
+	o.at = start.Add(cfg.jitter(o.retries.stretch.of(cfg.CollectInterval)))
 	c := Collector{
 		Cloud: cfg.Cloud, Cluster: cfg.Cluster, MinAge: cfg.OrphanAge, Seen: o.seen,
 		Alive: func(id string) bool { return id == cfg.InstanceID },
@@ -63,9 +63,12 @@ func (o *orphans) collect(ctx context.Context) {
 	}
 	cfg.acted(plan.Action{Kind: plan.Collect}, err, start)
 	cfg.Observer.Collected(found)
+	if class := cloud.ClassOf(err); err == nil || class == cloud.Throttled {
+		o.retries.stretch.took(cfg.Clock.Now().Sub(start))
+	}
 	if err != nil {
 		o.retries.backOff(plan.Collect, err, cfg.Clock.Now())
-		if class := cloud.ClassOf(err); class == cloud.Throttled || class == cloud.Transient {
+		if class := cloud.ClassOf(err); class == cloud.Transient {
 			o.at, _ = o.retries.until(activityCollect)
 		}
 		return

@@ -2,6 +2,7 @@
 //
 //	xtables.go  what is removed: a function of the table's bytes
 //	kernel.go   tables of the calling thread's network namespace
+//	lock.go     the lock of programs that change tables
 //
 // The layouts are those of 64-bit Linux: struct ipt_entry and ip6t_entry (linux/netfilter_ipv4/ip_tables.h,
 // linux/netfilter_ipv6/ip6_tables.h), struct xt_entry_match and xt_entry_target (linux/netfilter/x_tables.h).

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/xtables"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/plugins"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
@@ -28,6 +30,9 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	if err := n.files.formerRuns(ctx); err != nil {
 		return p.Report, fmt.Errorf("%w: stop it first", err)
 	}
+	if _, err := n.files.take(); err != nil { // ipamd cannot write it any more
+		return p.Report, err
+	}
 	s, err := n.survey(ctx)
 	if err != nil {
 		return p.Report, err
@@ -36,17 +41,34 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	if left := migrate.Count(p.Pods, migrate.Adopt) + migrate.Count(p.Pods, migrate.Replace); left > 0 {
 		return p.Report, fmt.Errorf("%d pods are still the Amazon VPC CNI's: apply, or delete those that must be replaced, before you finish", left)
 	}
+	legacy := func(survey) ([]string, error) { return removeLegacyFilters(ctx) }
 	var errs []error
-	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, removeVLANs, removeFilters, removeLegacyFilters, n.removeFiles} {
+	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, removeVLANs, removeFilters, legacy, n.removeFiles} {
 		changed, err := step(s)
 		p.Changed = append(p.Changed, changed...)
 		errs = append(errs, err)
 	}
-	err = errors.Join(errs...)
+	removed, kept, err := plugins.Folders{Bin: n.o.Config.CNIBinDir, Conf: n.o.Config.CNIConfDir, Results: n.results()}.Remove(module, programs...)
+	p.Changed, p.Kept = append(p.Changed, removed...), kept
+	err = errors.Join(append(errs, err)...)
 	if err != nil {
 		p.Problems = append(p.Problems, err.Error())
 	}
 	return p.Report, err
+}
+
+// module is the Go module of the Amazon VPC CNI, and programs are what it installs beside the reference plugins, which other
+// configurations may use.
+const module = "github.com/aws/amazon-vpc-cni-k8s"
+
+var programs = []string{"aws-cni", "egress-cni", "aws-cni-support.sh"}
+
+// results returns the folder of libcni's results, if the container runtime uses them to end pods.
+func (n *Node) results() string {
+	if !plugins.EndsByResult(n.o.Config.CRISocket) {
+		return ""
+	}
+	return filepath.Join(n.o.CNICache, "results")
 }
 
 // removeRules removes the policy rules of the Amazon VPC CNI.
@@ -210,10 +232,10 @@ func isFormerComment(text string) bool {
 var filterTables = []string{"nat", "mangle", "filter"}
 
 // removeLegacyFilters removes chains and rules of the Amazon VPC CNI from iptables-legacy.
-func removeLegacyFilters(survey) (changed []string, err error) {
+func removeLegacyFilters(ctx context.Context) (changed []string, err error) {
 	for _, family := range families {
 		for _, table := range filterTables {
-			removed, err := xtables.Remove(family, table, xtables.Select{Chain: isFormerChain, Comment: isFormerComment})
+			removed, err := xtables.Remove(ctx, family, table, xtables.Select{Chain: isFormerChain, Comment: isFormerComment})
 			if err != nil {
 				return changed, err
 			}

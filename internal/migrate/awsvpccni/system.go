@@ -168,17 +168,34 @@ func (n *Node) exclusively(ctx context.Context, command string, run func(survey,
 // Apply implements migrate.System.
 func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	return n.exclusively(ctx, "apply", func(s survey, p *progress) error {
-		if blocked := s.plan().Blocked(); len(blocked) > 0 {
-			return fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
+		if err := s.blocked(); err != nil {
+			return err
 		}
 		return n.apply(ctx, s, p)
 	})
+}
+
+// blocked returns an error if the plan has an obstacle that blocks.
+func (s survey) blocked() error {
+	blocked := s.plan().Blocked()
+	if len(blocked) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
 }
 
 func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	changed, err := n.files.setAside()
 	if err := p.did(changed, err, "set ipamd's checkpoint aside: ipamd refuses to start", "migrate.checkpoint.after"); err != nil {
 		return err
+	}
+	if changed { // ipamd may have written it after the survey
+		if s, err = n.survey(ctx); err == nil {
+			err = s.blocked()
+		}
+		if err != nil {
+			return err
+		}
 	}
 	held, err := install.Hold(n.o.Config.CNIConfDir, n.o.Config.CNIConfName, install.Network{Name: n.o.Config.CNINetwork, Socket: n.o.Config.Socket})
 	if err := p.did(held, err, "wrote Berth's CNI configuration: new pods wait for berthd", "migrate.hold.after"); err != nil {

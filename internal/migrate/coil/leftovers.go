@@ -1,17 +1,21 @@
 package coil
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/plugins"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
@@ -38,7 +42,7 @@ func (l *hostLinks) removeTables() (changed []string, err error) {
 
 // removeFiles removes Coil's files. A configuration in which Coil is chained stays, since it is another network's too.
 func (n *Node) removeFiles(s state) (changed []string, err error) {
-	files := []string{n.cfg.Plugin}
+	var files []string
 	if at, ok := n.cfg.CoilAddress.(*net.UnixAddr); ok {
 		files = append(files, at.Name)
 	}
@@ -56,6 +60,21 @@ func (n *Node) removeFiles(s state) (changed []string, err error) {
 		changed = append(changed, "removed "+f)
 	}
 	return changed, nil
+}
+
+// finished removes Coil's plugin at last, unless something uses it, and returns the report.
+func (n *Node) finished(ctx context.Context, changed []string, err error) (migrate.Report, error) {
+	r, failed := n.report(ctx, "finish", changed, nil)
+	if err != nil {
+		return r, errors.Join(err, failed)
+	}
+	f := plugins.Folders{Bin: filepath.Dir(n.cfg.Plugin), Conf: n.cfg.ConfFolder}
+	if n.cfg.EndsByResult && len(n.cfg.ResultFolders) > 0 {
+		f.Results = n.cfg.ResultFolders[0]
+	}
+	removed, kept, err := f.Remove("github.com/cybozu-go/coil", filepath.Base(n.cfg.Plugin))
+	r.Changed, r.Kept = append(r.Changed, removed...), kept
+	return r, errors.Join(err, failed)
 }
 
 // removeUnreachable removes Berth's unreachable routes to the node's blocks. Its table is looked up before Coil's, so they

@@ -45,8 +45,8 @@ type Config struct {
 	ResultFolders []string // of libcni
 	ConfFolder    string   // of CNI configurations
 	Plugin        string   // Coil's binary
-
-	CoilAddress net.Addr // at which coild answers
+	EndsByResult  bool     // the container runtime ends pods with the configuration of their results
+	CoilAddress   net.Addr // at which coild answers
 
 	// Known are the pods of Coil v1 on this node, from a dump of its etcd; nil: Coil v2.
 	Known []etcd.Known
@@ -266,8 +266,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, fmt.Errorf("pods have addresses of the blocks %v, which only Coil announces: start berthd and repeat the command once its condition BlocksRouted is True", list)
 	}
 	changed, err := n.finish(ctx, s)
-	r, failed := n.report(ctx, "finish", changed, nil)
-	return r, errors.Join(err, failed)
+	return n.finished(ctx, changed, err)
 }
 
 // announced lists the prefixes that Berth announces.

@@ -169,6 +169,9 @@ func (o *Options) tool(d *Decision, n *Node, verb string) {
 		case string(Finish):
 			r.Finished = true
 			what = "nothing of the former system is left"
+			if kept := t.Report.Kept; len(kept) > 0 {
+				what = "of the former system are left: " + strings.Join(kept, "; ")
+			}
 		default:
 			r.Applied, r.Replace, r.Adopted = true, replaced(n, t.Report.Pods), migrate.Count(t.Report.Pods, migrate.Adopted)
 			r.Replaced += len(r.Replace)

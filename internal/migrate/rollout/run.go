@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -51,6 +52,8 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 			return context.Cause(ctx)
 		case errors.As(err, &refused):
 			return err
+		case Untrusted(err) != nil:
+			return Untrusted(err)
 		case err == nil:
 			healthy = clk.Now()
 		case clk.Now().Sub(healthy) > Patience:
@@ -67,6 +70,15 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// Untrusted explains an error about a certificate of the API server that does not verify. It returns nil for other errors,
+// which may be those of an outage.
+func Untrusted(err error) error {
+	if _, is := errors.AsType[*tls.CertificateVerificationError](err); !is {
+		return nil
+	}
+	return fmt.Errorf("the certificate of the API server does not verify: check server, certificate-authority and tls-server-name of the cluster in the kubeconfig, and this machine's clock: %w", err)
 }
 
 // refusedError is the reason why nothing is done.

@@ -22,6 +22,7 @@ const (
 	ConditionWritable   = "RecordsWritable"
 	ConditionInstalled  = "PluginInstalled"
 	ConditionChain      = "ChainComplete"
+	ConditionSettings   = "SettingsAsInstalled"
 )
 
 // conditionDocs describes when each condition is healthy.
@@ -36,6 +37,7 @@ var conditionDocs = [][2]string{
 	{ConditionWritable, "attachment records can be written"},
 	{ConditionInstalled, "plugin and configuration are installed, if berthd is configured to install them"},
 	{ConditionChain, "the plugins chained after berth that exist on the node work; with --ipam=none, berth comes after another network's plugin"},
+	{ConditionSettings, "arguments and environment of berthd are those that the chart installed; the condition does not exist if no chart installed them"},
 	{"EgressReady", "the node's kernel supports the tunnels of Egress clients, if egress is enabled"},
 }
 

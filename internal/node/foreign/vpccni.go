@@ -32,7 +32,7 @@ const CheckpointMoved = "moved-to-berth/1"
 var Moved = []byte(`{"version":"` + CheckpointMoved + `","allocations":[]}` + "\n")
 
 // Fence keeps ipamd from starting, unless the folder has a checkpoint, and reports whether it had to. It holds until the node
-// reboots.
+// reboots. A checkpoint that ipamd writes at the same time is not replaced.
 func Fence(folder string) (fenced bool, err error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return false, fmt.Errorf("create the directory of ipamd's checkpoint: %w", err)
@@ -41,7 +41,11 @@ func Fence(folder string) (fenced bool, err error) {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	return true, statefile.Replace(path, Moved, 0o644)
+	err = statefile.CreateOnly(path, Moved, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Checkpoint is what ipamd remembers across restarts: the addresses that pods hold.

@@ -40,6 +40,8 @@ const (
 	reasonAtLimit        = "AtLimit"
 	reasonAddresses      = "AddressesAvailable"
 	reasonExhausted      = "NoAddresses"
+	reasonDrifted        = "Drifted"
+	reasonInstalled      = "AsInstalled"
 )
 
 const instanceGone = "EC2 has no such instance, or it is terminated: is spec.instanceID right?"
@@ -66,13 +68,33 @@ func (s *state) conditions(now time.Time) []metav1.Condition {
 		look.free = s.counter().free()
 	}
 	list := look.conditions()
+	kept := 0 // conditions of EC2 that the previous leader's state still describes
+	if s.fleet.inherited && look.unknown() {
+		kept = len(list)
+	}
+	if s.settings != nil {
+		if known, message := s.settings(); known {
+			list = append(list, asInstalled(message))
+		}
+	}
 	for i := range list {
 		list[i].LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
-		if h := meta.FindStatusCondition(s.obj.Status.Conditions, list[i].Type); h != nil && h.Status == list[i].Status {
+		h := meta.FindStatusCondition(s.obj.Status.Conditions, list[i].Type)
+		switch {
+		case h != nil && i < kept:
+			list[i] = *h
+		case h != nil && h.Status == list[i].Status:
 			list[i].LastTransitionTime = h.LastTransitionTime
 		}
 	}
 	return list
+}
+
+// unknown reports whether nothing is known about a node yet. An operator that takes over keeps the conditions that an earlier
+// one reported: a listing of a large cluster takes minutes, and the pods are not affected.
+func (l outlook) unknown() bool {
+	s := &l.status
+	return !s.Confirmed && s.LastError == "" && !s.Vanished && l.refused == (refusal{}) && l.specErr == nil && l.held.IsZero() && l.writeErr == nil
 }
 
 // refused reports whether the API server rejected a write, so that retrying is pointless until
@@ -84,6 +106,14 @@ func refused(err error) bool {
 // conditions returns Ready, InDeficit, AtCapacity and Degraded.
 func (l outlook) conditions() []metav1.Condition {
 	return []metav1.Condition{l.ready(), l.inDeficit(), l.atCapacity(), l.degraded()}
+}
+
+// asInstalled returns the condition SettingsAsInstalled; message describes how the settings differ.
+func asInstalled(message string) metav1.Condition {
+	if message != "" {
+		return condition(v1alpha1.ConditionSettings, false, reasonDrifted, "berth-operator: "+message)
+	}
+	return condition(v1alpha1.ConditionSettings, true, reasonInstalled, "")
 }
 
 func condition(kind string, is bool, reason, message string) metav1.Condition {

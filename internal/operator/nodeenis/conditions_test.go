@@ -24,6 +24,25 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
+// The condition SettingsAsInstalled exists if it is known what the chart installed.
+func TestSettingsCondition(t *testing.T) {
+	for _, tt := range []struct {
+		known         bool
+		message, want string
+	}{
+		{false, "", ""}, {true, "", "True AsInstalled "}, {true, "a is 1", "False Drifted berth-operator: a is 1"},
+	} {
+		s := state{obj: &v1alpha1.NodeNetwork{}, settings: func() (bool, string) { return tt.known, tt.message }}
+		got := ""
+		if c := meta.FindStatusCondition(s.conditions(time.Now()), v1alpha1.ConditionSettings); c != nil {
+			got = fmt.Sprintf("%s %s %s", c.Status, c.Reason, c.Message)
+		}
+		if got != tt.want {
+			t.Errorf("known %v, message %q: condition %q, want %q", tt.known, tt.message, got, tt.want)
+		}
+	}
+}
+
 func TestConditions(t *testing.T) {
 	at := time.Date(2026, 11, 21, 7, 0, 0, 5, time.UTC)
 	denied := eni.Status{Confirmed: true, Needed: 4, Trouble: eni.Trouble{Grows: true, Class: cloud.Permission, LastError: "create: denied (allow it)", NextTry: at}}

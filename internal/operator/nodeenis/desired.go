@@ -46,6 +46,7 @@ const (
 	nothing request = iota
 	writeSpec
 	writeStatus
+	writeNews // of the status, for users only
 )
 
 // desired returns the desired state as of now.
@@ -158,11 +159,11 @@ func (s *state) next(want desiredState, of scope, now time.Time) request {
 	if of == urgent {
 		return nothing
 	}
-	s.writes.newsAt = s.newsAt(want, now)
+	s.writes.newsAt, s.writes.news = s.newsAt(want, now)
 	if s.writes.newsAt.IsZero() || s.writes.newsAt.After(now) {
 		return nothing
 	}
-	return writeStatus
+	return writeNews
 }
 
 // hasENIs reports whether have contains all of want unchanged.
@@ -181,14 +182,15 @@ func sameENI(x, y v1alpha1.ENI) bool {
 		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR && slices.Equal(x.SubnetIPv6CIDRs, y.SubnetIPv6CIDRs)
 }
 
-// newsAt returns when the status must be written, or zero if it is up to date.
-func (s *state) newsAt(want desiredState, now time.Time) time.Time {
+// newsAt returns when the status must be written, and which limit applies, or zero if it is up to date. A write that waits for
+// its turn among all nodes is due then.
+func (s *state) newsAt(want desiredState, now time.Time) (time.Time, news) {
 	pause := time.Duration(0)
 	for _, c := range want.conditions {
 		h := meta.FindStatusCondition(s.obj.Status.Conditions, c.Type)
 		switch {
 		case h == nil || h.Status != c.Status || h.Reason != c.Reason:
-			return now
+			return later(now, s.writes.turns[ofConditions]), ofConditions
 		case untimed(h.Message) != untimed(c.Message):
 			pause = newsEvery
 		case h.Message != c.Message && pause == 0:
@@ -199,9 +201,17 @@ func (s *state) newsAt(want desiredState, now time.Time) time.Time {
 		pause = newsEvery
 	}
 	if pause == 0 {
-		return time.Time{}
+		s.writes.turns = [len(s.writes.turns)]time.Time{}
+		return time.Time{}, routine
 	}
-	return s.writes.statusAt.Add(pause)
+	return later(s.writes.statusAt.Add(pause), s.writes.turns[routine]), routine
+}
+
+func later(x, y time.Time) time.Time {
+	if x.Before(y) {
+		return y
+	}
+	return x
 }
 
 func sameCounts(x, y *v1alpha1.ENIStatus) bool {

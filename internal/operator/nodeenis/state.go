@@ -28,6 +28,7 @@ type state struct {
 	demand      demand
 	writes      writes
 	problem     reportedProblem
+	settings    func() (known bool, message string) // Options.Settings
 }
 
 // newState returns the state for an object at now. If other is set, the object had another instance until
@@ -44,6 +45,7 @@ func newState(o *v1alpha1.NodeNetwork, other bool, now time.Time) state {
 	if other {
 		return s
 	}
+	s.fleet.inherited = len(o.Status.Conditions) > 0
 	s.config.seed = seed(o, now)
 	if len(o.Spec.IPAM.Available) > 0 {
 		s.liveness.readiness = ready // it once was; changes since then may have gone unnoticed
@@ -164,6 +166,7 @@ type fleetState struct {
 	inv       *eni.Inventory        // to be published; nil before the first observation
 	primaries map[netip.Prefix]bool // the primary addresses of inv's ENIs
 	status    eni.Status
+	inherited bool      // the object has the conditions of an earlier operator
 	passBegan time.Time // approximate start of the fleet's current pass
 }
 
