@@ -38,8 +38,8 @@ func nodeFleets(ctx context.Context, b *bench) (results []Result) {
 			name := "node-fleet-" + s.name + l.name
 			results = append(results,
 				single(name, "s", last(out), bound(out)),
-				single(name+"-first", "s", out.First.Seconds(), bound(out)),
-				single(name+"-worst", "s", out.Worst.Seconds(), middle(out)),
+				single(name+"-first", "s", out.Daemons.First.Seconds(), bound(out)),
+				single(name+"-worst", "s", out.Daemons.Worst.Seconds(), middle(out)),
 				single(name+"-refused", "%", refusedPercent(out), 0))
 		}
 		rest := b.scaleRun(ctx, scale.Order{Workload: scale.NodeRest, Nodes: large, Limits: l.limits})

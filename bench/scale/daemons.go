@@ -125,7 +125,7 @@ func (d *daemons) outcome(begin, since time.Time) Outcome {
 	for _, n := range d.list {
 		n.mu.Lock()
 		if !n.asked.Before(begin) {
-			out.First = max(out.First, n.served.Sub(since))
+			out.Daemons.First = max(out.Daemons.First, n.served.Sub(since))
 			out.Last = max(out.Last, n.warmed.Sub(since))
 			from := since
 			if n.asked.After(from) {
@@ -136,7 +136,7 @@ func (d *daemons) outcome(begin, since time.Time) Outcome {
 		n.mu.Unlock()
 	}
 	slices.Sort(each)
-	out.Median, out.Worst = each[(len(each)-1)/2], each[len(each)-1]
+	out.Median, out.Daemons.Worst = each[(len(each)-1)/2], each[len(each)-1]
 	return out
 }
 
