@@ -79,6 +79,14 @@ var budgets = []budget{
 	{"peers-refused-1", 1.25, false, "no refusals, at 99 % of the rate"},
 	{"peers-refused-5", 1.25, false, "no refusals, at 95 % of the rate"},
 	{"peers-refused-10", 1.25, false, "no refusals, at 90 % of the rate"},
+	{"node-fleet-start", 1.5, false, limitsOfEC2},
+	{"node-fleet-start-worst", 3, false, medianNode},
+	{"node-fleet-replace", 1.5, false, limitsOfEC2},
+	{"node-fleet-replace-refused", 5, false, ""},
+	{"node-fleet-outage", 1.5, false, limitsOfEC2},
+	{"node-fleet-start-50-refused", 5, false, ""},
+	// A goal that daemons cannot reach without knowing of each other: see docs/guides/operator-mode.md.
+	{"node-fleet-start-refused", 5, false, ""},
 	{"operator-memory-2000", 300, false, ""},
 	{"operator-memory-10000", 1024, false, ""},
 
@@ -133,8 +141,11 @@ var budgets = []budget{
 }
 
 const (
-	amazon   = "the Amazon VPC CNI"
-	byVsctl  = "a plugin that executes ovs-vsctl"
+	amazon      = "the Amazon VPC CNI"
+	byVsctl     = "a plugin that executes ovs-vsctl"
+	limitsOfEC2 = "the minimum by EC2's limits"
+	medianNode  = "the median node"
+
 	eachPort = "one create call and one lookup per port"
 
 	withoutTunnel = "the same hops without a tunnel"

@@ -117,21 +117,26 @@ func (d *daemons) wait(ctx context.Context) error {
 	}
 }
 
-// outcome returns what nodes have measured since begin: those that asked since then.
-func (d *daemons) outcome(begin time.Time) Outcome {
+// outcome returns what the nodes that asked since begin have measured, with times from since or, of a node, from when it
+// asked.
+func (d *daemons) outcome(begin, since time.Time) Outcome {
 	out := d.ec2.outcome()
 	var each []time.Duration
 	for _, n := range d.list {
 		n.mu.Lock()
 		if !n.asked.Before(begin) {
-			out.First = max(out.First, n.served.Sub(begin))
-			out.Last = max(out.Last, n.warmed.Sub(begin))
-			each = append(each, n.warmed.Sub(n.asked))
+			out.Daemons.First = max(out.Daemons.First, n.served.Sub(since))
+			out.Last = max(out.Last, n.warmed.Sub(since))
+			from := since
+			if n.asked.After(from) {
+				from = n.asked
+			}
+			each = append(each, n.warmed.Sub(from))
 		}
 		n.mu.Unlock()
 	}
 	slices.Sort(each)
-	out.Median, out.Worst = each[(len(each)-1)/2], each[len(each)-1]
+	out.Median, out.Daemons.Worst = each[(len(each)-1)/2], each[len(each)-1]
 	return out
 }
 
@@ -229,7 +234,7 @@ func runNodeStart(ctx context.Context, o Order) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	out := d.outcome(begin)
+	out := d.outcome(begin, begin)
 	out.Bound = o.Limits.MinDuration(out.Calls)
 	return out, d.close(stop)
 }
@@ -252,7 +257,7 @@ func (d *daemons) quietly(ctx context.Context, o Order) error {
 	if err := d.wait(ctx); err != nil {
 		return err
 	}
-	<-time.After(30 * time.Minute)
+	<-time.After(5 * time.Minute)
 	l := o.Limits.Options()
 	d.ec2.Front.SetBuckets(l.Shared, l.Buckets)
 	<-time.After(10 * time.Minute)
@@ -270,6 +275,7 @@ func runNodeRest(ctx context.Context, o Order) (Outcome, error) {
 		return Outcome{}, err
 	}
 	d.ec2.startForeign(ctx, o.Limits)
+	<-time.After(2 * time.Hour) // until the intervals of listings fit
 	d.ec2.Front.ResetStats()
 	<-time.After(time.Hour)
 	out := d.ec2.outcome()
@@ -302,7 +308,7 @@ func runNodeReplace(ctx context.Context, o Order) (Outcome, error) {
 	if err := d.wait(ctx); err != nil {
 		return Outcome{}, err
 	}
-	out := d.outcome(begin)
+	out := d.outcome(begin, begin)
 	out.Bound = max(o.Limits.MinDuration(out.Calls), time.Duration(o.Nodes/5)*replacedEvery)
 	return out, d.close(stop)
 }
@@ -359,7 +365,7 @@ func runNodeChurn(ctx context.Context, o Order) (Outcome, error) {
 	if err := d.wait(ctx); err != nil {
 		return Outcome{}, err
 	}
-	out := d.outcome(begin)
+	out := d.outcome(begin, begin)
 	out.Bound = max(o.Limits.MinDuration(out.Calls), time.Hour)
 	return out, d.close(stop)
 }
@@ -389,9 +395,7 @@ func runNodeOutage(ctx context.Context, o Order) (Outcome, error) {
 	if err := d.wait(ctx); err != nil {
 		return Outcome{}, err
 	}
-	out := d.outcome(begin)
-	out.First -= back.Sub(begin)
-	out.Last -= back.Sub(begin)
+	out := d.outcome(begin, back)
 	out.Bound = o.Limits.MinDuration(out.Calls)
 	return out, d.close(stop)
 }

@@ -70,7 +70,7 @@ type Outcome struct {
 	Repair time.Duration // CPU time per minute with no activity except the repair listing
 
 	Last, Median time.Duration // when nodes had their addresses, or calls of Peers passed, from the start
-	First, Worst time.Duration // of daemons: when the last one had its first address, and the time that one needed at most
+	Daemons      DaemonTimes
 	Bound        time.Duration // lower bound that the limits impose for these calls
 	Calls        map[string]int
 	Throttled    int           // calls refused by the limits
@@ -80,6 +80,9 @@ type Outcome struct {
 
 	FailedCreates int // for other reasons than throttling
 }
+
+// DaemonTimes are when the last daemon had its first address, and the most time that one needed for all.
+type DaemonTimes struct{ First, Worst time.Duration }
 
 // TotalCalls returns the number of calls, without throttled ones.
 func (o Outcome) TotalCalls() (n int) {

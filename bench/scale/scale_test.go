@@ -60,6 +60,24 @@ func TestWorkloads(t *testing.T) {
 		{Order{Workload: Peers, Nodes: 2, Limits: tight}, func(o Outcome) bool {
 			return o.ENIs == 2*callsOfPeer && o.Last >= o.Bound && o.Last < 2*o.Bound && o.Median < o.Last && o.Throttled < callsOfPeer
 		}},
+		{Order{Workload: NodeStart, Nodes: 50, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Throttled == 0 && o.Last < 2*time.Second
+		}},
+		{Order{Workload: NodeStart, Nodes: 200, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Daemons.First < 3*o.Bound/2 && o.Last < 3*o.Bound && o.Daemons.Worst < 3*o.Median
+		}},
+		{Order{Workload: NodeRest, Nodes: 200, Limits: Limits{Delay: 100 * time.Millisecond, Published: true, Part: 0.05}}, func(o Outcome) bool {
+			return o.TotalCalls() > 1000 && 20*o.Throttled < o.TotalCalls() // fixed intervals need 1.7 times as many calls as the limits allow
+		}},
+		{Order{Workload: NodeReplace, Nodes: 20, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Throttled == 0 && o.Daemons.Worst < 2*time.Second
+		}},
+		{Order{Workload: NodeOutage, Nodes: 20, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Last < 10*time.Second // after EC2's return
+		}},
+		{Order{Workload: NodeChurn, Nodes: 20, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Throttled == 0 && o.Daemons.Worst < 2*time.Second
+		}},
 		{Order{Workload: Memory, Nodes: 200}, func(o Outcome) bool { return o.Heap > 0 && o.Heap < 64<<20 }},
 	} {
 		t.Run(string(c.order.Workload), func(t *testing.T) {
