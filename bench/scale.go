@@ -132,6 +132,44 @@ func memories(ctx context.Context, b *bench) (results []Result) {
 	return results
 }
 
+// largest is the largest cluster for one operator, with three million pods.
+const largest = 100_000
+
+// pageDelay is the duration of each EC2 call during a takeover, among them the pages of a listing, with 1,000 ENIs each.
+const pageDelay = 500 * time.Millisecond
+
+// takeovers measures an operator that takes over the largest cluster from another one, in turn with a tenth of it, and the
+// allocator at that size. A takeover ends with a change that concerns all nodes.
+func takeovers(ctx context.Context, b *bench) []Result {
+	run := func(nodes int) scale.Takeover {
+		out := must.Get(scale.TakeoverJob.Run(ctx, scale.TakeoverOrder{Nodes: nodes, Page: pageDelay, Template: nodes < largest}, b.profile(fmt.Sprintf("takeover-%d", nodes))))
+		say("  %d nodes: first %v, last %v, all observed %v (CPU %v); %d MiB; listing %v, %d pages, %d MiB; writes %v, at most %d a second, settled after %v",
+			nodes, out.First, out.Last, out.Full, out.FullCPU, out.Heap>>20, out.Listing, out.Pages, out.ListingHeap>>20, out.Writes, out.BusiestSecond, out.Settled)
+		return out
+	}
+	few, many := run(largest/10), run(largest)
+	perNode := func(name, unit string, value func(scale.Takeover) float64) Result {
+		return single(name, unit, value(many)/largest, value(few)/(largest/10))
+	}
+	fewEvents, events := b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: largest / 10}), b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: largest})
+	return []Result{
+		single("takeover-first", "s", many.First.Seconds(), 0),
+		single("takeover-last", "s", many.Last.Seconds(), 0),
+		single("takeover-full", "s", many.Full.Seconds(), 0),
+		perNode("takeover-cpu", "ms/node", func(o scale.Takeover) float64 { return millis(o.FullCPU) }),
+		perNode("takeover-memory", "KiB/node", func(o scale.Takeover) float64 { return float64(o.Heap) / 1024 }),
+		single("takeover-memory-100000", "MiB", float64(many.Heap)/mebi, 0),
+		single("takeover-writes", "writes/node", float64(many.Writes["status of NodeNetwork"]+many.Writes["patch NodeNetwork"])/largest, 0),
+		single("listing-100000", "s", many.Listing.Seconds(), 0),
+		single("listing-100000-calls", "calls", float64(many.Pages), 0),
+		single("listing-100000-memory", "MiB", float64(many.ListingHeap)/mebi, 0),
+		single("status-writes", "writes/s", float64(few.BusiestSecond), 0),
+		single("status-writes-10000", "s", few.Settled.Seconds(), 0),
+		single("event-100000", "ms", perEvent(events), perEvent(fewEvents)),
+		single("repair-100000", "ms/min/node", millis(events.Repair)/largest, millis(fewEvents.Repair)/(largest/10)),
+	}
+}
+
 // callDelay is the duration of each call to EC2.
 const callDelay = 100 * time.Millisecond
 

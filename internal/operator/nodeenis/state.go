@@ -28,6 +28,7 @@ type state struct {
 	demand      demand
 	writes      writes
 	problem     reportedProblem
+	sums        sums // as of the last scrape
 }
 
 // newState returns the state for an object at now. If other is set, the object had another instance until
