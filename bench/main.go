@@ -162,13 +162,14 @@ var prefixes = []string{"scale", "limiter", "pools", "ports", "egress", "policy"
 
 // These groups take long, or need large builds that no other group needs.
 const (
-	hugeGroup   = "huge-operator"
-	fleetGroup  = "node-fleet"
-	amazonGroup = "amazon-vpc-cni"
+	hugeGroup    = "huge-operator"
+	largestGroup = "largest-operator"
+	fleetGroup   = "node-fleet"
+	amazonGroup  = "amazon-vpc-cni"
 )
 
 // onDemand are measured only when -only names them.
-var onDemand = []string{hugeGroup, fleetGroup, amazonGroup}
+var onDemand = []string{hugeGroup, largestGroup, fleetGroup, amazonGroup}
 
 var groups = []group{
 	{"size", "the plugin's size, and the memory of an idle daemon", nodeModeLab, sizes},
@@ -186,6 +187,7 @@ var groups = []group{
 	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
 	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
 	{"scale-memory", "the ENI allocator's memory with 2,000 and 10,000 nodes", nothing, memories},
+	{"scale-takeover", "an operator takes over 3,000 nodes with 30 pods each, in turn with 600; in virtual time", nothing, takeovers},
 	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", controlPlanePrograms, operators},
 	{"pools-book", "allocation of one block among a million", nothing, poolAllocation},
 	{"pools-requests", "5,000 nodes request a block at once, in turn with 1,000, with a real API server", controlPlanePrograms, blockRequests},
@@ -205,6 +207,7 @@ var groups = []group{
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods on one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
+	{largestGroup, "an operator takes over 100,000 nodes with three million pods; in virtual time: ten minutes and 12 GiB of memory", nothing, largestTakeover},
 	{fleetGroup, "2,000 daemons in node mode on the limits of one account: all start, a fifth is replaced, an hour of churn, an outage of EC2, at rest; in virtual time", nothing, nodeFleets},
 	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: a quarter of an hour", comparison, compareWithAmazon},
 }

@@ -89,10 +89,15 @@ var budgets = []budget{
 	{"node-fleet-start-refused", 5, false, ""},
 	{"operator-memory-2000", 300, false, ""},
 	{"operator-memory-10000", 1024, false, ""},
+	{"takeover-cpu", 1.3, false, "600 nodes instead of 3,000"},
+	{"takeover-memory", 1.2, false, "600 nodes instead of 3,000"},
+	{"takeover-writes", 0.05, false, ""},
+	{"status-writes", 600, false, ""}, // the rate, after a burst
 
 	{"pool-requests-writes", 1, false, "one creation and one status write"},
 	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"}, // linear growth plus noise
-	{"pool-carve", 1.5, false, "1,000 blocks taken instead of 1,000,000"},
+	{"pool-carve", 1.5, false, fewerBlocks},
+	{"pool-carve-last", 1.5, false, fewerBlocks},
 
 	{"ports-2000-bound", 1.15, false, "the minimum by the VPC's API"},
 	{"ports-2000-active", 1.5, false, "the minimum by the VPC's API, plus plugging and one lookup"},
@@ -151,6 +156,8 @@ const (
 	withoutTunnel = "the same hops without a tunnel"
 
 	noPolicies = "no policies"
+
+	fewerBlocks = "1,000 blocks taken instead of 1,000,000"
 
 	fewerPods = "a tenth of the pods, clients and Egresses"
 )

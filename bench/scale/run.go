@@ -1,8 +1,8 @@
 // Package scale runs Berth's ENI allocator (internal/ec2/eni/fleet behind internal/ec2/cloud/pace) for up
-// to ten thousand nodes against an EC2 in memory, in virtual time, and measures its cost and its speed.
-// HTTP and Kubernetes are not involved.
+// to 100,000 nodes against an EC2 in memory, in virtual time, and measures its cost and its speed. HTTP is
+// not involved, and Kubernetes only in takeovers: in memory as well.
 //
-// A program that uses the package passes Job to bubble.Child.
+// A program that uses the package passes Job and TakeoverJob to bubble.Child.
 package scale
 
 import (

@@ -93,3 +93,21 @@ func TestWorkloads(t *testing.T) {
 		})
 	}
 }
+
+// An operator that takes over observes all nodes, serves those with waiting pods, and writes nothing else until a template
+// concerns all nodes.
+func TestTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const nodes = 40
+		out, err := runTakeover(t.Context(), TakeoverOrder{Nodes: nodes, Page: 100 * time.Millisecond, Template: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out.First == 0 || out.Last < out.First || out.Full == 0 || out.Pages != 1 || out.Listing != 100*time.Millisecond {
+			t.Errorf("unexpected outcome %+v", out)
+		}
+		if got, want := out.Writes["status of NodeNetwork"], nodes+waitingNodes; got > want || out.Writes["patch NodeNetwork"] != waitingNodes {
+			t.Errorf("writes %v, want at most %d of the status, and %d of spec.ipam", out.Writes, want, waitingNodes)
+		}
+	})
+}

@@ -176,12 +176,14 @@ func (t *takeover) served(ctx context.Context) (n int, err error) {
 
 // rest measures the operator at rest, and then the writes that a template causes.
 func (t *takeover) rest(ctx context.Context) error {
-	<-time.After(10 * time.Minute)
+	<-time.After(3 * time.Minute)
 	heap := bubble.LiveHeap()
 	t.mu.Lock()
-	t.out.Heap, t.atRest = heap, heap
+	t.out.Heap, t.atRest, t.pagesBefore = heap, heap, 0
 	t.mu.Unlock()
-	<-time.After(15 * time.Minute)
+	for t.listing() == 0 {
+		<-time.After(time.Second)
+	}
 	if !t.Template {
 		return nil
 	}
@@ -227,6 +229,12 @@ func (t *takeover) Listed(took time.Duration, _ error) {
 		t.out.ListingHeap = bubble.LiveHeap() - t.atRest
 	}
 	t.pagesBefore = pages
+}
+
+func (t *takeover) listing() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.out.Listing
 }
 
 // Collected implements fleet.Observer.

@@ -29,6 +29,7 @@ type state struct {
 	writes      writes
 	problem     reportedProblem
 	settings    func() (known bool, message string) // Options.Settings
+	sums        sums                                // as of the last scrape
 }
 
 // newState returns the state for an object at now. If other is set, the object had another instance until

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
@@ -66,7 +68,7 @@ const (
 const (
 	nodeSpacing = time.Second
 	lookSpacing = 250 * time.Millisecond
-	// nodesOfCall is the number of nodes whose ENIs are described together, by up to five calls: the first replies of
+	// nodesOfCall is the number of nodes that are described together, by up to five calls at once: the first replies for
 	// thousands of nodes do not wait for the last.
 	nodesOfCall = 5 * filterValues
 )
@@ -81,7 +83,7 @@ func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(con
 	}
 	o.attached = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeNodes}
 	o.looks = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
-	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeInstances}
+	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeInstances}
 	return o
 }
 
@@ -282,11 +284,15 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 	o.mu.Lock()
 	pages := o.pages
 	o.mu.Unlock()
-	f := cloud.ENIFilter{InstanceIDs: ids}
+	var list []cloud.ENI
+	var err error
 	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && pages > 0 && calls >= pages {
-		f = cloud.ENIFilter{}
+		list, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{})
+	} else {
+		list, err = inParts(ctx, ids, func(ctx context.Context, part []string) ([]cloud.ENI, error) {
+			return o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceIDs: part})
+		})
 	}
-	list, err := o.cfg.Cloud.ENIs(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -303,6 +309,21 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 	return out, nil
 }
 
+// inParts makes a call for each part of a list of IDs that fits into a filter, all at once.
+func inParts[T any](ctx context.Context, ids []string, call func(ctx context.Context, part []string) ([]T, error)) ([]T, error) {
+	parts := slices.Collect(slices.Chunk(ids, filterValues))
+	results := make([][]T, len(parts))
+	calls, ctx := errgroup.WithContext(ctx)
+	for i, part := range parts {
+		calls.Go(func() (err error) {
+			results[i], err = call(ctx, part)
+			return err
+		})
+	}
+	err := calls.Wait()
+	return slices.Concat(results...), err
+}
+
 func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	list, err := o.cfg.Cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
@@ -316,7 +337,7 @@ func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[strin
 }
 
 func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, error) {
-	list, err := o.cfg.Cloud.Instances(ctx, ids)
+	list, err := inParts(ctx, ids, o.cfg.Cloud.Instances)
 	if err != nil {
 		return nil, err
 	}
