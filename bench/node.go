@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -22,6 +23,7 @@ import (
 	"github.com/berthnet/berth/bench/usage"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/datapath/bare"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/lab/run/node"
@@ -73,20 +75,43 @@ func execResults(s series, prefix string) []Result {
 	return []Result{s.ratio(prefix+"exec-add", "ms", "add", "reference add"), s.ratio(prefix+"exec-del", "ms", "del", "reference del")}
 }
 
-// parallel measures the ADDs per second of 8 workers, in turn with one worker.
+// parallel measures the ADDs per second of 8 workers, in turn with one worker, and so the floor: the null plugin followed
+// by the netlink calls of an ADD alone, on a socket of each worker's own. The floor shows how much of two processors the
+// kernel leaves to concurrent ADDs: it creates one link at a time (RTNL), and uses both processors for a single one.
 func parallel(ctx context.Context, b *bench) []Result {
 	const batch = 32
+	b.bed.installNull()
 	rates, berth := series{}, b.bed.berth
-	for range max(3, b.options.rounds/8) {
+	rate := func(of string, workers int, do func(ctx context.Context, i int)) {
+		start := time.Now()
+		c0, d0 := cpuSelf(), cpuOf(b.bed.few.PID())
+		eachOf(ctx, batch, workers, do)
+		took := time.Since(start)
+		c1, d1 := cpuSelf(), cpuOf(b.bed.few.PID())
+		fmt.Printf("%-8s %d wall %.2f self %.2f children %.2f daemon %.2f ms per ADD\n", of, workers, millis(took)/batch, (c1[0]-c0[0])/batch, (c1[1]-c0[1])/batch, (d1-d0)/batch)
+		rates.add(of+strconv.Itoa(workers), batch/time.Since(start).Seconds())
+	}
+	for range max(3, b.options.rounds/4) {
 		for _, workers := range []int{8, 1} {
 			all := berth.sandboxes(batch)
-			start := time.Now()
-			eachOf(ctx, batch, workers, func(ctx context.Context, i int) { berth.add(ctx, all[i]) })
-			rates.add(strconv.Itoa(workers), batch/time.Since(start).Seconds())
+			rate("", workers, func(ctx context.Context, i int) { berth.add(ctx, all[i]) })
 			eachOf(ctx, batch, 8, func(ctx context.Context, i int) { berth.del(ctx, all[i]) })
+
+			null, bares := b.bed.null.sandboxes(batch), b.bed.sandboxes.sandboxes(batch)
+			rate("floor ", workers, func(ctx context.Context, i int) {
+				host := b.bed.nodeNetlink()
+				defer host.Close()
+				b.bed.null.add(ctx, null[i])
+				must.OK(bare.Add(host, bareLink(bares[i], i)))
+			})
+			host := b.bed.nodeNetlink()
+			for i := range batch {
+				removeBare(host, i)
+			}
+			host.Close()
 		}
 	}
-	return []Result{rates.ratio("parallel-add", "ADD/s", "8", "1")}
+	return []Result{rates.ratio("parallel-add", "ADD/s", "8", "1"), rates.ratio("parallel-floor", "ADD/s", "floor 8", "floor 1")}
 }
 
 // eachOf calls do for 0 to n-1 with the given number of workers.
@@ -294,4 +319,24 @@ func messages() []ipv4.Message {
 		msgs[i].Buffers = [][]byte{make([]byte, 64)}
 	}
 	return msgs
+}
+
+func cpuSelf() (out [2]float64) {
+	for i, who := range []int{0, -1} {
+		var r syscall.Rusage
+		_ = syscall.Getrusage(who, &r)
+		out[i] = float64(r.Utime.Nano()+r.Stime.Nano()) / 1e6
+	}
+	return out
+}
+
+func cpuOf(pid int) float64 {
+	all, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	sum := 0.0
+	for _, f := range all {
+		b, _ := os.ReadFile(f)
+		v, _ := strconv.ParseFloat(strings.Fields(string(b) + " 0")[0], 64)
+		sum += v / 1e6
+	}
+	return sum
 }

@@ -172,18 +172,28 @@ func (b *testbed) nodeNetlink() (host *netlink.Handle) {
 
 // bareOnce creates one pod link with bare netlink calls, and returns the duration in ms.
 func (b *testbed) bareOnce(host *netlink.Handle, i int) float64 {
-	rt := b.sandboxes.sandbox()
-	link := bare.Link{
-		Netns: rt.NetNS, IfName: rt.IfName, HostIf: fmt.Sprintf("bare%d", i),
+	link := bareLink(b.sandboxes.sandbox(), i)
+	start := time.Now()
+	must.OK(bare.Add(host, link))
+	took := time.Since(start)
+	removeBare(host, i)
+	return millis(took)
+}
+
+// bareLink is the link of a sandbox without Berth.
+func bareLink(rt *libcni.RuntimeConf, i int) bare.Link {
+	return bare.Link{
+		Netns: rt.NetNS, IfName: rt.IfName, HostIf: bareName(i),
 		HostMAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}, PodMAC: net.HardwareAddr{2, 0, 0, 1, byte(i >> 8), byte(i)},
 		MTU: 9001, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 249, byte(i >> 8), byte(i)})},
 		Table: 4711, // no rule refers to it
 	}
-	start := time.Now()
-	must.OK(bare.Add(host, link))
-	took := time.Since(start)
-	must.OK(host.LinkDel(must.Get(host.LinkByName(link.HostIf))))
-	return millis(took)
+}
+
+func bareName(i int) string { return fmt.Sprintf("bare%d", i) }
+
+func removeBare(host *netlink.Handle, i int) {
+	must.OK(host.LinkDel(must.Get(host.LinkByName(bareName(i)))))
 }
 
 // runtime calls a network's plugins on one node as a container runtime does.
