@@ -9,11 +9,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/net/ipv4"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -76,19 +74,16 @@ func execResults(s series, prefix string) []Result {
 }
 
 // parallel measures the ADDs per second of 8 workers, in turn with one worker, and so the floor: the null plugin followed
-// by the netlink calls of an ADD alone, on a socket of each worker's own. The floor shows how much of two processors the
-// kernel leaves to concurrent ADDs: it creates one link at a time (RTNL), and uses both processors for a single one.
+// by the netlink calls of an ADD alone, on a socket of each worker's own and in a namespace that no daemon watches. The
+// floor shows how much of the processors concurrent ADDs can use: the kernel creates one link at a time (RTNL), and a
+// single ADD keeps more than one processor busy, as processes start on another one.
 func parallel(ctx context.Context, b *bench) []Result {
 	const batch = 32
 	b.bed.installNull()
 	rates, berth := series{}, b.bed.berth
 	rate := func(of string, workers int, do func(ctx context.Context, i int)) {
 		start := time.Now()
-		c0, d0 := cpuSelf(), cpuOf(b.bed.few.PID())
 		eachOf(ctx, batch, workers, do)
-		took := time.Since(start)
-		c1, d1 := cpuSelf(), cpuOf(b.bed.few.PID())
-		fmt.Printf("%-8s %d wall %.2f self %.2f children %.2f daemon %.2f ms per ADD\n", of, workers, millis(took)/batch, (c1[0]-c0[0])/batch, (c1[1]-c0[1])/batch, (d1-d0)/batch)
 		rates.add(of+strconv.Itoa(workers), batch/time.Since(start).Seconds())
 	}
 	for range max(3, b.options.rounds/4) {
@@ -99,12 +94,12 @@ func parallel(ctx context.Context, b *bench) []Result {
 
 			null, bares := b.bed.null.sandboxes(batch), b.bed.sandboxes.sandboxes(batch)
 			rate("floor ", workers, func(ctx context.Context, i int) {
-				host := b.bed.nodeNetlink()
+				host := netlinkIn(ns.Path(b.bed.refNetns))
 				defer host.Close()
 				b.bed.null.add(ctx, null[i])
 				must.OK(bare.Add(host, bareLink(bares[i], i)))
 			})
-			host := b.bed.nodeNetlink()
+			host := netlinkIn(ns.Path(b.bed.refNetns))
 			for i := range batch {
 				removeBare(host, i)
 			}
@@ -221,19 +216,12 @@ func (b *testbed) linkOnce(ctx context.Context, n *datapath.Node, i int, set ipf
 }
 
 // defaultMAC returns the MAC address of the link with a namespace's default route.
-func defaultMAC(netns string) (mac net.HardwareAddr, err error) {
-	err = ns.Do(netns, func() error {
-		routes, err := netlink.RouteGet(net.IPv4(198, 51, 100, 1))
-		if err != nil || len(routes) == 0 {
-			return fmt.Errorf("find the default route of %s: %w", netns, err)
-		}
-		link, err := netlink.LinkByIndex(routes[0].LinkIndex)
-		if err == nil {
-			mac = link.Attrs().HardwareAddr
-		}
-		return err
-	})
-	return mac, err
+func defaultMAC(netns string) (net.HardwareAddr, error) {
+	link, err := defaultLink(netns)
+	if err != nil {
+		return nil, err
+	}
+	return link.Attrs().HardwareAddr, nil
 }
 
 // manyPods compares a node with 10 pods with one with 250, then 500.
@@ -319,24 +307,4 @@ func messages() []ipv4.Message {
 		msgs[i].Buffers = [][]byte{make([]byte, 64)}
 	}
 	return msgs
-}
-
-func cpuSelf() (out [2]float64) {
-	for i, who := range []int{0, -1} {
-		var r syscall.Rusage
-		_ = syscall.Getrusage(who, &r)
-		out[i] = float64(r.Utime.Nano()+r.Stime.Nano()) / 1e6
-	}
-	return out
-}
-
-func cpuOf(pid int) float64 {
-	all, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-	sum := 0.0
-	for _, f := range all {
-		b, _ := os.ReadFile(f)
-		v, _ := strconv.ParseFloat(strings.Fields(string(b) + " 0")[0], 64)
-		sum += v / 1e6
-	}
-	return sum
 }

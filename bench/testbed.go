@@ -162,8 +162,10 @@ func (b *testbed) benchPod(ctx context.Context, namespace, name string, annotati
 }
 
 // nodeNetlink opens netlink in the node's namespace.
-func (b *testbed) nodeNetlink() (host *netlink.Handle) {
-	must.OK(ns.Do(b.few.Netns, func() (err error) {
+func (b *testbed) nodeNetlink() *netlink.Handle { return netlinkIn(b.few.Netns) }
+
+func netlinkIn(netns string) (host *netlink.Handle) {
+	must.OK(ns.Do(netns, func() (err error) {
 		host, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	}))
