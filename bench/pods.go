@@ -21,7 +21,7 @@ const fullPods, fewPods = 1000, 10
 // raisePrefixes starts a lab in node mode with two nodes whose ENIs have prefixes.
 func (b *testbed) raisePrefixes(ctx context.Context) {
 	say("starting a lab with two %s nodes with prefixes", nodeType)
-	b.start(ctx, lab.Options{Spec: unlimited(2), NoDaemons: true, DaemonArgs: []string{
+	b.start(ctx, lab.Options{Spec: roomy(2), NoDaemons: true, DaemonArgs: []string{
 		"--cooling-period=1s", "--enable-prefix-delegation", "--warm-prefix-target=1", fmt.Sprintf("--minimum-ip-target=%d", fullPods+200), "--repair-interval=1h",
 	}})
 	nodes := b.lab.Nodes()
@@ -47,7 +47,7 @@ func thousandPods(ctx context.Context, b *bench) []Result {
 	manyOnes := bed.fillKeys(ctx, many, 100)
 	whole := series{}
 	bed.wholeNode(ctx, bed.many, whole, "of few ", 100, b.options.rounds/4)
-	manyOnes = append(manyOnes, bed.fillKeys(ctx, many, fullPods-100)...)
+	manyOnes = append(manyOnes, bed.fillKeys(ctx, many, fullPods-len(manyOnes))...)
 	bed.wholeNode(ctx, bed.many, whole, "", fullPods, b.options.rounds/4)
 	s := rounds(b.options.rounds, func(i int, note note) {
 		for _, of := range []struct {

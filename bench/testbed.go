@@ -66,14 +66,19 @@ func unlimited(nodes int) *spec.Spec {
 	return &s
 }
 
+// roomy is unlimited with subnets that have room for two full nodes each.
+func roomy(nodes int) *spec.Spec {
+	s := unlimited(nodes)
+	for i := range s.VPCs[0].Subnets {
+		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
+	}
+	return s
+}
+
 // raiseNodeMode starts a lab in node mode with three nodes.
 func (b *testbed) raiseNodeMode(ctx context.Context) {
 	say("starting a lab with three %s nodes", nodeType)
-	s := unlimited(3)
-	for i := range s.VPCs[0].Subnets { // with room for two full nodes each
-		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
-	}
-	b.start(ctx, lab.Options{Spec: s, NoDaemons: true, DaemonArgs: []string{"--cooling-period=1s"}})
+	b.start(ctx, lab.Options{Spec: roomy(3), NoDaemons: true, DaemonArgs: []string{"--cooling-period=1s"}})
 	nodes := b.lab.Nodes()
 	b.idle, b.few, b.many = nodes[0], nodes[1], nodes[2]
 	for _, n := range nodes {
