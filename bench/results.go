@@ -39,6 +39,16 @@ var budgets = []budget{
 	{"exec-add-floor", 1.25, false, "the null plugin, plus the netlink calls alone"},
 	{"exec-del", 0.5, false, "ptp + host-local"},
 	{"add-500-pods", 1.2, false, "10 pods"},
+	{"add-1000-pods", 1.2, false, "10 pods"},
+	{"del-1000-pods", 1.2, false, "10 pods"},
+	{"check-1000-pods", 1.2, false, "10 pods"},
+	{"scrape-1000-pods", 1.2, false, hundredPods},
+	{"document-1000-pods", 1.2, false, hundredPods},
+	{"repair-1000-pods", 1.2, false, hundredPods},
+	{"daemon-1000-pods", 100, false, ""},
+	{"pod-throughput", 0.97, true, theNode},
+	{"pod-latency-udp-p99", 1.1, false, theNode},
+	{"pod-latency-tcp-p99", 1.1, false, theNode},
 	{"guard-add", 1.02, false, "no pods of another network"},
 	{"parallel-add", 1.2, true, "one at a time"},
 	{"pool-daemon-add", 1.5, false, "the same netlink calls alone"},
@@ -110,8 +120,10 @@ var budgets = []budget{
 	{"ports-2000-late-bound", 1.15, false, "the minimum by the VPC's API"},
 	{"egress-throughput", 0.8, true, withoutTunnel},
 	{"egress-add", 1.6, false, "no Egress"},
+	{"egress-del", 1.5, false, "no Egress"},
 	{"branch-burst", 1.15, false, "the minimum by EC2's limits"},
 	{"branch-add", 1.5, false, "a warm address of an ENI"},
+	{"branch-del", 1.5, false, "a warm address of an ENI"},
 	{"egress-client-cpu", 1.3, false, fewerPods},
 	{"egress-other-pod-cpu", 2, false, fewerPods}, // a value so small that half of it is noise
 	{"egress-client-told", 100, false, ""},
@@ -158,6 +170,8 @@ const (
 	noPolicies = "no policies"
 
 	fewerBlocks = "1,000 blocks taken instead of 1,000,000"
+	hundredPods = "100 pods, per pod"
+	theNode     = "the nodes themselves"
 
 	fewerPods = "a tenth of the pods, clients and Egresses"
 )

@@ -65,7 +65,7 @@ func TestPodWithEgress(t *testing.T) {
 		t.Errorf("egress in /ip-manager/pod = %+v", got)
 	}
 
-	mustDel(t, r, "a")
+	mustDelAll(t, r, "a")
 	n.tunnels.want(t)
 	if len(n.tunnels.reported) != 0 {
 		t.Errorf("reported to the operator: %v, want nothing", n.tunnels.reported)
@@ -256,8 +256,8 @@ func TestEgressIsRepaired(t *testing.T) {
 	cleared := n.tunnels.count("Clear")
 	n.tunnels.lose()
 	waitFor(t, func() bool { n.clock.Advance(time.Second); return n.tunnels.count("Apply") > applied })
-	mustDel(t, r, "a")
-	mustDel(t, r, "b")
+	mustDelAll(t, r, "a")
+	mustDelAll(t, r, "b")
 	if a, c := n.tunnels.count("Apply")-applied, n.tunnels.count("Clear")-cleared; a != 1 || c != 0 {
 		t.Errorf("Apply was called %d times and Clear %d times, want 1 and 0", a, c)
 	}
@@ -271,10 +271,62 @@ func TestPodIsRemovedIfEgressCannotBeCleared(t *testing.T) {
 	r.egress.says("pod-a", testEgress("nat"))
 	mustAdd(t, r, "a", n.newNetns("a"))
 	n.tunnels.set("Clear", errors.New("busy"))
-	mustDel(t, r, "a")
+	mustDelAll(t, r, "a")
 	if len(r.Store.Records()) != 0 || len(n.tunnels.reported) != 0 {
 		t.Errorf("records %v, reported %v; want none", r.Store.Records(), n.tunnels.reported)
 	}
+}
+
+// mustDelAll is mustDel, and waits until the reaper has removed what lingers.
+func mustDelAll(t *testing.T, r *running, container string) {
+	t.Helper()
+	mustDel(t, r, container)
+	must(t, r.reaper.await(within(t), hostLinkName(keyFor(container)), attachment.Netns{}))
+}
+
+// DEL of a client returns before its tunnels are gone. Until then its address is withheld, and an ADD in the same
+// namespace waits. A start finishes what a stopped daemon left.
+func TestEgressIsClearedAfterTheReply(t *testing.T) {
+	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+	r := n.restart(nil)
+	r.egress.says("pod-a", testEgress("nat"))
+	mustAdd(t, r, "a", n.newNetns("a"))
+	block, entered := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	n.tunnels.onEnter("Clear", func() { once.Do(func() { close(entered) }); <-block })
+	mustDel(t, r, "a")
+	added := make(chan error, 1)
+	go func() {
+		_, err := r.client.Add(within(t), addOf("b", "/run/netns/a"))
+		added <- err
+	}()
+	<-entered
+	if rec, ok := r.Store.Get(keyFor("a")); !ok || rec.State != attachment.Releasing {
+		t.Errorf("record after the DEL: %v, exists %v; want releasing", rec.State, ok)
+	}
+	if _, ok := r.source.Holder(n.addrs[0]); !ok {
+		t.Error("the address is free before the pod's tunnels are gone")
+	}
+	select {
+	case err := <-added:
+		t.Errorf("ADD in the namespace returned before the tunnels of the previous attachment were gone: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(block)
+	must(t, <-added)
+	if _, ok := r.Store.Get(keyFor("a")); ok {
+		t.Error("the record of the removed attachment still exists")
+	}
+
+	r.egress.says("pod-c", testEgress("nat"))
+	mustAdd(t, r, "c", n.newNetns("c"))
+	mustDel(t, r, "c")
+	r.stop() // before the reaper's batch
+	r = n.restart(nil)
+	if _, ok := r.Store.Get(keyFor("c")); ok {
+		t.Error("the start did not finish the removal")
+	}
+	n.tunnels.settles(t)
 }
 
 // Running pods are updated concurrently; one that blocks or fails does not delay the others.
@@ -438,7 +490,7 @@ func TestCrashesDuringEgressChanges(t *testing.T) {
 			r.egress.says("pod-a", was)
 			mustAdd(t, r, "a", "/run/netns/a")
 			n.tunnels.settles(t, "internet/nat")
-			mustDel(t, r, "a")
+			mustDelAll(t, r, "a")
 			n.tunnels.want(t)
 		})
 	}

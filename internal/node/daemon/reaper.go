@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -13,16 +14,17 @@ import (
 )
 
 // Removing a link takes the kernel about 20 ms, and links removed together share that time. Therefore links
-// are batched and removed after the reply.
+// are batched and removed after the reply. So is the state of parts that lingers (part.Kernel).
 const (
 	reapGather  = 50 * time.Millisecond // batching delay when no call waits for a link
 	reapBatch   = 256
 	reapTimeout = 30 * time.Second
 	reapRetry   = 100 * time.Millisecond // doubles up to reapMax, with jitter
 	reapMax     = 5 * time.Second
+	reapAtOnce  = 8 // concurrent removals of parts' state
 )
 
-// reaper removes links whose attachments are already gone.
+// reaper removes links whose attachments are already gone, and finishes the removal of attachments whose parts linger.
 type reaper struct {
 	remove func(ctx context.Context, links []string) error
 	clock  clock.Clock
@@ -34,13 +36,14 @@ type reaper struct {
 	pending map[string]*reaping
 }
 
-// reaping is one link that is being removed.
+// reaping is one attachment of which something is being removed.
 type reaping struct {
-	link  string
-	netns attachment.Netns
-	since time.Time
-	done  chan struct{} // closed when the link is gone
-	err   error         // error of the last attempt
+	link   string // name of its host link
+	netns  attachment.Netns
+	since  time.Time
+	finish func(context.Context) error // removes lingering parts and the record, before the link; nil: nothing but the link is left
+	done   chan struct{}               // closed when the link is gone
+	err    error                       // error of the last attempt
 }
 
 func newReaper(remove func(context.Context, []string) error, clk clock.Clock, log *slog.Logger) *reaper {
@@ -52,13 +55,24 @@ func newReaper(remove func(context.Context, []string) error, clk clock.Clock, lo
 }
 
 // add queues a link unless it is already queued.
-func (r *reaper) add(link string, ns attachment.Netns) {
+func (r *reaper) add(link string, ns attachment.Netns) { r.addFinish(link, ns, nil) }
+
+// addFinish is add for an attachment whose removal is not complete: finish completes it, and is repeated until it
+// succeeds. The attachment's record exists until then.
+func (r *reaper) addFinish(link string, ns attachment.Netns, finish func(context.Context) error) {
 	r.mu.Lock()
 	if r.pending[link] == nil {
-		r.pending[link] = &reaping{link: link, netns: ns, since: r.clock.Now(), done: make(chan struct{})}
+		r.pending[link] = &reaping{link: link, netns: ns, since: r.clock.Now(), finish: finish, done: make(chan struct{})}
 	}
 	r.mu.Unlock()
 	r.wake.Set()
+}
+
+// has reports whether a link is queued.
+func (r *reaper) has(link string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pending[link] != nil
 }
 
 // await returns once no queued link has this name or an end in this
@@ -137,7 +151,6 @@ func (r *reaper) drain(ctx context.Context) {
 			return
 		}
 		err := r.reap(ctx, batch)
-		r.reaped(batch, err)
 		if err == nil {
 			backoff = retry.Backoff{}
 			continue
@@ -145,7 +158,7 @@ func (r *reaper) drain(ctx context.Context) {
 		now := r.clock.Now()
 		backoff.Fail(now, reapRetry, reapMax)
 		wait := backoff.Until.Sub(now)
-		r.log.Warn("removing pod links failed, will try again", "links", len(batch), "in", wait, "err", err)
+		r.log.Warn("removing pods failed, will try again", "pods", len(batch), "in", wait, "err", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -154,21 +167,45 @@ func (r *reaper) drain(ctx context.Context) {
 	}
 }
 
-func (r *reaper) reap(ctx context.Context, links []string) error {
+// reap finishes attachments, and removes the links of those for which that succeeded.
+func (r *reaper) reap(ctx context.Context, batch []reaping) error {
 	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
 	defer cancel()
-	return r.remove(ctx, links)
-}
-
-// batch returns the oldest queued links.
-func (r *reaper) batch() []string {
-	var links []string
-	for _, p := range r.list() {
-		if links = append(links, p.link); len(links) == reapBatch {
-			break
+	errs := make([]error, len(batch))
+	var each sync.WaitGroup
+	turns := make(chan struct{}, reapAtOnce)
+	for i, p := range batch {
+		if p.finish != nil {
+			turns <- struct{}{}
+			each.Go(func() {
+				defer func() { <-turns }()
+				errs[i] = p.finish(ctx)
+			})
 		}
 	}
-	return links
+	each.Wait()
+	var links, failed []string
+	for i, p := range batch {
+		if errs[i] == nil {
+			links = append(links, p.link)
+		} else {
+			failed = append(failed, p.link)
+		}
+	}
+	err := errors.Join(errs...)
+	r.reaped(failed, err)
+	if len(links) == 0 {
+		return err
+	}
+	removal := r.remove(ctx, links)
+	r.reaped(links, removal)
+	return errors.Join(err, removal)
+}
+
+// batch returns the oldest queued attachments.
+func (r *reaper) batch() []reaping {
+	list := r.list()
+	return list[:min(len(list), reapBatch)]
 }
 
 // reaped ends the waits for removed links, and stores the error of the others.

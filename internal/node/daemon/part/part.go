@@ -78,6 +78,9 @@ type Kernel interface {
 	// Remove removes everything that SetUp created, including a partial setup, even if the namespace no
 	// longer exists. It is idempotent.
 	Remove(ctx context.Context, rec attachment.Record) error
+	// Lingers reports whether the record has state of the part, and whether Remove may follow the reply to DEL:
+	// nothing outside the pod depends on it, and the record withholds what other pods may not have yet.
+	Lingers(rec attachment.Record) (has, lingers bool)
 	// Links returns the host links of attachments of which the part has state on the node. It is used for
 	// damaged records, about which nothing else may be known.
 	Links(ctx context.Context) ([]string, error)
@@ -257,6 +260,9 @@ func (None) Check(context.Context, attachment.Record) error { return nil }
 
 // Remove implements Part.
 func (None) Remove(context.Context, attachment.Record) error { return nil }
+
+// Lingers implements Part.
+func (None) Lingers(attachment.Record) (has, lingers bool) { return false, false }
 
 // Links implements Part.
 func (None) Links(context.Context) ([]string, error) { return nil, nil }

@@ -121,23 +121,21 @@ func tunnelsOf(rec attachment.Record, port uint16) (list []netip.AddrPort) {
 }
 
 // podOf returns an attachment as a pod of the Enforcer. Policies apply to the addresses of its own interface: other NICs are in
-// separate networks, which may use the same addresses. others are the node's attachments.
-func (p Part) podOf(rec attachment.Record, others []attachment.Record) networkpolicy.Pod {
+// separate networks, which may use the same addresses.
+func (p Part) podOf(rec attachment.Record) networkpolicy.Pod {
 	pod := networkpolicy.Pod{PodName: nameOf(rec.Pod), UID: rec.Pod.UID, Addrs: rec.OwnAddrs(), Tunnels: tunnelsOf(rec, p.TunnelPort), Inside: InsideOf(rec)}
 	if local := rec.Lease.NodeLocal; local.IsValid() {
 		pod.Local = append(pod.Local, local)
 	}
 	// The Pod's status has the addresses of the sandbox's first interface, by which policies select it.
-	further := slices.ContainsFunc(others, func(o attachment.Record) bool {
-		return o.Key.ContainerID == rec.Key.ContainerID && o.Key != rec.Key && cmp.Or(o.Since.Compare(rec.Since), cmp.Compare(o.Key.IfName, rec.Key.IfName)) < 0
+	further := slices.ContainsFunc(p.Store.Of(rec.Key.ContainerID), func(o attachment.Record) bool {
+		return o.Key != rec.Key && cmp.Or(o.Since.Compare(rec.Since), cmp.Compare(o.Key.IfName, rec.Key.IfName)) < 0
 	})
 	if further {
 		pod.Addrs, pod.Local = nil, append(pod.Addrs, pod.Local...)
 	}
 	return pod
 }
-
-func (p Part) podNow(rec attachment.Record) networkpolicy.Pod { return p.podOf(rec, p.Store.Records()) }
 
 // Acquire implements part.Part. It holds no address while it waits.
 func (p Part) Acquire(ctx context.Context, req attachment.Request, _ *attachment.Record) (bool, error) {
@@ -173,7 +171,7 @@ func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
 	if !has(rec.Pod) {
 		return nil
 	}
-	pod := p.podNow(rec)
+	pod := p.podOf(rec)
 	pod.Changes = rec.State == attachment.Ready
 	if done := p.Enforcer.Announce(pod); done != nil {
 		p.mu.Lock()
@@ -191,7 +189,7 @@ func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Reco
 	if !has(rec.Pod) {
 		return rec, nil
 	}
-	pod := p.podNow(rec)
+	pod := p.podOf(rec)
 	if p.Enforcer.Holds(rec.Key.String(), pod) {
 		return rec, nil
 	}
@@ -229,7 +227,7 @@ func (Part) Checks(rec attachment.Record) (checks bool, service string) { return
 
 // Check implements part.Part.
 func (p Part) Check(_ context.Context, rec attachment.Record) error {
-	if !has(rec.Pod) || p.Enforcer.Holds(rec.Key.String(), p.podNow(rec)) {
+	if !has(rec.Pod) || p.Enforcer.Holds(rec.Key.String(), p.podOf(rec)) {
 		return nil
 	}
 	return errors.New("network policies are enforced for other addresses or tunnels than the pod's")
@@ -254,7 +252,7 @@ func (p Part) TakeUp(ready []attachment.Record) {
 	for _, rec := range ready {
 		switch {
 		case has(rec.Pod):
-			pods[rec.Key.String()] = p.podOf(rec, ready)
+			pods[rec.Key.String()] = p.podOf(rec)
 		case rec.Pod.Name != "":
 			p.Log.Warn("a running pod without a UID has no network policies until it is replaced", rec.ForLog()...)
 		}
