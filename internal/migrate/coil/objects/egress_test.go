@@ -251,22 +251,41 @@ func TestEgressesOfCluster(t *testing.T) {
 	e.until("begin again", e.m.Begin)
 	partner := &v1alpha1.Egress{}
 	harness.OK(t, e.c.Get(t.Context(), client.ObjectKey{Namespace: "internet", Name: "partner"}, partner))
-	annotations := partner.Annotations
-	partner.Annotations = nil
-	harness.OK(t, e.c.Update(t.Context(), partner))
-	for name, step := range map[string]func(context.Context) ([]string, error){"begin": e.m.Begin, "finish": e.m.Finish} {
-		var err error
-		for range 100 { // past the kills
-			if _, err = step(t.Context()); err == nil || !strings.Contains(err.Error(), errKilled.Error()) {
-				break
+	refused := func(because string) {
+		t.Helper()
+		for name, step := range map[string]func(context.Context) ([]string, error){"begin": e.m.Begin, "finish": e.m.Finish} {
+			var err error
+			for range 100 { // past the kills
+				if _, err = step(t.Context()); err == nil || !strings.Contains(err.Error(), errKilled.Error()) {
+					break
+				}
+			}
+			if err == nil || !strings.Contains(err.Error(), "internet/partner") {
+				t.Errorf("%s with %s: %v, want an error that names it", name, because, err)
 			}
 		}
-		if err == nil || !strings.Contains(err.Error(), "internet/partner") {
-			t.Errorf("%s with another's Egress: %v, want an error that names it", name, err)
-		}
+	}
+	annotations := partner.Annotations
+	for because, of := range map[string]map[string]string{
+		"another's Egress": nil, "the Egress of an earlier one of Coil's": {v1alpha1.AnnotationCoilEgress: "earlier"},
+	} {
+		partner.Annotations = of
+		harness.OK(t, e.c.Update(t.Context(), partner))
+		refused(because)
 	}
 	partner.Annotations = annotations
 	harness.OK(t, e.c.Update(t.Context(), partner))
+
+	// Somebody's Service with the name is not taken over.
+	svc := &corev1.Service{}
+	harness.OK(t, e.c.Get(t.Context(), client.ObjectKey{Namespace: "internet", Name: "partner"}, svc))
+	owners := svc.OwnerReferences
+	svc.OwnerReferences = slices.Clone(owners)
+	svc.OwnerReferences[0].UID = "another"
+	harness.OK(t, e.c.Update(t.Context(), svc))
+	refused("another's Service")
+	svc.OwnerReferences = owners
+	harness.OK(t, e.c.Update(t.Context(), svc))
 	e.until("finish", e.m.Finish)
 	is("after finish", finally)
 	after := service()
