@@ -16,9 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) {
-	os.Exit(harness.Main(m, "berthd", "berth", "berthctl", "berth-operator", "berth-egress"))
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berthctl")) }
 
 // move runs the demo of a recording, with each proof as a subtest, calls proved after each, and checks that nothing is left.
 func move(ctx context.Context, t *testing.T, recording string, proved func()) error {
