@@ -46,9 +46,9 @@ func thousandPods(ctx context.Context, b *bench) []Result {
 	fewOnes := bed.fillKeys(ctx, few, fewPods)
 	manyOnes := bed.fillKeys(ctx, many, 100)
 	whole := series{}
-	bed.wholeNode(ctx, bed.many, whole, "of few ", 100, b.options.rounds/4)
+	wholeNode(ctx, bed.many, whole, "of few ", 100, b.options.rounds/4)
 	manyOnes = append(manyOnes, bed.fillKeys(ctx, many, fullPods-len(manyOnes))...)
-	bed.wholeNode(ctx, bed.many, whole, "", fullPods, b.options.rounds/4)
+	wholeNode(ctx, bed.many, whole, "", fullPods, b.options.rounds/4)
 	s := rounds(b.options.rounds, func(i int, note note) {
 		for _, of := range []struct {
 			c     *client
@@ -88,7 +88,7 @@ func (b *testbed) fillKeys(ctx context.Context, c *client, n int) []*rpc.CheckRe
 }
 
 // wholeNode measures what reads all pods of a node, per pod. A route of PodTable that leads nowhere makes the daemon repair.
-func (b *testbed) wholeNode(ctx context.Context, n *node.Node, s series, whose string, pods, times int) {
+func wholeNode(ctx context.Context, n *node.Node, s series, whose string, pods, times int) {
 	host := netlinkIn(n.Netns)
 	defer host.Close()
 	each := func(ms float64) float64 { return ms * 1000 / float64(pods) }

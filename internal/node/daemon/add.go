@@ -175,20 +175,20 @@ func (a *attachments) begin(ctx context.Context, rec attachment.Record) error {
 	if err := failpoint.Hit("daemon.add.leased"); err != nil {
 		return err
 	}
-	if err := a.awaitPorts(ctx, rec); err != nil {
+	if err := awaitPorts(ctx, a.store, a.reaper, rec); err != nil {
 		return err
 	}
 	return a.put(rec)
 }
 
 // awaitPorts waits for the reaper if it removes a NIC of an ended sandbox with a port of this attachment.
-func (a *attachments) awaitPorts(ctx context.Context, rec attachment.Record) error {
+func awaitPorts(ctx context.Context, store *attachment.Store, r *reaper, rec attachment.Record) error {
 	for _, nic := range rec.NICs {
-		holder, held := a.store.ByPort(nic.Port)
+		holder, held := store.ByPort(nic.Port)
 		if !held || holder.Key == rec.Key || holder.State != attachment.Releasing {
 			continue
 		}
-		if err := a.reaper.await(ctx, holder.HostLink, attachment.Netns{}); err != nil {
+		if err := r.await(ctx, holder.HostLink, attachment.Netns{}); err != nil {
 			return err
 		}
 	}
