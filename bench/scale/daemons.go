@@ -47,7 +47,7 @@ func newDaemons(ctx context.Context, o Order) (*daemons, context.Context) {
 }
 
 // start starts the daemon of an instance, and its first pods.
-func (d *daemons) start(ctx context.Context, instance string) (*daemon, error) {
+func (d *daemons) start(ctx context.Context, instance string) error {
 	n := &daemon{instance: instance, pods: podsAtStart, asked: time.Now(), starts: true}
 	var err error
 	n.src, err = enisource.New(enisource.Options{InstanceID: instance, Datapath: links{}, Cooling: ipam.DefaultCooling, Store: n}, eni.Config{
@@ -57,7 +57,7 @@ func (d *daemons) start(ctx context.Context, instance string) (*daemon, error) {
 		Cloud:  pace.Cloud(d.ec2, pace.Options{Peers: true, Observer: d.ec2}),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start the daemon of %s: %w", instance, err)
+		return fmt.Errorf("start the daemon of %s: %w", instance, err)
 	}
 	ctx, n.stop = context.WithCancel(ctx)
 	d.list = append(d.list, n)
@@ -65,7 +65,7 @@ func (d *daemons) start(ctx context.Context, instance string) (*daemon, error) {
 	for range podsAtStart {
 		d.acquire(ctx, n)
 	}
-	return n, nil
+	return nil
 }
 
 // acquire has a pod ask for an address.
@@ -241,7 +241,7 @@ func runNodeStart(ctx context.Context, o Order) (Outcome, error) {
 
 func (d *daemons) startAll(ctx context.Context) error {
 	for _, id := range d.ec2.instances {
-		if _, err := d.start(ctx, id); err != nil {
+		if err := d.start(ctx, id); err != nil {
 			return err
 		}
 	}
@@ -322,8 +322,7 @@ func (d *daemons) replace(ctx context.Context, at int) error {
 	id := fmt.Sprintf("i-%017x", len(d.ec2.instances))
 	d.ec2.instances = append(d.ec2.instances, id)
 	d.ec2.State.AddInstance(id, instanceType, primaries)
-	_, err := d.start(ctx, id)
-	return err
+	return d.start(ctx, id)
 }
 
 // Churn of an hour.

@@ -288,7 +288,7 @@ func newNodeNetwork(name, instance string, enis []cloud.ENI, waits bool) *v1alph
 	published := metav1.Now()
 	o.ManagedFields = []metav1.ManagedFieldsEntry{{
 		Manager: v1alpha1.OwnerOperator, Operation: metav1.ManagedFieldsOperationApply, APIVersion: v1alpha1.GroupVersion.String(), Time: &published,
-		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:ipam":{"f:available":{}}}}`)},
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:ipam":{"f:available":{}}}}`),
 	}}
 	is := &o.Status
 	is.IPAM = v1alpha1.IPAMStatus{Used: map[string]v1alpha1.UsedAddress{}, InstanceID: instance}

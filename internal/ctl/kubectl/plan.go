@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -172,31 +173,39 @@ func clusterOf(o objects, pods []corev1.Pod, settings planner.Settings, subnets 
 	if len(c.Nodes) == 0 {
 		return c, errNothingToPlan
 	}
-	for _, id := range c.Settings.ENI.SubnetIDs {
-		if err := blockKnown(id, subnets[id]); err != nil {
-			return c, fmt.Errorf("subnets of the settings: %w", err)
-		}
-		used[id] = true
+	if err := useConfigured(used, c.Settings.ENI, subnets); err != nil {
+		return c, err
 	}
-	if tags := c.Settings.ENI.SubnetTags; len(tags) > 0 {
-		for id, s := range subnets {
-			if !s.HasTags(tags) {
-				continue
-			}
-			if err := blockKnown(id, s); err != nil {
-				return c, fmt.Errorf("subnets with the tags of the settings: %w", err)
-			}
-			used[id] = true
+	for _, id := range slices.Sorted(maps.Keys(used)) {
+		if used[id] {
+			c.Subnets = append(c.Subnets, subnets[id])
 		}
-	}
-	for id, yes := range used {
-		if !yes {
-			continue
-		}
-		c.Subnets = append(c.Subnets, subnets[id])
 	}
 	countPods(&c, pods)
 	return c, nil
+}
+
+// useConfigured marks the subnets that the settings select by IDs or tags. It fails if the block of one is not known.
+func useConfigured(used map[string]bool, settings v1alpha1.ENISpec, subnets map[string]planner.Subnet) error {
+	for _, id := range settings.SubnetIDs {
+		if err := blockKnown(id, subnets[id]); err != nil {
+			return fmt.Errorf("subnets of the settings: %w", err)
+		}
+		used[id] = true
+	}
+	if len(settings.SubnetTags) == 0 {
+		return nil
+	}
+	for id, s := range subnets {
+		if !s.HasTags(settings.SubnetTags) {
+			continue
+		}
+		if err := blockKnown(id, s); err != nil {
+			return fmt.Errorf("subnets with the tags of the settings: %w", err)
+		}
+		used[id] = true
+	}
+	return nil
 }
 
 // plannable reports what is not known of a node: its type, its subnet, or the subnet's block.

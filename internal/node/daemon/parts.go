@@ -34,15 +34,15 @@ func (ps parts) setUp(ctx context.Context, rec attachment.Record) (_ attachment.
 
 // linger reports whether a record has state of parts, all of which may be removed after the reply to DEL.
 func (ps parts) linger(rec attachment.Record) bool {
-	any := false
+	found := false
 	for _, p := range ps {
 		has, lingers := p.Lingers(rec)
 		if has && !lingers {
 			return false
 		}
-		any = any || has
+		found = found || has
 	}
-	return any
+	return found
 }
 
 // outlive reports whether a record has state of a part that a reboot may leave on the node.
