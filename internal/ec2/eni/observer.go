@@ -45,6 +45,9 @@ func (o *observer) observe(ctx context.Context) {
 	if err != nil {
 		o.failed(err)
 	}
+	if repairs && cloud.ClassOf(err) == cloud.Throttled {
+		o.retries.forget(activityObserve) // nothing waits for it
+	}
 }
 
 // repaired adapts the time of the next listing for repair after one that started at start. Nothing waits for it, so one
@@ -164,7 +167,7 @@ func (o *observer) nextRepair(listed Part) time.Time {
 	case !o.cfg.process.lists:
 		return time.Time{}
 	case listed == Whole:
-		return now.Add(o.cfg.jitter(o.retries.stretch.of(o.cfg.ListingInterval)))
+		return now.Add(o.retries.stretch.after(o.cfg.ListingInterval, o.cfg.jitter))
 	default:
 		return now
 	}

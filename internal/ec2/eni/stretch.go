@@ -18,6 +18,11 @@ type stretch struct{ more float64 }
 // of returns an interval with the factor.
 func (s *stretch) of(d time.Duration) time.Duration { return time.Duration(float64(d) * (1 + s.more)) }
 
+// after returns an interval with the factor and a jitter, at most stretchLimit times as long.
+func (s *stretch) after(d time.Duration, jitter func(time.Duration) time.Duration) time.Duration {
+	return min(jitter(s.of(d)), time.Duration(stretchLimit*float64(d)))
+}
+
 // took adapts the factor to how long the calls took that an interval ended with.
 func (s *stretch) took(d time.Duration) {
 	by := stretchLess

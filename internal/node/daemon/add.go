@@ -188,8 +188,11 @@ func awaitPorts(ctx context.Context, store *attachment.Store, r *reaper, rec att
 		if !held || holder.Key == rec.Key || holder.State != attachment.Releasing {
 			continue
 		}
-		if err := r.await(ctx, holder.HostLink, attachment.Netns{}); err != nil {
-			return err
+		soon, cancel := context.WithTimeout(ctx, kernelTimeout)
+		err := r.await(soon, holder.HostLink, attachment.Netns{})
+		cancel()
+		if err != nil {
+			return fmt.Errorf("port %s is not unplugged yet from container %s: %w", nic.Port, holder.Key.ContainerID, err)
 		}
 	}
 	return nil

@@ -125,7 +125,12 @@ func (a *attachments) finish(ctx context.Context, rec attachment.Record) error {
 	if _, ok := a.store.Get(rec.Key); !ok {
 		return nil
 	}
-	if err := a.parts.remove(ctx, rec); err != nil {
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	if err := a.parts.remove(kctx, rec); err != nil {
+		return err
+	}
+	if err := kctx.Err(); err != nil { // parts may have ended early
 		return err
 	}
 	if err := failpoint.Hit("daemon.del.detached"); err != nil {

@@ -134,7 +134,7 @@ var (
 	famOnNode    = metric.New("berth_addresses_on_node", "gauge", "Pod addresses that other software added to a link of the node, by holder: pod (a running pod, which is unreachable) or nobody (withheld from pods).", "held_by")
 	famByOthers  = metric.New("berth_addresses_held_by_others", "gauge", "Addresses of this node's ENIs or blocks that other software on the node uses and Berth therefore does not assign, by software: amazon-vpc-cni, coil, cilium, calico or other-software.", "by")
 	famWaiting   = metric.New("berth_waiting_adds", "gauge", "ADDs that are waiting for an address.")
-	famReap      = metric.New("berth_reap_pending", "gauge", "Links of released pods that are not removed yet.")
+	famReap      = metric.New("berth_reap_pending", "gauge", "Released pods of which links or other parts are not removed yet.")
 	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, 0 otherwise.", "type")
 	famRepairs   = metric.New("berth_repairs_total", "counter", "Pieces of kernel state that other software changed and berthd restored.")
 

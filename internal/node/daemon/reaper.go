@@ -3,7 +3,9 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -87,9 +89,20 @@ func (r *reaper) await(ctx context.Context, link string, ns attachment.Netns) er
 		select {
 		case <-p.done:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return errors.Join(context.Cause(ctx), r.failure(link, ns))
 		}
 	}
+}
+
+// failure returns the last error of the removal that await waits for.
+func (r *reaper) failure(link string, ns attachment.Netns) error {
+	p := r.find(link, ns)
+	if p == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return p.err
 }
 
 func (r *reaper) find(link string, ns attachment.Netns) *reaping {
@@ -99,7 +112,7 @@ func (r *reaper) find(link string, ns attachment.Netns) *reaping {
 		return p
 	}
 	for _, p := range r.pending {
-		if ns.Same(p.netns) {
+		if ns.Same(p.netns) && (p.finish == nil || ns.Path == p.netns.Path) { // the kernel uses inode numbers again
 			return p
 		}
 	}
@@ -162,44 +175,70 @@ func (r *reaper) drain(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-r.hurry: // one of them may succeed that did not fail
 		case <-r.clock.After(wait):
 		}
 	}
 }
 
-// reap finishes attachments, and removes the links of those for which that succeeded.
+// reap removes the links of attachments that need nothing else, finishes the others, and removes the links of those for which
+// that succeeded.
 func (r *reaper) reap(ctx context.Context, batch []reaping) error {
 	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
 	defer cancel()
-	errs := make([]error, len(batch))
-	var each sync.WaitGroup
-	turns := make(chan struct{}, reapAtOnce)
-	for i, p := range batch {
-		if p.finish != nil {
-			turns <- struct{}{}
-			each.Go(func() {
-				defer func() { <-turns }()
-				errs[i] = p.finish(ctx)
-			})
+	var plain []string
+	var rest []reaping
+	for _, p := range batch {
+		if p.finish == nil {
+			plain = append(plain, p.link)
+		} else {
+			rest = append(rest, p)
 		}
 	}
+	err := r.removeLinks(ctx, plain)
+	errs := make([]error, len(rest))
+	var each sync.WaitGroup
+	turns := make(chan struct{}, reapAtOnce)
+	for i, p := range rest {
+		turns <- struct{}{}
+		each.Go(func() {
+			defer func() { <-turns }()
+			errs[i] = finished(ctx, p)
+		})
+	}
 	each.Wait()
-	var links, failed []string
-	for i, p := range batch {
+	var links []string
+	for i, p := range rest {
 		if errs[i] == nil {
 			links = append(links, p.link)
 		} else {
-			failed = append(failed, p.link)
+			r.reaped([]string{p.link}, errs[i])
 		}
 	}
-	err := errors.Join(errs...)
-	r.reaped(failed, err)
-	if len(links) == 0 {
+	return errors.Join(err, errors.Join(errs...), r.removeLinks(ctx, links))
+}
+
+// finished finishes an attachment, and returns a panic as an error.
+func finished(ctx context.Context, p reaping) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("finish the removal of %s: panic: %v\n%s", p.link, v, debug.Stack())
+		}
+	}()
+	if err := ctx.Err(); err != nil {
 		return err
 	}
-	removal := r.remove(ctx, links)
-	r.reaped(links, removal)
-	return errors.Join(err, removal)
+	return p.finish(ctx)
+}
+
+// removeLinks removes links, of which there may be none.
+func (r *reaper) removeLinks(ctx context.Context, links []string) error {
+	if len(links) == 0 {
+		return nil
+	}
+	err := r.remove(ctx, links)
+	r.reaped(links, err)
+	return err
 }
 
 // batch returns the oldest queued attachments.

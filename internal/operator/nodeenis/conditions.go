@@ -49,6 +49,7 @@ const instanceGone = "EC2 has no such instance, or it is terminated: is spec.ins
 // outlook is everything that conditions depend on.
 type outlook struct {
 	refused  refusal
+	asking   bool      // refused, until EC2's first reply about the instance
 	specErr  error     // the spec is invalid
 	held     time.Time // until when the fleet does not manage the node; zero if it does
 	writeErr error     // the API server rejected a write
@@ -60,7 +61,7 @@ type outlook struct {
 
 // conditions returns the node's conditions as of now. If the status of one has not changed, it keeps its time.
 func (s *state) conditions(now time.Time) []metav1.Condition {
-	look := outlook{refused: s.eligibility.refused, specErr: s.config.err, held: s.eligibility.heldUntil, itype: s.obj.Spec.InstanceType, status: s.fleet.status, missing: s.obj.Status.IPAM.MissingLinks}
+	look := outlook{refused: s.eligibility.refused, asking: s.eligibility.asking(), specErr: s.config.err, held: s.eligibility.heldUntil, itype: s.obj.Spec.InstanceType, status: s.fleet.status, missing: s.obj.Status.IPAM.MissingLinks}
 	if refused(s.writes.retry.err) {
 		look.writeErr = s.writes.retry.err
 	}
@@ -68,8 +69,9 @@ func (s *state) conditions(now time.Time) []metav1.Condition {
 		look.free = s.counter().free()
 	}
 	list := look.conditions()
+	s.fleet.inherited = s.fleet.inherited && look.unknown()
 	kept := 0 // conditions of EC2 that the previous leader's state still describes
-	if s.fleet.inherited && look.unknown() {
+	if s.fleet.inherited {
 		kept = len(list)
 	}
 	if s.settings != nil {
@@ -94,7 +96,7 @@ func (s *state) conditions(now time.Time) []metav1.Condition {
 // one reported: a listing of a large cluster takes minutes, and the pods are not affected.
 func (l outlook) unknown() bool {
 	s := &l.status
-	return !s.Confirmed && s.LastError == "" && !s.Vanished && l.refused == (refusal{}) && l.specErr == nil && l.held.IsZero() && l.writeErr == nil
+	return !s.Confirmed && s.LastError == "" && !s.Vanished && (l.refused == (refusal{}) || l.asking) && l.specErr == nil && l.held.IsZero() && l.writeErr == nil
 }
 
 // refused reports whether the API server rejected a write, so that retrying is pointless until

@@ -154,6 +154,8 @@ func (s *state) next(want desiredState, of scope, now time.Time) request {
 			return writeSpec
 		case len(have.ENIs) != len(want.eni.ENIs):
 			return writeStatus
+		case !sameTrunk(have.Trunk, want.eni.Trunk): // branch pods are scheduled by it
+			return writeStatus
 		}
 	}
 	if of == urgent {
@@ -201,7 +203,7 @@ func (s *state) newsAt(want desiredState, now time.Time) (time.Time, news) {
 		pause = newsEvery
 	}
 	if pause == 0 {
-		s.writes.turns = [len(s.writes.turns)]time.Time{}
+		s.writes.expire(now)
 		return time.Time{}, routine
 	}
 	return later(s.writes.statusAt.Add(pause), s.writes.turns[routine]), routine
@@ -219,6 +221,11 @@ func sameCounts(x, y *v1alpha1.ENIStatus) bool {
 	template := x.Template == y.Template && x.Outdated == y.Outdated && equality.Semantic.DeepEqual(x.Settings, y.Settings)
 	trunk := x.Trunk == nil && y.Trunk == nil || x.Trunk != nil && y.Trunk != nil && *x.Trunk == *y.Trunk
 	return limits && template && trunk && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
+}
+
+// sameTrunk reports whether two trunks are the same for the branch interfaces that a Node has.
+func sameTrunk(x, y *v1alpha1.TrunkENI) bool {
+	return (x == nil) == (y == nil) && (x == nil || x.ID == y.ID && x.Reason == y.Reason)
 }
 
 // untimed returns a condition's message without the time of the next attempt.

@@ -87,8 +87,17 @@ func (l newsLimits) admit(w *writes, now time.Time) bool {
 		w.newsAt = *turn
 		return false
 	}
-	w.turns = [len(w.turns)]time.Time{}
+	w.expire(now)
 	return true
+}
+
+// expire forgets turns that have come. One ahead is kept for the next change: its place in the queue is taken.
+func (w *writes) expire(now time.Time) {
+	for i, t := range w.turns {
+		if !t.After(now) {
+			w.turns[i] = time.Time{}
+		}
+	}
 }
 
 // fail doubles the delay, with a jitter of up to a half.

@@ -110,7 +110,7 @@ func (o *observatory) List(ctx context.Context, instanceID string, since time.Ti
 			}
 		}
 	}
-	err := f.wait(ctx)
+	err := f.wait(context.WithoutCancel(ctx)) // the listing has a time limit of its own, which depends on its length
 	clock.Turn(o.cfg.Clock, instanceID, 0)
 	if err != nil {
 		return eni.Listing{}, err

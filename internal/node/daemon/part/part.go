@@ -19,9 +19,9 @@ import (
 )
 
 // Part is one feature of attachments. All methods may be called concurrently, except those that take a
-// record, which are only called while the lock of its container is held. A part never changes a
-// record that it was given, nor one that it returned. None has a default for every method except
-// About.
+// record: they are only called while the lock of its container is held or, for Remove and Gone of parts that linger, while
+// others wait for the end of the removal. A part never changes a record that it was given, nor one that it returned. None has
+// a default for every method except About.
 type Part interface {
 	Admission
 	Kernel
