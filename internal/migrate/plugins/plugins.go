@@ -101,9 +101,9 @@ type search struct {
 // at returns the first file at or below a path that uses the plugin, or "". A link that does not resolve counts: whether
 // its file uses the plugin is unknown, for example because only the container runtime sees the file.
 func (s search) at(path string) (found string, err error) {
-	resolved, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
+	resolved, _ := filepath.EvalSymlinks(path)
+	if resolved == "" {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			return "", nil
 		}
 		return path + ", a link that does not resolve", nil
