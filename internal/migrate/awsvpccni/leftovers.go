@@ -30,7 +30,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	if err := n.files.formerRuns(ctx); err != nil {
 		return p.Report, fmt.Errorf("%w: stop it first", err)
 	}
-	s, err := n.surveyFinished(ctx, p)
+	s, err := p.surveyFinished(ctx, n)
 	if err != nil {
 		return p.Report, err
 	}
@@ -40,7 +40,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	}
 	if taken { // ipamd may have written it after the survey, and cannot write it any more
 		p.Changed = append(p.Changed, setCheckpointAside)
-		if s, err = n.surveyFinished(ctx, p); err != nil {
+		if s, err = p.surveyFinished(ctx, n); err != nil {
 			restored, failed := n.files.restore()
 			if restored {
 				p.Changed = append(p.Changed, putCheckpointBack)
@@ -65,7 +65,7 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 }
 
 // surveyFinished surveys the node, and returns an error while pods on it are the Amazon VPC CNI's.
-func (n *Node) surveyFinished(ctx context.Context, p *progress) (survey, error) {
+func (p *progress) surveyFinished(ctx context.Context, n *Node) (survey, error) {
 	s, err := n.survey(ctx)
 	if err != nil {
 		return s, err

@@ -280,7 +280,7 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 			}
 			return err
 		}
-		if err := s.convertible(p); err != nil {
+		if err := p.convertible(s); err != nil {
 			return err
 		}
 		return n.rollback(ctx, s, p)
@@ -300,7 +300,7 @@ func (s survey) begun() (bool, error) {
 }
 
 // convertible returns an error if pods have no form of the Amazon VPC CNI, and reports them as problems.
-func (s survey) convertible(p *progress) error {
+func (p *progress) convertible(s survey) error {
 	if p.Problems = s.unconvertible(); len(p.Problems) > 0 {
 		return errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
 	}
@@ -339,7 +339,7 @@ func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
 				s, err = n.survey(ctx)
 			}
 			if err == nil {
-				err = errors.Join(s.unreadable, s.convertible(p))
+				err = errors.Join(s.unreadable, p.convertible(s))
 			}
 		}
 		if err != nil {
