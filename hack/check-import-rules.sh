@@ -100,7 +100,9 @@ internal/clock/d.go                 log/slog                            -
 
 # kubectl berth runs on laptops: neither it nor berthctl on macOS links anything of the kernel.
 kernel="$berth/internal/(kernel|node/daemon|ctl/bundle/local)|github.com/(vishvananda|google/nftables)"
-if found=$({ go list -deps ./internal/ctl/kubectl && GOOS=darwin go list -deps ./cmd/berthctl; } | grep -E "^($kernel)" | sort -u); then
+links=$(go list -deps ./internal/ctl/kubectl) || exit 1
+links+=$'\n'$(GOOS=darwin go list -deps ./cmd/berthctl) || exit 1
+if found=$(grep -E "^($kernel)" <<<"$links" | sort -u); then
 	printf 'kubectl berth links packages that need Linux; find the imports with "go list -deps -f":\n%s\n' "$found" >&2
 	exit 1
 fi

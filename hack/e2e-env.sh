@@ -32,11 +32,15 @@ print() { printf 'export %s=%q\n' "$1" "$2"; } # print VARIABLE VALUE
 } >&2
 [ -z "$release" ] || print BERTH_RELEASE "${BERTH_RELEASE:-$PWD/dist/release}"
 if [ -n "$clusters" ]; then
-	print BERTH_HELM "$(hack/tool.sh helm helm)"
+	helm=$(hack/tool.sh helm helm) # assigned first: as an argument, a failure would go unnoticed
+	print BERTH_HELM "$helm"
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$program" >&2; done
 	containerd=$(hack/tool.sh containerd containerd)
 	print BERTH_CONTAINERD2 "${containerd%/*}"
-	print BERTH_LAB_IMAGES "$(hack/lab-images.sh)"
-	print BERTH_LAB_IMAGES_AMAZON "$(hack/lab-images.sh amazon-k8s-cni amazon-k8s-cni-init)"
-	print BERTH_RELEASE_PREVIOUS "$(hack/previous-release.sh)"
+	images=$(hack/lab-images.sh)
+	print BERTH_LAB_IMAGES "$images"
+	amazon=$(hack/lab-images.sh amazon-k8s-cni amazon-k8s-cni-init)
+	print BERTH_LAB_IMAGES_AMAZON "$amazon"
+	previous=$(hack/previous-release.sh)
+	print BERTH_RELEASE_PREVIOUS "$previous"
 fi

@@ -12,8 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // Largest is the maximum size of a file, about ten times the size of the largest one in use, the
@@ -135,14 +133,6 @@ func CreateOnly(path string, data []byte, mode fs.FileMode) error {
 	}
 	if err = errors.Join(err, os.Remove(tmp)); err != nil {
 		return fmt.Errorf("create %s: %w", path, err)
-	}
-	return nil
-}
-
-// Exchange exchanges the names of two files at once. The error is fs.ErrNotExist if one of them does not exist.
-func Exchange(a, b string) error {
-	if err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE); err != nil {
-		return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
 	}
 	return nil
 }

@@ -240,15 +240,17 @@ addresses: {{ $addresses | quote }}
 
 {{/*
 The variable in which a program finds what the chart gave to it, for its condition
-SettingsAsInstalled: list ENV ARGS ALLOWED. It is the last one, so that references to
-others are replaced in it as in them.
+SettingsAsInstalled: list ENV ARGS ALLOWED. It is the last one, so that Kubernetes replaces
+$(HOST_IP) in it as in the others. Of variables with other references only the names are
+recorded: any text may take their place, which could end the JSON or be secret. Kubernetes
+replaces nothing in a ConfigMap, so its data is recorded with the dollar signs escaped.
 */}}
 {{- define "berth.installed" -}}
 {{- $env := dict }}
-{{- range index . 0 | fromYamlArray }}{{ $_ := set $env .name .value }}{{ end }}
+{{- range index . 0 | fromYamlArray }}{{ $_ := set $env .name (contains "$(" (replace "$(HOST_IP)" "" (toString .value)) | ternary nil .value) }}{{ end }}
 {{- $installed := dict "env" $env }}
 {{- with index . 1 }}{{ $_ := set $installed "args" (fromYamlArray .) }}{{ end }}
-{{- with index . 2 }}{{ $_ := set $installed "allowed" (fromYaml .) }}{{ end }}
+{{- with index . 2 }}{{ $_ := set $installed "allowed" (fromYaml (replace "$" "$$" .)) }}{{ end }}
 - name: BERTH_INSTALLED
   value: {{ toJson $installed | quote }}
 {{- end -}}

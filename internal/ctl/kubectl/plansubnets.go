@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/ec2subnets"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/planner"
 )
 
@@ -57,13 +58,57 @@ func (o objects) subnetsOfENIs(name string) nodeSubnets {
 		return out
 	}
 	if a, ok := o.answers[name]; ok && a.err == nil {
+		out.held = heldByENIs(a.doc)
 		for _, e := range a.doc.ENIs {
-			out.held[e.Subnet] += e.Capacity + 1
 			if e.Primary {
 				out.primary = e.Subnet
 			} else {
 				out.serving = append(out.serving, e.Subnet)
 			}
+		}
+	}
+	return out
+}
+
+// heldByENIs returns the number of IPv4 addresses that a node's ENIs hold, by subnet: their primary addresses, delegated
+// prefixes and other addresses. A document does not tell of a pod's address whether it is one of a prefix. If an ENI has
+// prefixes without a free address, those are taken to be where it has most addresses.
+func heldByENIs(doc introspect.Document) map[string]int {
+	prefixes, others := map[string]map[netip.Prefix]bool{}, map[string]map[netip.Addr]bool{}
+	for _, e := range doc.ENIs {
+		prefixes[e.ID], others[e.ID] = map[netip.Prefix]bool{}, map[netip.Addr]bool{}
+	}
+	add := func(a netip.Addr, of introspect.Origin, prefix netip.Prefix) {
+		if others[of.ENI] == nil || !a.Is4() {
+			return
+		}
+		if prefix.IsValid() {
+			prefixes[of.ENI][prefix] = true
+		} else {
+			others[of.ENI][a] = true
+		}
+	}
+	for _, a := range doc.Available {
+		add(a.Address, a.Origin, a.Prefix)
+	}
+	for _, a := range doc.Allocated {
+		add(a.Address, a.Origin, netip.Prefix{})
+	}
+	for _, a := range doc.Cooling {
+		add(a.Address, a.Origin, netip.Prefix{})
+	}
+	out := map[string]int{}
+	for _, e := range doc.ENIs {
+		sizes := map[netip.Prefix]int{} // addresses outside known prefixes, by what could be one
+		for a := range others[e.ID] {
+			if p, err := a.Prefix(28); err == nil && !prefixes[e.ID][p] {
+				sizes[p]++
+			}
+		}
+		each, full := slices.Sorted(maps.Values(sizes)), max(0, e.Prefixes-len(prefixes[e.ID]))
+		out[e.Subnet] += 1 + e.Prefixes*ipam.PrefixAddresses
+		for _, n := range each[:max(0, len(each)-full)] {
+			out[e.Subnet] += n
 		}
 	}
 	return out

@@ -30,16 +30,23 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	if err := n.files.formerRuns(ctx); err != nil {
 		return p.Report, fmt.Errorf("%w: stop it first", err)
 	}
-	if _, err := n.files.take(); err != nil { // ipamd cannot write it any more
-		return p.Report, err
-	}
-	s, err := n.survey(ctx)
+	s, err := p.surveyFinished(ctx, n)
 	if err != nil {
 		return p.Report, err
 	}
-	p.Pods = s.plan().Pods
-	if left := migrate.Count(p.Pods, migrate.Adopt) + migrate.Count(p.Pods, migrate.Replace); left > 0 {
-		return p.Report, fmt.Errorf("%d pods are still the Amazon VPC CNI's: apply, or delete those that must be replaced, before you finish", left)
+	taken, err := n.files.take()
+	if err != nil {
+		return p.Report, err
+	}
+	if taken { // ipamd may have written it after the survey, and cannot write it any more
+		p.Changed = append(p.Changed, setCheckpointAside)
+		if s, err = p.surveyFinished(ctx, n); err != nil {
+			restored, failed := n.files.restore()
+			if restored {
+				p.Changed = append(p.Changed, putCheckpointBack)
+			}
+			return p.Report, errors.Join(err, failed)
+		}
 	}
 	legacy := func(survey) ([]string, error) { return removeLegacyFilters(ctx) }
 	var errs []error
@@ -55,6 +62,19 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		p.Problems = append(p.Problems, err.Error())
 	}
 	return p.Report, err
+}
+
+// surveyFinished surveys the node, and returns an error while pods on it are the Amazon VPC CNI's.
+func (p *progress) surveyFinished(ctx context.Context, n *Node) (survey, error) {
+	s, err := n.survey(ctx)
+	if err != nil {
+		return s, err
+	}
+	p.Pods = s.plan().Pods
+	if left := migrate.Count(p.Pods, migrate.Adopt) + migrate.Count(p.Pods, migrate.Replace); left > 0 {
+		return s, fmt.Errorf("%d pods are still the Amazon VPC CNI's: apply, or delete those that must be replaced, before you finish", left)
+	}
+	return s, nil
 }
 
 // module is the Go module of the Amazon VPC CNI, and programs are what it installs beside the reference plugins, which other

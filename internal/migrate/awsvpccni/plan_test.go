@@ -1,6 +1,8 @@
 package awsvpccni
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -223,6 +225,66 @@ func TestFenceOutlastsFinish(t *testing.T) {
 	}
 	unfence(true)
 	unfence(false)
+}
+
+// surveyed is the metadata service of a node on which something happens when it is surveyed.
+type surveyed func() error
+
+func (s surveyed) Identity(context.Context) (cloud.Identity, error) {
+	return cloud.Identity{InstanceID: "i-1"}, s()
+}
+
+func (surveyed) AttachedENIs(context.Context) ([]cloud.AttachedENI, error) { return nil, nil }
+
+// checkpointed is a node with ipamd's checkpoint.
+func checkpointed(t *testing.T, happens func(n *Node, survey int) error) *Node {
+	surveys := 0
+	var n *Node
+	n, err := New(Options{NetnsDirs: []string{t.TempDir()}, Proc: t.TempDir(), CNICache: t.TempDir(), Metadata: surveyed(func() error {
+		surveys++
+		return happens(n, surveys)
+	})})
+	check.OK(t, err)
+	t.Cleanup(func() { check.OK(t, n.Close()) })
+	n.o.Config.StateDir = t.TempDir()
+	n.files = files{run: t.TempDir(), conf: t.TempDir()}
+	check.OK(t, os.WriteFile(n.files.checkpoint(), []byte(emptyCheckpoint), 0o644))
+	return n
+}
+
+const emptyCheckpoint = `{"version":"vpc-cni-ipam/1","allocations":[]}`
+
+// A refused finish leaves ipamd's checkpoint where it was, and reports it if that was changed meanwhile.
+func TestRefusedFinish(t *testing.T) {
+	for at, changed := range map[int][]string{1: nil, 2: {setCheckpointAside, putCheckpointBack}} {
+		refusal := errors.New("refused")
+		n := checkpointed(t, func(_ *Node, survey int) error {
+			if survey == at {
+				return refusal
+			}
+			return nil
+		})
+		r, err := n.Finish(t.Context())
+		if !errors.Is(err, refusal) || !slices.Equal(r.Changed, changed) {
+			t.Errorf("refused at survey %d: changed %q, %v, want %q and the refusal", at, r.Changed, err, changed)
+		}
+		data, err := os.ReadFile(n.files.checkpoint())
+		if _, aside := os.Lstat(n.files.aside()); err != nil || string(data) != emptyCheckpoint || aside == nil {
+			t.Errorf("refused at survey %d: checkpoint = %s, %v, set aside: %v", at, data, err, aside == nil)
+		}
+	}
+}
+
+// A rollback that sets a checkpoint aside looks at it, as ipamd may have written it after the survey.
+func TestRollbackSurveysAgain(t *testing.T) {
+	n := checkpointed(t, func(n *Node, _ int) error { return os.WriteFile(n.files.aside(), []byte("{"), 0o644) })
+	p := &progress{}
+	if err := n.rollback(t.Context(), survey{}, p); err == nil || !slices.Equal(p.Changed, []string{setCheckpointAside}) {
+		t.Errorf("rollback() = %v, changed %q, want an error about the checkpoint, which is aside", err, p.Changed)
+	}
+	if data, err := os.ReadFile(n.files.aside()); err != nil || string(data) != "{" {
+		t.Errorf("checkpoint aside = %s, %v, want it unchanged", data, err)
+	}
 }
 
 // Rules of the Amazon VPC CNI are told from those of others, which stay.

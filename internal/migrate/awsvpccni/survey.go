@@ -3,6 +3,7 @@
 //	survey.go      what is on the node, as values
 //	plan.go        each pod's fate and the obstacles: a function of the survey
 //	system.go      migrate.System: the steps, in an order that a kill cannot break
+//	verify.go      migrate.System.Verify: what is wrong with the node
 //	checkpoint.go  ipamd's checkpoint, aside while pods are Berth's
 //	links.go       links, rules and routes of the node
 //	leftovers.go   what the Amazon VPC CNI leaves on a node

@@ -79,21 +79,8 @@ func (f Folders) user(plugin string) (string, error) {
 		if in.folder == "" {
 			continue
 		}
-		var found string
-		err := filepath.WalkDir(in.folder, func(path string, e fs.DirEntry, err error) error {
-			if err != nil || !e.Type().IsRegular() || !slices.ContainsFunc(in.suffixes, func(s string) bool { return strings.HasSuffix(path, s) }) {
-				return err
-			}
-			data, err := statefile.Read(path)
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
-			if err == nil && in.uses(data, plugin) {
-				found, err = path, filepath.SkipAll
-			}
-			return err
-		})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		found, err := search{in.uses, plugin, in.suffixes, map[string]bool{}}.at(in.folder)
+		if err != nil {
 			return "", fmt.Errorf("look for configurations that use %s: %w", plugin, err)
 		}
 		if found != "" {
@@ -101,6 +88,62 @@ func (f Folders) user(plugin string) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// search looks for files that use a plugin. It follows links, as libcni does.
+type search struct {
+	uses     func(data []byte, plugin string) bool
+	plugin   string
+	suffixes []string        // of files
+	seen     map[string]bool // folders, which links may lead to repeatedly
+}
+
+// at returns the first file at or below a path that uses the plugin, or "". A link that does not resolve counts: whether
+// its file uses the plugin is unknown, for example because only the container runtime sees the file.
+func (s search) at(path string) (found string, err error) {
+	resolved, _ := filepath.EvalSymlinks(path)
+	if resolved == "" {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			return "", nil
+		}
+		return path + ", a link that does not resolve", nil
+	}
+	info, err := os.Stat(resolved)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
+	case err != nil:
+		return "", err
+	case info.IsDir():
+		return s.below(path, resolved)
+	case !info.Mode().IsRegular() || !slices.ContainsFunc(s.suffixes, func(suffix string) bool { return strings.HasSuffix(path, suffix) }):
+		return "", nil
+	}
+	data, err := statefile.Read(resolved)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err == nil && s.uses(data, s.plugin) {
+		found = path
+	}
+	return found, err
+}
+
+func (s search) below(folder, resolved string) (found string, err error) {
+	if s.seen[resolved] {
+		return "", nil
+	}
+	s.seen[resolved] = true
+	entries, err := os.ReadDir(resolved)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	for _, e := range entries {
+		if found, err := s.at(filepath.Join(folder, e.Name())); err != nil || found != "" {
+			return found, err
+		}
+	}
+	return "", err
 }
 
 // uses reports whether a configuration names a plugin as a type, at any depth: Multus has delegates. A configuration that is not
@@ -138,5 +181,8 @@ func usedBefore(data []byte, plugin string) bool {
 	return json.Unmarshal(data, &result) == nil && uses(result.Config, plugin)
 }
 
-// EndsByResult reports whether the container runtime at a CRI socket ends pods with the configuration of their results.
-func EndsByResult(socket string) bool { return strings.Contains(filepath.Base(socket), "crio") }
+// EndsByResult reports whether the container runtime at a CRI socket may end pods with the configuration of their results.
+// An empty socket is an unknown runtime.
+func EndsByResult(socket string) bool {
+	return socket == "" || strings.Contains(filepath.Base(socket), "crio")
+}

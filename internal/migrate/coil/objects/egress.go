@@ -156,13 +156,17 @@ func (c egresses) foreign(ctx context.Context, e *v1alpha1.Egress) (why string, 
 	if has != nil && coilsOf(has) != coilsOf(e) {
 		return fmt.Sprintf("Egress %s/%s of Berth exists, and was not made for Coil's", e.Namespace, e.Name), nil
 	}
-	for kind, path := range map[string]string{"Deployment": deploymentPath(e), "Service": "/api/v1/namespaces/" + e.Namespace + "/services/" + e.Name} {
-		o, err := c.get(ctx, path)
+	for _, of := range []struct{ kind, path string }{
+		{"Deployment", deploymentPath(e)},
+		{"PodDisruptionBudget", "/apis/policy/v1/namespaces/" + e.Namespace + "/poddisruptionbudgets/" + e.Name},
+		{"Service", "/api/v1/namespaces/" + e.Namespace + "/services/" + e.Name},
+	} {
+		o, err := c.get(ctx, of.path)
 		if err != nil {
 			return "", err
 		}
 		if o != nil && !membership.IsCoils(o, coilsOf(e)) && (has == nil || !metav1.IsControlledBy(o, has)) {
-			return fmt.Sprintf("%s %s/%s exists, and belongs neither to Coil's Egress nor to Berth's", kind, e.Namespace, e.Name), nil
+			return fmt.Sprintf("%s %s/%s exists, and belongs neither to Coil's Egress nor to Berth's", of.kind, e.Namespace, e.Name), nil
 		}
 	}
 	return "", nil
@@ -237,14 +241,23 @@ func (c *Cluster) await(ctx context.Context, path string, such func(*object) boo
 	return errors.New("Kubernetes has not deleted it within a minute; repeat the command")
 }
 
-// back removes Berth's Egresses that importAll made. Coil's controller, once it runs, makes its Deployments
+// back removes Berth's Egresses that importAll made. Anybody who may write an Egress may annotate it as such, so only those
+// count that stand beside the Egress of Coil that they name. Coil's controller, once it runs, makes its Deployments
 // again, which adopt the pods that they had.
 func (c egresses) back(ctx context.Context) (changed []string, err error) {
 	list, err := c.list(ctx, berthAPI+"egresses")
 	if err != nil {
 		return nil, err
 	}
-	list = slices.DeleteFunc(list, func(e object) bool { return coilsOf(&e) == "" })
+	has, err := c.list(ctx, coilAPI+"egresses")
+	if err != nil {
+		return nil, err
+	}
+	list = slices.DeleteFunc(list, func(e object) bool {
+		return !slices.ContainsFunc(has, func(coils object) bool {
+			return coils.UID == coilsOf(&e) && coils.Namespace == e.Namespace && coils.Name == e.Name
+		})
+	})
 	for _, e := range list {
 		name := e.Namespace + "/" + e.Name
 		if err := c.delete(ctx, berthPath(&e), &e); err != nil {

@@ -245,7 +245,10 @@ func TestEgressesOfCluster(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "egress", Image: "berth"}}},
 	}}
 	harness.OK(t, e.c.Create(t.Context(), d))
+	stranger := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "stranger", Annotations: b.Annotations}, Spec: b.Spec}
+	harness.OK(t, e.c.Create(t.Context(), stranger))
 	e.until("back", e.m.Back)
+	harness.OK(t, e.c.Delete(t.Context(), stranger)) // back leaves an Egress beside no Egress of Coil, whatever it claims
 	is("after back", "ReplicaSet of nobody; "+others)
 
 	e.until("begin again", e.m.Begin)
@@ -276,16 +279,18 @@ func TestEgressesOfCluster(t *testing.T) {
 	partner.Annotations = annotations
 	harness.OK(t, e.c.Update(t.Context(), partner))
 
-	// Somebody's Service with the name is not taken over.
-	svc := &corev1.Service{}
-	harness.OK(t, e.c.Get(t.Context(), client.ObjectKey{Namespace: "internet", Name: "partner"}, svc))
-	owners := svc.OwnerReferences
-	svc.OwnerReferences = slices.Clone(owners)
-	svc.OwnerReferences[0].UID = "another"
-	harness.OK(t, e.c.Update(t.Context(), svc))
-	refused("another's Service")
-	svc.OwnerReferences = owners
-	harness.OK(t, e.c.Update(t.Context(), svc))
+	// Somebody's objects with the name are not taken over.
+	for kind, o := range map[string]client.Object{"Service": &corev1.Service{}, "PodDisruptionBudget": &policyv1.PodDisruptionBudget{}} {
+		harness.OK(t, e.c.Get(t.Context(), client.ObjectKey{Namespace: "internet", Name: "partner"}, o))
+		owners := o.GetOwnerReferences()
+		others := slices.Clone(owners)
+		others[0].UID = "another"
+		o.SetOwnerReferences(others)
+		harness.OK(t, e.c.Update(t.Context(), o))
+		refused("another's " + kind)
+		o.SetOwnerReferences(owners)
+		harness.OK(t, e.c.Update(t.Context(), o))
+	}
 	e.until("finish", e.m.Finish)
 	is("after finish", finally)
 	after := service()
