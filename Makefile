@@ -234,7 +234,7 @@ check-docs:
 .PHONY: vet
 vet:
 	@hack/slowly.sh "Vetting Berth" go vet -tags=e2e,fou,guest,grpcnotrace ./... # no file excludes any of these tags
-	@GOOS=darwin GOARCH=arm64 hack/slowly.sh "Vetting berthctl for macOS" go vet ./cmd/berthctl
+	@GOOS=darwin GOARCH=amd64 hack/slowly.sh "Vetting berthctl for macOS" go vet ./cmd/berthctl
 	@for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; \
 		*) hack/slowly.sh "Vetting $$module" go -C "$$module" vet ./... ;; esac; done
 
