@@ -144,7 +144,6 @@ func (u *egressUsers) exercise() {
 	}
 	u.n.settle(u.agree)
 	u.remove("nat")
-	u.n.settle(u.agree)
 	u.collect("nat")
 	u.n.settle(u.agree)
 }
