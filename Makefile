@@ -35,9 +35,11 @@ CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
-# make release: its version, and the architectures of programs and images.
+# make release: its version, the architectures of programs and images, and the operating
+# systems besides Linux on which kubectl-berth runs.
 RELEASE_VERSION := $(if $(filter file,$(origin VERSION)),v$(shell sed -n 's/^\#\# \[\([0-9][^]]*\)].*/\1/p' CHANGELOG.md | head -n 1),$(VERSION))
 RELEASE_ARCHS   ?= amd64 arm64
+RELEASE_CLIENTS ?= darwin
 
 # make docs: the version that the pages name. Links to files of the tree lead to it if it is a release, else to main.
 DOCS_VERSION ?= $(or $(filter $(VERSION),$(shell git tag --points-at HEAD 2>/dev/null)),dev)
@@ -56,11 +58,12 @@ SAMPLE       ?= $(shell hack/slice.sh)
 RACE         ?= auto
 TEST_TIMEOUT ?= 45m
 
-# make e2e: the packages, each tested separately. If E2E_PKG is not set, it also runs
+# make e2e: the packages, each tested separately; only what they need is built, unless
+# BERTH_RELEASE is the directory of a release to test. If E2E_PKG is not set, it also runs
 # Egresses on a cluster in the virtual machine, all slices of the rotation, the IPv4
 # tests of make test with other IP families, two short soaks, and some of Kubernetes'
 # own tests.
-E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster ./web/planner
+E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster ./web/planner ./web/docs
 
 # make conformance: the modes, each tested on its own cluster, with the pods' IP
 # families after a slash if they are not the default of the mode (docs/reference/conformance.md).
@@ -109,8 +112,8 @@ images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=reg
 
 .PHONY: release
 release: ## Write all files of a release below dist/release (VERSION=v1.2.3, default: the newest in CHANGELOG.md; docs/contribute/releasing.md)
-	@hack/images.sh -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -- -prefix $(or $(IMAGE_PREFIX),ghcr.io/berthnet) -formats layout,sbom >/dev/null
-	@hack/slowly.sh "Writing the release" go run ./deploy/release -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)"
+	@hack/images.sh -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -clients "$(RELEASE_CLIENTS)" -- -prefix $(or $(IMAGE_PREFIX),ghcr.io/berthnet) -formats layout,sbom >/dev/null
+	@hack/slowly.sh "Writing the release" go run ./deploy/release -version $(RELEASE_VERSION) -archs "$(RELEASE_ARCHS)" -clients "$(RELEASE_CLIENTS)"
 
 .PHONY: check-release
 check-release: ## Check that a release depends on the sources only (RELEASE_ARCHS="amd64 arm64")
@@ -150,15 +153,9 @@ soak: ## Kill programs at random for an hour, and write a report (SOAK_TIME=8h, 
 # test/cluster). They need the whole machine, so packages run one after the other. Each
 # mounts its own cgroups, so each has its own sandbox.
 .PHONY: e2e
-e2e: web/node_modules/.package-lock.json ## Run the tests with real container runtimes and whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
+e2e: $(if $(filter ./web/%,$(E2E_PKG)),web/node_modules/.package-lock.json) ## Run the tests with real container runtimes and whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
 	@$(if $(filter file,$(origin E2E_PKG)),echo "Tests that the gate (make test) does not run in full:"; hack/sampled.sh list)
-	@hack/deps.sh test e2e cluster neutron vm browser
-	@hack/tool.sh multuscni multus >/dev/null
-	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
-	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
-	images=$$(hack/lab-images.sh); amazon=$$(hack/lab-images.sh amazon-k8s-cni amazon-k8s-cni-init); $(MAKE) release >/dev/null; previous=$$(hack/previous-release.sh); \
-	export BERTH_LAB_IMAGES="$$images" BERTH_RELEASE="$$PWD/dist/release" BERTH_RELEASE_PREVIOUS="$$previous" \
-		BERTH_LAB_IMAGES_AMAZON="$$amazon" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
+	@environment=$$($(if $(filter file,$(origin E2E_PKG)),,RELEASE_ARCHS="$$(go env GOARCH)" RELEASE_CLIENTS=) hack/e2e-env.sh $(E2E_PKG)); eval "$$environment"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
 	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; unset BERTH_RELEASE; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status
@@ -237,6 +234,7 @@ check-docs:
 .PHONY: vet
 vet:
 	@hack/slowly.sh "Vetting Berth" go vet -tags=e2e,fou,guest,grpcnotrace ./... # no file excludes any of these tags
+	@GOOS=darwin GOARCH=amd64 hack/slowly.sh "Vetting berthctl for macOS" go vet ./cmd/berthctl
 	@for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; \
 		*) hack/slowly.sh "Vetting $$module" go -C "$$module" vet ./... ;; esac; done
 
@@ -276,6 +274,11 @@ web: web/node_modules/.package-lock.json ## Build the web page of the planner in
 .PHONY: docs
 docs: web/node_modules/.package-lock.json ## Build the documentation as static files into dist/docs (DOCS_VERSION=v1.2.3)
 	@hack/docs.sh "$(DOCS_VERSION)"
+
+.PHONY: check-site
+check-site: docs ## Build the documentation, and look at it in a browser
+	@hack/deps.sh browser
+	@hack/slowly.sh "Looking at the documentation in a browser" go test -tags=e2e,grpcnotrace -run TestSite ./web/docs
 
 .PHONY: docs-serve
 docs-serve: web/node_modules/.package-lock.json ## Serve docs/ at http://localhost:5173, and reload pages as they change

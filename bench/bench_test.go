@@ -23,7 +23,7 @@ func TestChooseGroupsByName(t *testing.T) {
 		"limiter":           {"limiter-fill limiter-throttled limiter-refused limiter-foreign limiter-peers", ""},
 		"limiter-fill,exec": {"exec limiter-fill", lab},
 		"exec,daemon":       {"exec daemon", lab},
-		"scale":             {"scale-join scale-event scale-memory scale-operator", "./cmd/berth-operator control-plane"},
+		"scale":             {"scale-join scale-event scale-memory scale-takeover scale-operator", "./cmd/berth-operator control-plane"},
 		"pools":             {"pools-book pools-requests pools-add", "./cmd/berth ./cmd/berth-operator ./cmd/berthd control-plane reference-plugins"},
 		"ports-burst":       {"ports-burst", ""},
 		"ports-add":         {"ports-add", "./bench/null ./cmd/berth ./cmd/berth-operator ./cmd/berthd control-plane open-vswitch"},

@@ -37,7 +37,7 @@ import (
 
 func main() {
 	bubble.Child(map[string]bubble.Work{
-		scale.Job.Name: scale.Job.Work(), ports.Job.Name: ports.Job.Work(), egressclients.Job.Name: egressclients.Job.Work(), branches.Job.Name: branches.Job.Work(),
+		scale.Job.Name: scale.Job.Work(), scale.TakeoverJob.Name: scale.TakeoverJob.Work(), ports.Job.Name: ports.Job.Work(), egressclients.Job.Name: egressclients.Job.Work(), branches.Job.Name: branches.Job.Work(),
 		policies.Job.Name: policies.Job.Work(),
 	}) // does not return in a child process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -75,7 +75,7 @@ func run(ctx context.Context) (err error) {
 	o := &b.options
 	out := flag.String("out", "bench/results.json", "results file")
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(names(groups), ", ")+
-		"; or all with a common prefix: "+strings.Join(prefixes, ", ")+" (default: all except "+strings.Join(onDemand, " and ")+"). Other figures in the file are not changed")
+		"; or all with a common prefix: "+strings.Join(prefixes, ", ")+" (default: all except "+strings.Join(onDemand, ", ")+"). Other figures in the file are not changed")
 	needs := flag.Bool("needs", false, "print what the chosen groups need, one package or name per line, and measure nothing")
 	flag.StringVar(&o.binDir, "bin-dir", "bin", "directory of berth, berthd, berth-operator and null")
 	flag.StringVar(&o.refDir, "reference-dir", "", "directory of the reference plugins ptp and host-local")
@@ -162,12 +162,14 @@ var prefixes = []string{"scale", "limiter", "pools", "ports", "egress", "policy"
 
 // These groups take long, or need large builds that no other group needs.
 const (
-	hugeGroup   = "huge-operator"
-	amazonGroup = "amazon-vpc-cni"
+	hugeGroup    = "huge-operator"
+	largestGroup = "largest-operator"
+	fleetGroup   = "node-fleet"
+	amazonGroup  = "amazon-vpc-cni"
 )
 
 // onDemand are measured only when -only names them.
-var onDemand = []string{hugeGroup, amazonGroup}
+var onDemand = []string{hugeGroup, largestGroup, fleetGroup, amazonGroup}
 
 var groups = []group{
 	{"size", "the plugin's size, and the memory of an idle daemon", nodeModeLab, sizes},
@@ -176,7 +178,9 @@ var groups = []group{
 	{"daemon", "ADD in the daemon, in turn with its netlink calls", nodeModeLab, daemonAdds},
 	{"guard", "ADD beside 1,000 pods of another network, in turn with none", nodeModeLab, guardAdds},
 	{"families", "a pod's link with both families, in turn with IPv4 only", nodeModeLab, families},
+	{"host", "throughput and round trips between pods of two nodes, in turn with the nodes themselves", nodeModeLab, hostAndPods},
 	{"pods", "250 and 500 pods on a node, in turn with a node of 10", nodeModeLab, manyPods},
+	{"pods-1000", "1,000 pods on a node with prefixes, in turn with a node of 10", prefixLab, thousandPods},
 	{"limiter-fill", "filling nodes within EC2's rate limits, against the minimum that these impose; in virtual time", nothing, fills},
 	{"limiter-throttled", "one throttled call", nothing, throttles},
 	{"limiter-refused", "filling 400 nodes with calls refused at random, against none refused", nothing, refusals},
@@ -185,6 +189,7 @@ var groups = []group{
 	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
 	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
 	{"scale-memory", "the ENI allocator's memory with 2,000 and 10,000 nodes", nothing, memories},
+	{"scale-takeover", "an operator takes over 3,000 nodes with 30 pods each, in turn with 600; in virtual time", nothing, takeovers},
 	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", controlPlanePrograms, operators},
 	{"pools-book", "allocation of one block among a million", nothing, poolAllocation},
 	{"pools-requests", "5,000 nodes request a block at once, in turn with 1,000, with a real API server", controlPlanePrograms, blockRequests},
@@ -204,6 +209,8 @@ var groups = []group{
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods on one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
+	{largestGroup, "an operator takes over 100,000 nodes with three million pods; in virtual time: ten minutes and 12 GiB of memory", nothing, largestTakeover},
+	{fleetGroup, "2,000 daemons in node mode on the limits of one account: all start, a fifth is replaced, an hour of churn, an outage of EC2, at rest; in virtual time", nothing, nodeFleets},
 	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: a quarter of an hour", comparison, compareWithAmazon},
 }
 

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/net/ipv4"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -22,6 +21,7 @@ import (
 	"github.com/berthnet/berth/bench/usage"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/datapath/bare"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/lab/run/node"
@@ -73,20 +73,40 @@ func execResults(s series, prefix string) []Result {
 	return []Result{s.ratio(prefix+"exec-add", "ms", "add", "reference add"), s.ratio(prefix+"exec-del", "ms", "del", "reference del")}
 }
 
-// parallel measures the ADDs per second of 8 workers, in turn with one worker.
+// parallel measures the ADDs per second of 8 workers, in turn with one worker, and so the floor: the null plugin followed
+// by the netlink calls of an ADD alone, on a socket of each worker's own and in a namespace that no daemon watches. The
+// floor shows how much of the processors concurrent ADDs can use: the kernel creates one link at a time (RTNL), and a
+// single ADD keeps more than one processor busy, as processes start on another one.
 func parallel(ctx context.Context, b *bench) []Result {
 	const batch = 32
+	b.bed.installNull()
 	rates, berth := series{}, b.bed.berth
-	for range max(3, b.options.rounds/8) {
+	rate := func(of string, workers int, do func(ctx context.Context, i int)) {
+		start := time.Now()
+		eachOf(ctx, batch, workers, do)
+		rates.add(of+strconv.Itoa(workers), batch/time.Since(start).Seconds())
+	}
+	for range max(3, b.options.rounds/4) {
 		for _, workers := range []int{8, 1} {
 			all := berth.sandboxes(batch)
-			start := time.Now()
-			eachOf(ctx, batch, workers, func(ctx context.Context, i int) { berth.add(ctx, all[i]) })
-			rates.add(strconv.Itoa(workers), batch/time.Since(start).Seconds())
+			rate("", workers, func(ctx context.Context, i int) { berth.add(ctx, all[i]) })
 			eachOf(ctx, batch, 8, func(ctx context.Context, i int) { berth.del(ctx, all[i]) })
+
+			null, bares := b.bed.null.sandboxes(batch), b.bed.sandboxes.sandboxes(batch)
+			rate("floor ", workers, func(ctx context.Context, i int) {
+				host := netlinkIn(ns.Path(b.bed.refNetns))
+				defer host.Close()
+				b.bed.null.add(ctx, null[i])
+				must.OK(bare.Add(host, bareLink(bares[i], i)))
+			})
+			host := netlinkIn(ns.Path(b.bed.refNetns))
+			for i := range batch {
+				removeBare(host, i)
+			}
+			host.Close()
 		}
 	}
-	return []Result{rates.ratio("parallel-add", "ADD/s", "8", "1")}
+	return []Result{rates.ratio("parallel-add", "ADD/s", "8", "1"), rates.ratio("parallel-floor", "ADD/s", "floor 8", "floor 1")}
 }
 
 // eachOf calls do for 0 to n-1 with the given number of workers.
@@ -196,19 +216,12 @@ func (b *testbed) linkOnce(ctx context.Context, n *datapath.Node, i int, set ipf
 }
 
 // defaultMAC returns the MAC address of the link with a namespace's default route.
-func defaultMAC(netns string) (mac net.HardwareAddr, err error) {
-	err = ns.Do(netns, func() error {
-		routes, err := netlink.RouteGet(net.IPv4(198, 51, 100, 1))
-		if err != nil || len(routes) == 0 {
-			return fmt.Errorf("find the default route of %s: %w", netns, err)
-		}
-		link, err := netlink.LinkByIndex(routes[0].LinkIndex)
-		if err == nil {
-			mac = link.Attrs().HardwareAddr
-		}
-		return err
-	})
-	return mac, err
+func defaultMAC(netns string) (net.HardwareAddr, error) {
+	link, err := defaultLink(netns)
+	if err != nil {
+		return nil, err
+	}
+	return link.Attrs().HardwareAddr, nil
 }
 
 // manyPods compares a node with 10 pods with one with 250, then 500.

@@ -79,12 +79,25 @@ var budgets = []budget{
 	{"peers-refused-1", 1.25, false, "no refusals, at 99 % of the rate"},
 	{"peers-refused-5", 1.25, false, "no refusals, at 95 % of the rate"},
 	{"peers-refused-10", 1.25, false, "no refusals, at 90 % of the rate"},
+	{"node-fleet-start", 1.5, false, limitsOfEC2},
+	{"node-fleet-start-worst", 3, false, medianNode},
+	{"node-fleet-replace", 1.5, false, limitsOfEC2},
+	{"node-fleet-replace-refused", 5, false, ""},
+	{"node-fleet-outage", 1.5, false, limitsOfEC2},
+	{"node-fleet-start-50-refused", 5, false, ""},
+	// A goal that daemons cannot reach without knowing of each other: see docs/guides/operator-mode.md.
+	{"node-fleet-start-refused", 5, false, ""},
 	{"operator-memory-2000", 300, false, ""},
 	{"operator-memory-10000", 1024, false, ""},
+	{"takeover-cpu", 1.3, false, "600 nodes instead of 3,000"},
+	{"takeover-memory", 1.2, false, "600 nodes instead of 3,000"},
+	{"takeover-writes", 0.05, false, ""},
+	{"status-writes", 600, false, ""}, // the rate, after a burst
 
 	{"pool-requests-writes", 1, false, "one creation and one status write"},
 	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"}, // linear growth plus noise
-	{"pool-carve", 1.5, false, "1,000 blocks taken instead of 1,000,000"},
+	{"pool-carve", 1.5, false, fewerBlocks},
+	{"pool-carve-last", 1.5, false, fewerBlocks},
 
 	{"ports-2000-bound", 1.15, false, "the minimum by the VPC's API"},
 	{"ports-2000-active", 1.5, false, "the minimum by the VPC's API, plus plugging and one lookup"},
@@ -97,8 +110,10 @@ var budgets = []budget{
 	{"ports-2000-late-bound", 1.15, false, "the minimum by the VPC's API"},
 	{"egress-throughput", 0.8, true, withoutTunnel},
 	{"egress-add", 1.6, false, "no Egress"},
+	{"egress-del", 1.5, false, "no Egress"},
 	{"branch-burst", 1.15, false, "the minimum by EC2's limits"},
 	{"branch-add", 1.5, false, "a warm address of an ENI"},
+	{"branch-del", 1.5, false, "a warm address of an ENI"},
 	{"egress-client-cpu", 1.3, false, fewerPods},
 	{"egress-other-pod-cpu", 2, false, fewerPods}, // a value so small that half of it is noise
 	{"egress-client-told", 100, false, ""},
@@ -133,13 +148,18 @@ var budgets = []budget{
 }
 
 const (
-	amazon   = "the Amazon VPC CNI"
-	byVsctl  = "a plugin that executes ovs-vsctl"
+	amazon      = "the Amazon VPC CNI"
+	byVsctl     = "a plugin that executes ovs-vsctl"
+	limitsOfEC2 = "the minimum by EC2's limits"
+	medianNode  = "the median node"
+
 	eachPort = "one create call and one lookup per port"
 
 	withoutTunnel = "the same hops without a tunnel"
 
 	noPolicies = "no policies"
+
+	fewerBlocks = "1,000 blocks taken instead of 1,000,000"
 
 	fewerPods = "a tenth of the pods, clients and Egresses"
 )

@@ -132,6 +132,59 @@ func memories(ctx context.Context, b *bench) (results []Result) {
 	return results
 }
 
+// largest is the largest cluster for one operator, with three million pods.
+const largest = 100_000
+
+// pageDelay is the duration of each EC2 call during a takeover, among them the pages of a listing, with 1,000 ENIs each.
+const pageDelay = 500 * time.Millisecond
+
+// takeover executes a run of an operator that takes over a cluster.
+func (b *bench) takeover(ctx context.Context, nodes int, template bool) scale.Takeover {
+	out := must.Get(scale.TakeoverJob.Run(ctx, scale.TakeoverOrder{Nodes: nodes, Page: pageDelay, Template: template}, b.profile(fmt.Sprintf("takeover-%d", nodes))))
+	say("  %d nodes: first %v, last %v, all observed %v (CPU %v); %d MiB; listing %v, %d pages, %d MiB; writes %v, at most %d a second, settled after %v",
+		nodes, out.First, out.Last, out.Full, out.FullCPU, out.Heap>>20, out.Listing, out.Pages, out.ListingHeap>>20, out.Writes, out.BusiestSecond, out.Settled)
+	return out
+}
+
+// takeovers measures an operator that takes over a cluster from another one, in turn with a smaller cluster, and then the
+// writes for a change that concerns all nodes.
+func takeovers(ctx context.Context, b *bench) []Result {
+	const many, few = 3000, 600
+	s := series{}
+	var last scale.Takeover
+	for range 3 {
+		for _, n := range []int{many, few} {
+			last = b.takeover(ctx, n, n == few)
+			s.add(fmt.Sprint("cpu ", n), millis(last.FullCPU)/float64(n))
+			s.add(fmt.Sprint("heap ", n), float64(last.Heap)/1024/float64(n))
+			s.add(fmt.Sprint("writes ", n), float64(last.Writes["status of NodeNetwork"])/float64(n))
+		}
+	}
+	return []Result{
+		s.ratio("takeover-cpu", "ms/node", fmt.Sprint("cpu ", many), fmt.Sprint("cpu ", few)),
+		s.ratio("takeover-memory", "KiB/node", fmt.Sprint("heap ", many), fmt.Sprint("heap ", few)),
+		measured("takeover-writes", "writes/node", s[fmt.Sprint("writes ", many)]...),
+		single("status-writes", "writes/s", float64(last.BusiestSecond), 0),
+	}
+}
+
+// largestTakeover measures a takeover of the largest cluster, and the allocator's events at that size.
+func largestTakeover(ctx context.Context, b *bench) []Result {
+	out := b.takeover(ctx, largest, false)
+	few, many := b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: huge}), b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: largest})
+	return []Result{
+		single("takeover-100000-first", "s", out.First.Seconds(), 0),
+		single("takeover-100000-last", "s", out.Last.Seconds(), 0),
+		single("takeover-100000-full", "s", out.Full.Seconds(), 0),
+		single("takeover-100000-memory", "MiB", float64(out.Heap)/mebi, 0),
+		single("listing-100000", "s", out.Listing.Seconds(), 0),
+		single("listing-100000-calls", "calls", float64(out.Pages), 0),
+		single("listing-100000-memory", "MiB", float64(out.ListingHeap)/mebi, 0),
+		single("event-100000", "ms", perEvent(many), perEvent(few)),
+		single("repair-100000", "ms/min/node", millis(many.Repair)/largest, millis(few.Repair)/huge),
+	}
+}
+
 // callDelay is the duration of each call to EC2.
 const callDelay = 100 * time.Millisecond
 

@@ -66,14 +66,19 @@ func unlimited(nodes int) *spec.Spec {
 	return &s
 }
 
+// roomy is unlimited with subnets that have room for two full nodes each.
+func roomy(nodes int) *spec.Spec {
+	s := unlimited(nodes)
+	for i := range s.VPCs[0].Subnets {
+		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
+	}
+	return s
+}
+
 // raiseNodeMode starts a lab in node mode with three nodes.
 func (b *testbed) raiseNodeMode(ctx context.Context) {
 	say("starting a lab with three %s nodes", nodeType)
-	s := unlimited(3)
-	for i := range s.VPCs[0].Subnets { // with room for two full nodes each
-		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
-	}
-	b.start(ctx, lab.Options{Spec: s, NoDaemons: true, DaemonArgs: []string{"--cooling-period=1s"}})
+	b.start(ctx, lab.Options{Spec: roomy(3), NoDaemons: true, DaemonArgs: []string{"--cooling-period=1s"}})
 	nodes := b.lab.Nodes()
 	b.idle, b.few, b.many = nodes[0], nodes[1], nodes[2]
 	for _, n := range nodes {
@@ -162,8 +167,10 @@ func (b *testbed) benchPod(ctx context.Context, namespace, name string, annotati
 }
 
 // nodeNetlink opens netlink in the node's namespace.
-func (b *testbed) nodeNetlink() (host *netlink.Handle) {
-	must.OK(ns.Do(b.few.Netns, func() (err error) {
+func (b *testbed) nodeNetlink() *netlink.Handle { return netlinkIn(b.few.Netns) }
+
+func netlinkIn(netns string) (host *netlink.Handle) {
+	must.OK(ns.Do(netns, func() (err error) {
 		host, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	}))
@@ -172,18 +179,28 @@ func (b *testbed) nodeNetlink() (host *netlink.Handle) {
 
 // bareOnce creates one pod link with bare netlink calls, and returns the duration in ms.
 func (b *testbed) bareOnce(host *netlink.Handle, i int) float64 {
-	rt := b.sandboxes.sandbox()
-	link := bare.Link{
-		Netns: rt.NetNS, IfName: rt.IfName, HostIf: fmt.Sprintf("bare%d", i),
+	link := bareLink(b.sandboxes.sandbox(), i)
+	start := time.Now()
+	must.OK(bare.Add(host, link))
+	took := time.Since(start)
+	removeBare(host, i)
+	return millis(took)
+}
+
+// bareLink is the link of a sandbox without Berth.
+func bareLink(rt *libcni.RuntimeConf, i int) bare.Link {
+	return bare.Link{
+		Netns: rt.NetNS, IfName: rt.IfName, HostIf: bareName(i),
 		HostMAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}, PodMAC: net.HardwareAddr{2, 0, 0, 1, byte(i >> 8), byte(i)},
 		MTU: 9001, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 249, byte(i >> 8), byte(i)})},
 		Table: 4711, // no rule refers to it
 	}
-	start := time.Now()
-	must.OK(bare.Add(host, link))
-	took := time.Since(start)
-	must.OK(host.LinkDel(must.Get(host.LinkByName(link.HostIf))))
-	return millis(took)
+}
+
+func bareName(i int) string { return fmt.Sprintf("bare%d", i) }
+
+func removeBare(host *netlink.Handle, i int) {
+	must.OK(host.LinkDel(must.Get(host.LinkByName(bareName(i)))))
 }
 
 // runtime calls a network's plugins on one node as a container runtime does.

@@ -39,6 +39,7 @@ const (
 var (
 	nothing              = &world{}
 	nodeModeLab          = &world{[]string{"./cmd/berth", "./cmd/berthd", "./bench/null", referencePlugins}, onTestbed((*testbed).raiseNodeMode)}
+	prefixLab            = &world{[]string{"./cmd/berth", "./cmd/berthd"}, onTestbed((*testbed).raisePrefixes)}
 	poolModeLab          = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane}, onTestbed((*testbed).raisePoolMode)}
 	portModeLab          = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", "./bench/null", openVSwitch, controlPlane}, onTestbed((*testbed).raisePortMode)}
 	policyLab            = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", controlPlane}, onTestbed((*testbed).raisePolicies)}

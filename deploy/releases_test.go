@@ -129,7 +129,8 @@ func TestReleases(t *testing.T) {
 		release.Kubernetes = r.kubernetes
 		objects, err := deploy.Render(release)
 		harness.OK(t, err)
-		described[r.name] = describe(objects)
+		// Other lines have what this variable repeats (recordsWhatItInstalls).
+		described[r.name] = slices.DeleteFunc(describe(objects), func(line string) bool { return strings.Contains(line, "env["+config.InstalledEnv+"]") })
 		title := r.name
 		if r.than != "" {
 			title += ", compared with " + r.than
@@ -143,6 +144,7 @@ func TestReleases(t *testing.T) {
 			fitTogether(t, objects)
 			pod := podOf(t, objects, "daemon")
 			fitsTheDaemon(t, pod, onlyContainer(t, pod))
+			recordsWhatItInstalls(t, objects, pod)
 			if len(objects.Of("Deployment")) > 0 {
 				fitsTheOperator(t, onlyContainer(t, podOf(t, objects, "operator")), load(t, onlyContainer(t, pod)))
 			}
@@ -309,6 +311,29 @@ func fitTogether(t *testing.T, objects deploy.Objects) {
 	}
 }
 
+// recordsWhatItInstalls checks that programs find no drift as the chart renders them, and the ConfigMap in its record.
+func recordsWhatItInstalls(t *testing.T, objects deploy.Objects, pod corev1.PodSpec) {
+	t.Helper()
+	if d := load(t, onlyContainer(t, pod)).Drift; d.Installed == nil || len(d.Changes) > 0 {
+		t.Errorf("drift of berthd as installed = %+v, want none", d)
+	}
+	if len(objects.Of("Deployment")) == 0 {
+		return
+	}
+	d := loadBy(t, config.NewOperatorLoader, onlyContainer(t, podOf(t, objects, "operator"))).Drift
+	if d.Installed == nil || len(d.Changes) > 0 {
+		t.Errorf("drift of berth-operator as installed = %+v, want none", d)
+		return
+	}
+	allowed, err := deploy.Get[corev1.ConfigMap](objects, "ConfigMap", "berthd-allowed")
+	if err != nil {
+		allowed.Data = nil
+	}
+	if !maps.Equal(d.Installed.Allowed, allowed.Data) {
+		t.Errorf("recorded data of berthd-allowed = %v, want %v", d.Installed.Allowed, allowed.Data)
+	}
+}
+
 // fitsTheDaemon checks a daemon's pod against its program: berthd knows all its settings, and all paths that it uses are
 // mounted.
 func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
@@ -322,7 +347,7 @@ func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	used := regexp.MustCompile(`\$\((\w+)\)`)
 	known := map[string]bool{}
 	for _, e := range c.Env {
-		if !strings.Contains(reference.String(), "`"+e.Name+"`") && !strings.HasPrefix(e.Name, "KUBERNETES_SERVICE_") && e.Name != "HOST_IP" {
+		if !strings.Contains(reference.String(), "`"+e.Name+"`") && !strings.HasPrefix(e.Name, "KUBERNETES_SERVICE_") && e.Name != "HOST_IP" && e.Name != config.InstalledEnv {
 			t.Errorf("berthd reads no variable %s", e.Name)
 		}
 		if m := used.FindStringSubmatch(e.Value); m != nil && !known[m[1]] {

@@ -241,3 +241,29 @@ func TestServiceAccountsHaveAnnotations(t *testing.T) {
 		}
 	}
 }
+
+// Of variables that refer to others only the names are recorded: Kubernetes replaces references inside the record too,
+// and any text may take their place. The node's address is text that cannot end the JSON.
+func TestRecordOfReferences(t *testing.T) {
+	objects := rendered(t, deploy.OperatorMode, `{metrics: {onNodeAddress: true}, allowed: {subnetTags: ["a=$(B)"]}, daemon: {extraEnv: [
+		{name: SECRET, valueFrom: {secretKeyRef: {name: proxy, key: password}}}, {name: HTTPS_PROXY, value: "http://user:$(SECRET)@proxy"}, {name: PLAIN, value: "a$b"}]}}`)
+	record := func(program string) (text string, installed config.Installed) {
+		for _, e := range onlyContainer(t, podOf(t, objects, program)).Env {
+			if e.Name == config.InstalledEnv {
+				text = e.Value
+			}
+		}
+		harness.OK(t, json.Unmarshal([]byte(text), &installed))
+		return text, installed
+	}
+	text, installed := record("berthd")
+	if value, ok := installed.Env["HTTPS_PROXY"]; !ok || value != nil || strings.Contains(text, "$(SECRET)") {
+		t.Errorf("record %s, want HTTPS_PROXY without a value", text)
+	}
+	if plain, address := installed.Env["PLAIN"], installed.Env["BERTH_METRICS_ADDRESS"]; plain == nil || *plain != "a$b" || address == nil || !strings.Contains(*address, "$(HOST_IP)") {
+		t.Errorf("record %s, want the value of PLAIN, and the metrics address with the node's address", text)
+	}
+	if text, installed := record("operator"); installed.Allowed["subnetTags"] != "a=$$(B)" {
+		t.Errorf("record %s, want allowed subnet tags in which Kubernetes replaces nothing", text)
+	}
+}

@@ -15,9 +15,9 @@ import (
 // (silentEnds in internal/node/daemon).
 var noEvent = []string{"cancelled", "deleted", "draining", "mismatch", "no-address-yet", "unknown"}
 
-// Conditions of a NodeNetwork that are no problem, and reasons of Nodes' and pools' events, for which no ADD waits.
+// Conditions of a NodeNetwork that are no problem of pods, and reasons of Nodes' and pools' events, for which no ADD waits.
 var noTrouble = []string{
-	"AsExpected", "TargetMet", "RoomToGrow", "AddressesAvailable", "NetworkHealed", "NetworkOverwritten", "Ready", "BlocksFree", "NoneWithheld", "BlockGiven", "SubnetsAccepted", "Bound", "Unplugged", "NotAllowed", "PolicyUnresolved",
+	"AsExpected", "TargetMet", "RoomToGrow", "AddressesAvailable", "NetworkHealed", "NetworkOverwritten", "Ready", "BlocksFree", "NoneWithheld", "BlockGiven", "SubnetsAccepted", "Bound", "Unplugged", "NotAllowed", "PolicyUnresolved", "Drifted",
 }
 
 // For every cause for which an ADD may wait or fail, the Event says what to do about it, and where to read more.

@@ -89,12 +89,13 @@ var others = map[string]string{
 	"now": "systemctl", "previous": "kubectl", "filters": "aws", "network": "openstack", "ports": "openstack", "host": "openstack", "device-owner": "openstack", "from-literal": "kubectl", "for": "kubectl",
 	"compat-calico": "Coil", "prefix": "etcdctl", "overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 	"sign": "git", "branch": "git", "verify-tag": "gh", "title": "gh", "notes-file": "gh", "armor": "gpg", "detach-sign": "gpg",
-	"preserve-digests": "skopeo", "raw": "skopeo", "digests": "ctr", "base-name": "ctr", "manifest": "krew", "archive": "krew",
-	"pod-network-cidr": "kubeadm", "target-port": "kubectl", "silent": "curl", "max-time": "curl",
+	"preserve-digests": "skopeo", "raw": "skopeo", "digests": "ctr", "base-name": "ctr", "manifest": "krew",
+	"pod-network-cidr": "kubeadm", "target-port": "kubectl", "silent": "curl", "max-time": "curl", "fail": "curl", "show-error": "curl", "location": "curl", "remote-name": "curl", "create-dirs": "curl", "output-dir": "curl",
+	"check": "sha256sum", "ignore-missing": "sha256sum",
 }
 
 // variables are environment variables of tests, not settings of a program.
-var variables = []string{"BERTH_FAILPOINTS", "BERTH_SAMPLE", "BERTH_SOAK_EGRESS", "BERTH_VERDICTS"}
+var variables = []string{"BERTH_FAILPOINTS", "BERTH_RELEASE", "BERTH_SAMPLE", "BERTH_SOAK_EGRESS", "BERTH_VERDICTS"}
 
 // Every flag and variable in the documents exists.
 func TestSettingsExist(t *testing.T) {

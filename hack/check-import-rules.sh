@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks that the import rules of .golangci.yml are effective: adds forbidden imports to a
 # copy of the layout and compares depguard's findings with the table below. Otherwise a rule
-# whose paths no longer match anything would go unnoticed.
+# whose paths no longer match anything would go unnoticed. Also checks what kubectl berth
+# links, since depguard reads direct imports only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lint=$(hack/tool.sh lint golangci-lint)
@@ -96,6 +97,15 @@ internal/clock/b.go                 math/rand/v2                        -
 internal/clock/c.go                 log                                 one-way
 internal/clock/d.go                 log/slog                            -
 "
+
+# kubectl berth runs on laptops: neither it nor berthctl on macOS links anything of the kernel.
+kernel="$berth/internal/(kernel|node/daemon|ctl/bundle/local)|github.com/(vishvananda|google/nftables)"
+links=$(go list -deps ./internal/ctl/kubectl) || exit 1
+links+=$'\n'$(GOOS=darwin go list -deps ./cmd/berthctl) || exit 1
+if found=$(grep -E "^($kernel)" <<<"$links" | sort -u); then
+	printf 'kubectl berth links packages that need Linux; find the imports with "go list -deps -f":\n%s\n' "$found" >&2
+	exit 1
+fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT

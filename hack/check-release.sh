@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks that a release depends only on the sources: builds it from two copies of the
 # tree with different directory names, file times, umask and time zone, and compares all
-# files.
+# files. Then installs kubectl-berth with krew from the manifest and archives, as each
+# platform, without a network.
 #
 #   hack/check-release.sh [ARCH...]      (default: this machine's architecture)
 set -euo pipefail
@@ -32,4 +33,26 @@ if ! diff -r "$work/a/dist/release" "$work/another folder/of another name/dist/r
 	echo "The same sources produced different releases." >&2
 	exit 1
 fi
-cat "$work/a/dist/release/SHA256SUMS"
+release=$work/a/dist/release
+cat "$release/SHA256SUMS"
+
+krew=$(hack/tool.sh krew krew)
+for archive in "$release"/kubectl-berth-*.tar.gz; do
+	platform=${archive##*/}
+	IFS=- read -r os arch <<<"$(sed -E 's/.*-([a-z]+)-([a-z0-9]+)\.tar\.gz$/\1-\2/' <<<"$platform")"
+	export KREW_ROOT=$work/krew/$os-$arch KREW_OS=$os KREW_ARCH=$arch
+	"$krew" install --manifest="$release/krew-berth.yaml" --archive="$archive" >"$work/krew.log" 2>&1 </dev/null || {
+		cat "$work/krew.log" >&2
+		echo "krew does not install $platform." >&2
+		exit 1
+	}
+	built=$(go version -m "$KREW_ROOT/bin/kubectl-berth" | sed -nE 's/.*\tGO(OS|ARCH)=//p' | paste -sd-)
+	if [ "$built" != "$arch-$os" ]; then
+		echo "$platform has a program for $built, expected $arch-$os." >&2
+		exit 1
+	fi
+	if [ "$os-$arch" = "$(go env GOOS)-$(go env GOARCH)" ]; then
+		"$KREW_ROOT/bin/kubectl-berth" version
+	fi
+done
+echo "krew installs kubectl-berth on all platforms of its manifest." >&2

@@ -34,6 +34,9 @@ type Kubelets struct {
 	Helm string
 	// Proxy is how kube-proxy programs the kernel; default NFTables.
 	Proxy host.ProxyMode
+	// AllLocal makes kube-proxy take all traffic for that of pods, as in EKS. Otherwise it masquerades packets to Services
+	// from links that are not Berth's.
+	AllLocal bool
 	// NoCNIPlugins omits the reference plugins from the machines, as the images of some distributions do: Berth brings
 	// those that pods need.
 	NoCNIPlugins bool

@@ -226,7 +226,7 @@ func (s *machines) joinHost(m *machine) error {
 		return nil // the control plane did not start, which is reported elsewhere
 	}
 	c := host.Cluster{
-		ClientCA: s.lab.Kube.CA(), DNS: s.lab.clusterDNS(), ProxyMode: s.lab.Kubelets.Proxy, MaxPods: s.lab.Kubelets.MaxPods,
+		ClientCA: s.lab.Kube.CA(), DNS: s.lab.clusterDNS(), ProxyMode: s.lab.Kubelets.Proxy, AllLocal: s.lab.Kubelets.AllLocal, MaxPods: s.lab.Kubelets.MaxPods,
 	}
 	var err error
 	if c.Kubelet, err = s.lab.Kube.ConfigFor("system:node:"+m.Name, "system:nodes"); err != nil {

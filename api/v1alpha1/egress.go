@@ -302,6 +302,9 @@ const (
 	// AnnotationCoilClients of an Egress, with the value "true", makes pods that name the Egress with Coil's annotation its
 	// clients. A migration from Coil sets it.
 	AnnotationCoilClients = "berth.dev/coil-clients"
+	// AnnotationCoilEgress of an Egress is the UID of Coil's Egress that it replaces. A migration from Coil sets it, and
+	// removes it when it ends: until then, clients on nodes that have not moved use Coil's gateways.
+	AnnotationCoilEgress = "migrate.berth.dev/coil-egress"
 	// LabelEgress is the label that holds the name of the Egress that an object belongs to. The
 	// Egress is in the namespace of the object.
 	LabelEgress = "egress.berth.dev/name"

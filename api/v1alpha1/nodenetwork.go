@@ -270,7 +270,8 @@ type NodeNetworkStatus struct {
 	// +optional
 	ENI ENIStatus `json:"eni,omitzero"`
 
-	// Conditions are Ready, InDeficit, AtCapacity and Degraded. Written by the operator.
+	// Conditions are Ready, InDeficit, AtCapacity, Degraded and, if the chart installed the operator,
+	// SettingsAsInstalled. Written by the operator.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -467,12 +468,14 @@ type ENI struct {
 // The types of a NodeNetwork's conditions. Ready is True when the node has free addresses and
 // nothing prevents it from getting more. Degraded is True while a cloud error prevents the operator
 // from reaching the desired state; its reason is the class of the error, and its message says when
-// the operator retries.
+// the operator retries. SettingsAsInstalled is False while the operator's settings differ from those
+// that the chart installed.
 const (
 	ConditionReady      = "Ready"
 	ConditionInDeficit  = "InDeficit"
 	ConditionAtCapacity = "AtCapacity"
 	ConditionDegraded   = "Degraded"
+	ConditionSettings   = "SettingsAsInstalled"
 )
 
 // ReasonLinkMissing is the reason of Degraded when the only problem is that links of ENIs are

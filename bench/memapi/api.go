@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,8 +48,9 @@ import (
 // writes.
 type API struct {
 	client.WithWatch
-	scheme *runtime.Scheme
-	mapper meta.RESTMapper
+	scheme  *runtime.Scheme
+	mapper  meta.RESTMapper
+	objects testing.ObjectTracker
 
 	mu     sync.Mutex     // guards all below
 	made   int            // objects
@@ -91,18 +93,30 @@ func New(kinds ...Kind) (*API, error) {
 	objects := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
 	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(objects).
 		WithStatusSubresource(withStatus...).Build()
-	return &API{WithWatch: c, scheme: scheme, mapper: mapper, writes: map[string]int{}}, nil
+	return &API{WithWatch: c, scheme: scheme, mapper: mapper, objects: objects, writes: map[string]int{}}, nil
+}
+
+// Load stores an object as it is, with its status, as if it had been there before the run.
+func (a *API) Load(o client.Object) error {
+	a.identify(o)
+	o.SetResourceVersion("1")
+	return a.objects.Add(o)
 }
 
 // Create creates an object with the metadata that an API server sets.
 func (a *API) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
+	a.identify(o)
+	return a.WithWatch.Create(ctx, o, opts...)
+}
+
+// identify sets the metadata that an API server sets.
+func (a *API) identify(o client.Object) {
 	a.mu.Lock()
 	a.made++
 	o.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", a.made)))
 	a.mu.Unlock()
 	o.SetCreationTimestamp(metav1.NewTime(time.Now()))
 	o.SetGeneration(1)
-	return a.WithWatch.Create(ctx, o, opts...)
 }
 
 // count records a write.
@@ -179,7 +193,7 @@ func (a *API) operatorClient(cached client.Reader) client.Client {
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
 			a.count(o, "patch")
-			return c.Patch(ctx, o, p, opts...)
+			return c.Patch(ctx, o, merging(p, o), unforced(opts)...)
 		},
 		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
 			a.count(o, "update")
@@ -191,7 +205,7 @@ func (a *API) operatorClient(cached client.Reader) client.Client {
 		},
 		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
 			a.count(o, sub+" of")
-			return c.SubResource(sub).Patch(ctx, o, p, opts...)
+			return c.SubResource(sub).Patch(ctx, o, merging(p, o), unforced(opts)...)
 		},
 		// Apply is a merge patch here: only one writer applies, and this API has no managed fields.
 		SubResourceApply: func(ctx context.Context, c client.Client, sub string, what runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
@@ -207,6 +221,20 @@ func (a *API) operatorClient(cached client.Reader) client.Client {
 			return c.SubResource(sub).Patch(ctx, o, client.RawPatch(types.MergePatchType, body))
 		},
 	})
+}
+
+// merging returns a server-side apply as a merge patch.
+func merging(p client.Patch, o client.Object) client.Patch {
+	if p.Type() != types.ApplyPatchType {
+		return p
+	}
+	body, _ := p.Data(o) // of a raw patch
+	return client.RawPatch(types.MergePatchType, body)
+}
+
+// unforced returns options without those of server-side apply.
+func unforced[O comparable](opts []O) []O {
+	return slices.DeleteFunc(slices.Clone(opts), func(o O) bool { return any(o) == any(client.ForceOwnership) })
 }
 
 // overAPI is a manager whose uncached reader reads from memory as well.

@@ -67,17 +67,24 @@ func (e *ec2) startForeign(ctx context.Context, l Limits) {
 	if l.Foreign == 0 {
 		return
 	}
-	go func() {
-		dice := rand.New(rand.NewPCG(l.Seed, 2))
+	calls := func(action string, rate float64, seed uint64) {
+		dice := rand.New(rand.NewPCG(l.Seed, seed))
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(time.Duration(dice.ExpFloat64() / l.Foreign * float64(time.Second))):
-				e.Front.Draw(foreignAction)
+			case <-time.After(time.Duration(dice.ExpFloat64() / rate * float64(time.Second))):
+				e.Front.Draw(action)
 			}
 		}
-	}()
+	}
+	if l.Published {
+		for i, action := range pace.Actions() {
+			go calls(action, l.Foreign*l.published(action).Rate, uint64(2+i))
+		}
+	} else {
+		go calls(foreignAction, l.Foreign, 2)
+	}
 	<-time.After(time.Minute)
 }
 
@@ -109,12 +116,14 @@ type Limits struct {
 	Delay time.Duration // of every call
 	// Shared is one bucket for the calls of all actions, describes included.
 	Shared *cloudfake.Bucket
-	// Published gives each action a bucket of its own, as EC2 documents them.
+	// Published gives each action a bucket of its own, as EC2 documents them, times Part unless that is 0.
 	Published bool
+	Part      float64
 	// Refused is the share of calls that are refused at random, regardless of their rate.
 	Refused float64
 	// Foreign is the number of calls per second of another client of the account,
-	// which never backs off. It starts a minute before the first node joins.
+	// which never backs off. It starts a minute before the first node joins. With Published, it is a multiple of the rate of
+	// each bucket.
 	Foreign float64
 	// Seed determines the times of these calls, and which calls are refused at random.
 	Seed uint64
@@ -130,28 +139,51 @@ var published = map[string]cloudfake.Bucket{
 	"":                     {Rate: 5, Size: 50},
 	pace.Assign.Action:     {Rate: 5, Size: 100},
 	pace.AssignIPv6.Action: {Rate: 5, Size: 100},
+	pace.Tag.Action:        {Rate: 10, Size: 100},
 }
 
 // Options returns the options of an EC2 in memory with these limits.
 func (l Limits) Options() cloudfake.Options {
 	o := cloudfake.Options{Latency: l.Delay, Shared: l.Shared, Refused: l.Refused, Seed: l.Seed}
 	if l.Published {
-		o.Buckets = published
+		o.Buckets = map[string]cloudfake.Bucket{}
+		for action := range published {
+			o.Buckets[action] = l.published(action)
+		}
 	}
 	return o
+}
+
+// published returns the bucket of an action.
+func (l Limits) published(action string) cloudfake.Bucket {
+	b, ok := published[action]
+	if !ok && strings.HasPrefix(action, "Describe") {
+		b, ok = published["Describe"]
+	}
+	if !ok {
+		b = published[""]
+	}
+	if l.Part > 0 {
+		b = cloudfake.Bucket{Rate: l.Part * b.Rate, Size: l.Part * b.Size}
+	}
+	return b
 }
 
 // MinDuration returns the minimum duration of calls that the limits impose: until the last call has its
 // token and its reply. Beside another client, Berth gets a proportional share of the rate.
 func (l Limits) MinDuration(calls map[string]int) (longest time.Duration) {
-	if l.Foreign > 0 {
+	if l.Foreign > 0 && !l.Published {
 		return l.share(calls)
 	}
 	total := 0
 	for action, n := range calls {
 		total += n
 		if l.Published {
-			longest = max(longest, drainTime(publishedFor(action), n))
+			b := l.published(action)
+			if l.Foreign > 0 {
+				b = cloudfake.Bucket{Rate: b.Rate / (1 + l.Foreign)}
+			}
+			longest = max(longest, drainTime(b, n))
 		}
 	}
 	if l.Shared != nil {
@@ -169,16 +201,6 @@ func (l Limits) share(calls map[string]int) time.Duration {
 	}
 	rate := l.Shared.Rate * l.Shared.Rate / (l.Shared.Rate + l.Foreign)
 	return time.Duration(float64(total)/rate*float64(time.Second)) + l.Delay
-}
-
-func publishedFor(action string) cloudfake.Bucket {
-	if b, ok := published[action]; ok {
-		return b
-	}
-	if strings.HasPrefix(action, "Describe") {
-		return published["Describe"]
-	}
-	return published[""]
 }
 
 // drainTime returns the time in which a bucket that starts full grants n tokens.

@@ -1,8 +1,8 @@
 // Package scale runs Berth's ENI allocator (internal/ec2/eni/fleet behind internal/ec2/cloud/pace) for up
-// to ten thousand nodes against an EC2 in memory, in virtual time, and measures its cost and its speed.
-// HTTP and Kubernetes are not involved.
+// to 100,000 nodes against an EC2 in memory, in virtual time, and measures its cost and its speed. HTTP is
+// not involved, and Kubernetes only in takeovers: in memory as well.
 //
-// A program that uses the package passes Job to bubble.Child.
+// A program that uses the package passes Job and TakeoverJob to bubble.Child.
 package scale
 
 import (
@@ -52,6 +52,13 @@ const (
 	ThrottledAssign Workload = "throttled-assign"
 	// Peers: every node has its own limiter, and makes 500 calls.
 	Peers Workload = "peers"
+	// Daemons in node mode, each with its own limiter: all start at once; all are at rest for an hour; a fifth is replaced; an
+	// hour of churn; EC2 fails for five minutes.
+	NodeStart   Workload = "node-start"
+	NodeRest    Workload = "node-rest"
+	NodeReplace Workload = "node-replace"
+	NodeChurn   Workload = "node-churn"
+	NodeOutage  Workload = "node-outage"
 )
 
 // Outcome is what a run measured. Fields that its workload does not have are zero.
@@ -63,6 +70,7 @@ type Outcome struct {
 	Repair time.Duration // CPU time per minute with no activity except the repair listing
 
 	Last, Median time.Duration // when nodes had their addresses, or calls of Peers passed, from the start
+	Daemons      DaemonTimes
 	Bound        time.Duration // lower bound that the limits impose for these calls
 	Calls        map[string]int
 	Throttled    int           // calls refused by the limits
@@ -72,6 +80,9 @@ type Outcome struct {
 
 	FailedCreates int // for other reasons than throttling
 }
+
+// DaemonTimes are when the last daemon had its first address, and the most time that one needed for all.
+type DaemonTimes struct{ First, Worst time.Duration }
 
 // TotalCalls returns the number of calls, without throttled ones.
 func (o Outcome) TotalCalls() (n int) {
@@ -100,6 +111,11 @@ var workloads = map[Workload]func(context.Context, Order) (Outcome, error){
 	ThrottledCreate: runThrottledCreate,
 	ThrottledAssign: runThrottledAssign,
 	Peers:           runPeers,
+	NodeStart:       runNodeStart,
+	NodeRest:        runNodeRest,
+	NodeReplace:     runNodeReplace,
+	NodeChurn:       runNodeChurn,
+	NodeOutage:      runNodeOutage,
 }
 
 // onPrimary returns a policy by which nodes keep 8 free addresses on their primary ENI.

@@ -60,6 +60,24 @@ func TestWorkloads(t *testing.T) {
 		{Order{Workload: Peers, Nodes: 2, Limits: tight}, func(o Outcome) bool {
 			return o.ENIs == 2*callsOfPeer && o.Last >= o.Bound && o.Last < 2*o.Bound && o.Median < o.Last && o.Throttled < callsOfPeer
 		}},
+		{Order{Workload: NodeStart, Nodes: 50, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Throttled == 0 && o.Last < 2*time.Second
+		}},
+		{Order{Workload: NodeStart, Nodes: 200, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Daemons.First < 3*o.Bound/2 && o.Last < 3*o.Bound && o.Daemons.Worst < 3*o.Median
+		}},
+		{Order{Workload: NodeRest, Nodes: 200, Limits: Limits{Delay: 100 * time.Millisecond, Published: true, Part: 0.05}}, func(o Outcome) bool {
+			return o.TotalCalls() > 1000 && 20*o.Throttled < o.TotalCalls() // fixed intervals need 1.7 times as many calls as the limits allow
+		}},
+		{Order{Workload: NodeReplace, Nodes: 20, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Throttled == 0 && o.Daemons.Worst < 2*time.Second
+		}},
+		{Order{Workload: NodeOutage, Nodes: 20, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Last < 10*time.Second // after EC2's return
+		}},
+		{Order{Workload: NodeChurn, Nodes: 20, Limits: Limits{Delay: 100 * time.Millisecond, Published: true}}, func(o Outcome) bool {
+			return o.Throttled == 0 && o.Daemons.Worst < 2*time.Second
+		}},
 		{Order{Workload: Memory, Nodes: 200}, func(o Outcome) bool { return o.Heap > 0 && o.Heap < 64<<20 }},
 	} {
 		t.Run(string(c.order.Workload), func(t *testing.T) {
@@ -74,4 +92,22 @@ func TestWorkloads(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An operator that takes over observes all nodes, serves those with waiting pods, and writes nothing else until a template
+// concerns all nodes.
+func TestTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const nodes = 40
+		out, err := runTakeover(t.Context(), TakeoverOrder{Nodes: nodes, Page: 100 * time.Millisecond, Template: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out.First == 0 || out.Last < out.First || out.Full == 0 || out.Pages != 1 || out.Listing != 100*time.Millisecond {
+			t.Errorf("unexpected outcome %+v", out)
+		}
+		if got, want := out.Writes["status of NodeNetwork"], nodes+waitingNodes; got > want || out.Writes["patch NodeNetwork"] != waitingNodes {
+			t.Errorf("writes %v, want at most %d of the status, and %d of spec.ipam", out.Writes, want, waitingNodes)
+		}
+	})
 }

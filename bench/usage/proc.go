@@ -3,7 +3,10 @@ package usage
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -46,6 +49,26 @@ func Settled(ctx context.Context, pid int) (time.Duration, error) {
 		last = now
 	}
 	return 0, err
+}
+
+// OnCPU returns the CPU time of a process's threads to the nanosecond, without threads that have ended.
+func OnCPU(pid int) (sum time.Duration, err error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range files {
+		var thread int64
+		data, err := os.ReadFile(f)
+		if err == nil {
+			_, err = fmt.Sscan(string(data), &thread) // nanoseconds are the first number
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // the thread has ended
+			return 0, fmt.Errorf("read the CPU time of a thread of process %d: %w", pid, err)
+		}
+		sum += time.Duration(thread)
+	}
+	return sum, nil
 }
 
 // Peak returns the highest private memory in bytes of a process until ctx ends, sampled every 20 ms. It is

@@ -24,9 +24,9 @@ import (
 func called(args []string) (cmd *cobra.Command, name string, rest []string) {
 	switch strings.TrimSuffix(filepath.Base(args[0]), ".exe") {
 	case "kubectl-berth":
-		return kubectl.New(kubectl.Options{}), "kubectl berth", args[1:]
+		return kubectl.New(kubectl.Options{Node: ctl.NodeParts}), "kubectl berth", args[1:]
 	case "kubectl_complete-berth":
-		return kubectl.New(kubectl.Options{}), "kubectl berth", append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
+		return kubectl.New(kubectl.Options{Node: ctl.NodeParts}), "kubectl berth", append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
 	default:
 		cmd := ctl.New()
 		cmd.AddCommand(reference())

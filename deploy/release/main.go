@@ -36,16 +36,17 @@ func run(args []string, out io.Writer) error {
 	r := release{files: map[string][]byte{}}
 	flags := flag.NewFlagSet("release", flag.ContinueOnError)
 	flags.StringVar(&r.version, "version", "", "version of the release, such as v1.2.3")
-	flags.StringVar(&r.programs, "programs", "dist/programs", "folder of the programs, in a folder for each architecture")
+	flags.StringVar(&r.programs, "programs", "dist/programs", "folder of the programs: in a folder for each architecture, and SYSTEM-ARCH for other systems than Linux")
 	flags.StringVar(&r.images, "images", "dist/images", "folder of the images' layouts, with digests.txt")
 	flags.StringVar(&r.tree, "tree", ".", "folder of the sources, with CHANGELOG.md and LICENSE")
 	archs := flags.String("archs", "amd64 arm64", "architectures, separated by spaces")
+	clients := flags.String("clients", "darwin", "operating systems of kubectl-berth besides linux, separated by spaces")
 	to := flags.String("out", "dist/release", "folder to write to, whose content is replaced")
 	chart := flags.Bool("chart", false, "only write the chart package, into a folder whose content stays")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	r.archs = strings.Fields(*archs)
+	r.archs, r.clients = strings.Fields(*archs), strings.Fields(*clients)
 	if *chart {
 		return r.chartOnly(*to, out)
 	}

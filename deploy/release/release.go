@@ -22,6 +22,7 @@ import (
 type release struct {
 	version                string
 	archs                  []string
+	clients                []string          // operating systems of the kubectl plugin besides linux
 	programs, images, tree string            // folders of its parts
 	files                  map[string][]byte // by name; a release is one flat folder
 }

@@ -49,8 +49,9 @@ func built(t *testing.T) (dir string, flags []string) {
 			files["images/"+name+"-"+arch+".spdx.json"] = "{}"
 		}
 		for _, name := range []string{"berthd", "berthctl", "cni/portmap"} {
-			files["programs/"+arch+"/"+name] = name + " for " + arch
+			files["programs/"+arch+"/"+name] = name + " for linux " + arch
 		}
+		files["programs/darwin-"+arch+"/berthctl"] = "berthctl for darwin " + arch
 	}
 	for name, text := range files {
 		path := filepath.Join(dir, name)
@@ -89,7 +90,7 @@ func hasTheseFiles(t *testing.T, dir string) {
 		berth-v1.2.3-linux-amd64.tar.gz berth-v1.2.3-linux-arm64.tar.gz
 		crds.yaml dashboard.json iam-node.json iam-operator.json images.txt
 		install-egress.yaml install-node.yaml install-operator.yaml install-pool.yaml install-port.yaml
-		krew-berth.yaml kubectl-berth-v1.2.3-linux-amd64.tar.gz kubectl-berth-v1.2.3-linux-arm64.tar.gz
+		krew-berth.yaml kubectl-berth-v1.2.3-darwin-amd64.tar.gz kubectl-berth-v1.2.3-darwin-arm64.tar.gz kubectl-berth-v1.2.3-linux-amd64.tar.gz kubectl-berth-v1.2.3-linux-arm64.tar.gz
 		release-notes.md rules-egress.yaml rules-policies.yaml rules-ports.yaml rules.yaml`)
 	if d := cmp.Diff(want, names); d != "" {
 		t.Errorf("files of the release (-want +got):\n%s", d)
@@ -202,17 +203,17 @@ func krewVerifies(t *testing.T, dir string) {
 	t.Helper()
 	var k krewPlugin
 	harness.OK(t, yaml.UnmarshalStrict(released(t, dir, "krew-berth.yaml"), &k))
-	if k.Metadata["name"] != "berth" || k.Spec.Version != version || len(k.Spec.Platforms) != 2 {
+	if k.Metadata["name"] != "berth" || k.Spec.Version != version || len(k.Spec.Platforms) != 4 {
 		t.Errorf("krew manifest = %+v", k)
 	}
 	for _, p := range k.Spec.Platforms {
-		arch := p.Selector.MatchLabels["arch"]
-		name := "kubectl-berth-v1.2.3-linux-" + arch + ".tar.gz"
+		system, arch := p.Selector.MatchLabels["os"], p.Selector.MatchLabels["arch"]
+		name := "kubectl-berth-v1.2.3-" + system + "-" + arch + ".tar.gz"
 		data := released(t, dir, name)
 		if p.URI != "https://github.com/berthnet/berth/releases/download/v1.2.3/"+name || p.SHA256 != sum(data) {
 			t.Errorf("platform = %+v, want %s with checksum %s", p, name, sum(data))
 		}
-		want := map[string]string{p.Bin: "berthctl for " + arch, "LICENSE": "Apache"}
+		want := map[string]string{p.Bin: "berthctl for " + system + " " + arch, "LICENSE": "Apache"}
 		if d := cmp.Diff(want, unpack(t, data)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", name, d)
 		}
@@ -221,7 +222,7 @@ func krewVerifies(t *testing.T, dir string) {
 
 func programsAreComplete(t *testing.T, dir string) {
 	t.Helper()
-	want := map[string]string{"berthctl": "berthctl for arm64", "berthd": "berthd for arm64", "cni/portmap": "cni/portmap for arm64", "LICENSE": "Apache"}
+	want := map[string]string{"berthctl": "berthctl for linux arm64", "berthd": "berthd for linux arm64", "cni/portmap": "cni/portmap for linux arm64", "LICENSE": "Apache"}
 	if d := cmp.Diff(want, unpack(t, released(t, dir, "berth-v1.2.3-linux-arm64.tar.gz"))); d != "" {
 		t.Errorf("programs for arm64 (-want +got):\n%s", d)
 	}
@@ -276,7 +277,8 @@ func TestIncompleteBuildIsRejected(t *testing.T) {
 	}{
 		{"no SBOM", func(dir string) error { return os.Remove(dir + "/images/berth-egress-arm64.spdx.json") }, "berth-egress-arm64.spdx.json"},
 		{"no layout", func(dir string) error { return os.RemoveAll(dir + "/images/berth-node") }, "images/berth-node"},
-		{"no program", func(dir string) error { return os.Remove(dir + "/programs/arm64/berthctl") }, "no berthctl in"},
+		{"no program", func(dir string) error { return os.Remove(dir + "/programs/arm64/berthctl") }, "programs for linux on arm64: no berthctl in"},
+		{"no program for laptops", func(dir string) error { return os.RemoveAll(dir + "/programs/darwin-amd64") }, "programs for darwin on amd64"},
 		{"images of another version", func(dir string) error {
 			return os.WriteFile(dir+"/images/digests.txt", []byte("registry.example/berth-node:v1.2.2@sha256:0\n"), 0o600)
 		}, "expected NAME:v1.2.3@sha256:"},

@@ -20,19 +20,19 @@ const (
 
 // The metrics.
 var (
-	notReady    = metric.New("berth_egress_not_ready", gauge, "1 while the gateway takes no connections, with the reason: "+clientsUnknown+", "+noFoU+" (the kernel lacks Foo over UDP), "+notForwarded+" (the pod's sysctls) or "+failing+".", "reason")
+	notReady    = metric.New("berth_egress_not_ready", gauge, "1 while the gateway accepts no connections, by reason: "+clientsUnknown+", "+noFoU+" (the kernel lacks Foo over UDP), "+notForwarded+" (the pod's sysctls) or "+failing+".", "reason")
 	ending      = metric.New("berth_egress_ending", gauge, "1 while the gateway terminates and serves its open connections.")
-	clients     = metric.New("berth_egress_client_addresses", gauge, "Addresses of clients that are served.", "family")
+	clients     = metric.New("berth_egress_client_addresses", gauge, "Addresses of clients that the gateway serves.", "family")
 	connections = metric.New("berth_egress_connections", gauge, "Connections that the kernel tracks in the pod.")
 	limit       = metric.New("berth_egress_connections_limit", gauge, "Limit of tracked connections (net.netfilter.nf_conntrack_max of the node). Beyond it, packets of new connections are dropped.")
 	refused     = metric.New("berth_egress_connections_refused_total", counter, "Packets that were dropped because the connection table was full.")
-	packets     = metric.New("berth_egress_translated_packets_total", counter, "Packets from clients (out) and answers to them (in).", "direction", "family")
-	bytes       = metric.New("berth_egress_translated_bytes_total", counter, "Bytes of these, from their IP headers on, without the tunnels' headers.", "direction", "family")
-	dropped     = metric.New("berth_egress_dropped_packets_total", counter, "Packets that were dropped. not-a-client: to the tunnels' port, from an address that is no client's or with another inner source; destination: from a client to an address outside of the Egress's destinations; invalid: of no known connection, and not the first of a new one; not-forwarded: between clients, to the gateway itself, or from outside and not an answer.", "reason", "family")
-	lost        = metric.New("berth_egress_dropped_bytes_total", counter, "Bytes of these.", "reason", "family")
-	apiFailures = metric.New("berth_egress_api_failures_total", counter, "Requests to the Kubernetes API that failed.")
-	failures    = metric.New("berth_egress_apply_failures_total", counter, "Changes of the kernel that failed or left out clients.")
-	applies     = metric.New("berth_egress_apply_duration_seconds", histogram, "How long changes of the kernel took.")
+	packets     = metric.New("berth_egress_translated_packets_total", counter, "Packets from clients (out) and replies to them (in).", "direction", "family")
+	bytes       = metric.New("berth_egress_translated_bytes_total", counter, "Bytes of these packets, with their IP headers but without the tunnels' headers.", "direction", "family")
+	dropped     = metric.New("berth_egress_dropped_packets_total", counter, "Packets that were dropped. not-a-client: to the tunnel port, from an address that is not a client's or with another inner source; destination: from a client to an address outside the Egress's destinations; invalid: neither part of a known connection nor the first packet of a new one; not-forwarded: between clients, to the gateway itself, or from outside and not a reply.", "reason", "family")
+	lost        = metric.New("berth_egress_dropped_bytes_total", counter, "Bytes of these packets.", "reason", "family")
+	apiFailures = metric.New("berth_egress_api_failures_total", counter, "Failed requests to the Kubernetes API.")
+	failures    = metric.New("berth_egress_apply_failures_total", counter, "Kernel updates that failed or omitted clients.")
+	applies     = metric.New("berth_egress_apply_duration_seconds", histogram, "Duration of kernel updates.")
 
 	families = []metric.Family{notReady, ending, clients, connections, limit, refused, packets, bytes, dropped, lost, apiFailures, failures, applies}
 )
@@ -145,8 +145,8 @@ func WriteMetricsReference(w io.Writer) error {
 <!-- Generated from internal/berthegress by "make generate". -->
 
 Served at /metrics on --metrics-address of each gateway in the Prometheus text
-format, besides the Go runtime's and the process's own. Counts of packets and bytes
-go on when the program is restarted in its pod.
+format, together with the metrics of the Go runtime and the process. Counts of packets
+and bytes continue when the program restarts in its pod.
 
 `)
 	metric.WriteTable(&b, families)

@@ -4,8 +4,6 @@ package clock
 import (
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Clock reads time and makes timers.
@@ -39,13 +37,7 @@ type Real struct{}
 func (Real) Now() time.Time { return time.Now() }
 
 // Boot implements Clock. It is zero if the kernel has no boot clock.
-func (Real) Boot() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
-}
+func (Real) Boot() time.Duration { return boot() }
 
 // After implements Clock.
 func (Real) After(d time.Duration) <-chan time.Time { return time.After(d) }

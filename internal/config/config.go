@@ -56,6 +56,8 @@ type Given struct {
 	Unknown []string
 	// Effective is every setting as given, or its default.
 	Effective []introspect.Setting
+	// Drift is the difference between the settings and those that the chart installed.
+	Drift Drift
 }
 
 // HasPorts reports whether pods may have NICs that are ports of VPCs.

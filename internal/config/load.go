@@ -78,15 +78,21 @@ func (l *Loader[C]) Load(environ []string) (C, error) {
 	if err := ignoreEndpoints(env); err != nil {
 		problems = append(problems, err)
 	}
+	in := inputs{flags: map[string]string{}, env: env}
+	for flag, r := range l.raw {
+		if r.set {
+			in.flags[flag] = r.text
+		}
+	}
 	var effective []introspect.Setting
 	for _, s := range l.settings {
-		name, value, err := l.apply(s, env)
+		name, value, err := in.apply(s)
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", name, err))
 		}
 		effective = append(effective, introspect.Setting{Name: s.Flag, Value: redact.Text(value), From: name})
 	}
-	problems = append(problems, l.finish(Given{unknown(l.settings, env), effective})...)
+	problems = append(problems, l.finish(Given{unknown(l.settings, env), effective, in.drift(l.settings)})...)
 	if err := errors.Join(problems...); err != nil {
 		var none C
 		return none, fmt.Errorf("invalid settings:\n%w", err)
@@ -95,17 +101,13 @@ func (l *Loader[C]) Load(environ []string) (C, error) {
 }
 
 // apply parses the value that takes precedence, and returns it with its origin.
-func (l *Loader[C]) apply(s Setting, env map[string]string) (name, value string, err error) {
-	name, value = "default of --"+s.Flag, s.Default
-	if r := l.raw[s.Flag]; r.set {
-		name, value = "--"+s.Flag, r.text
-	} else {
-		for _, e := range s.Env {
-			if v, ok := env[e]; ok && v != "" {
-				name, value = "environment variable "+e, v
-				break
-			}
-		}
+func (in inputs) apply(s Setting) (name, value string, err error) {
+	name, value = in.value(s)
+	switch {
+	case name == "":
+		name = "default of --" + s.Flag
+	case !strings.HasPrefix(name, "--"):
+		name = "environment variable " + name
 	}
 	if err := s.parse.store(value); err != nil {
 		return name, value, fmt.Errorf("%q: %w", value, err)
@@ -118,7 +120,7 @@ func (l *Loader[C]) apply(s Setting, env map[string]string) (name, value string,
 func unknown(settings []Setting, env map[string]string) []string {
 	var out []string
 	for name := range env {
-		if !strings.HasPrefix(name, "BERTH_") || strings.Contains(name, "_SERVICE_") || strings.Contains(name, "_PORT") || name == failpoint.EnvVar {
+		if !strings.HasPrefix(name, "BERTH_") || strings.Contains(name, "_SERVICE_") || strings.Contains(name, "_PORT") || name == failpoint.EnvVar || name == InstalledEnv {
 			continue
 		}
 		if !slices.ContainsFunc(settings, func(s Setting) bool { return slices.Contains(s.Env, name) }) {

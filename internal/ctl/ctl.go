@@ -4,14 +4,12 @@ package ctl
 
 import (
 	"fmt"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ctl/bundle"
 	"github.com/berthnet/berth/internal/ctl/plancmd"
 	"github.com/berthnet/berth/internal/ctl/view"
-	"github.com/berthnet/berth/internal/node/install"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/web/planner"
 )
@@ -25,7 +23,8 @@ func New() *cobra.Command {
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), plancmd.New(plancmd.Options{Page: planner.Page}), newMigrate(), newUninstall(), bundle.New(bundle.Options{}), newVersion())
+	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), plancmd.New(plancmd.Options{Page: planner.Page}), bundle.New(bundle.Options{Node: NodeParts}), newVersion())
+	cmd.AddCommand(onNode()...)
 	return cmd
 }
 
@@ -86,33 +85,5 @@ func newIPManager() *cobra.Command {
 	}
 	n.register(cmd)
 	out.register(cmd)
-	return cmd
-}
-
-func newUninstall() *cobra.Command {
-	var dir, name string
-	cmd := &cobra.Command{
-		Use:   "uninstall-cni",
-		Short: "Remove Berth's network configuration from this node",
-		Long: `Remove Berth's network configuration from this node, which then gets no new pods.
-The plugin's binary stays, because the removal of running pods needs it. A running
-berthd with --install-cni restores the configuration.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			path := filepath.Join(dir, name)
-			removed, err := install.Uninstall(dir, name)
-			if err != nil {
-				return err
-			}
-			what := "removed"
-			if !removed {
-				what = "no configuration of Berth at"
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), what, path)
-			return err
-		},
-	}
-	cmd.Flags().StringVar(&dir, "cni-conf-dir", "/etc/cni/net.d", "where the runtime looks for network configuration")
-	cmd.Flags().StringVar(&name, "cni-conf-name", "10-berth.conflist", "name of the configuration file")
 	return cmd
 }

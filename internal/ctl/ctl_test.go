@@ -324,3 +324,33 @@ func TestUninstall(t *testing.T) {
 		}
 	}
 }
+
+// max-pods reads a subnet's free addresses from EC2, with the user's own configuration.
+func TestMaxPodsOfASubnet(t *testing.T) {
+	ec2 := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.FormValue("Action") != "DescribeSubnets" || !strings.Contains(r.Header.Get("Authorization"), "/eu-central-1/ec2/") {
+			t.Errorf("request %s with %s, want DescribeSubnets in eu-central-1", r.FormValue("Action"), r.Header.Get("Authorization"))
+		}
+		item := ""
+		if r.FormValue("Filter.1.Value.1") == "subnet-0123" {
+			item = "<item><subnetId>subnet-0123</subnetId><vpcId>vpc-1</vpcId><availabilityZone>eu-central-1a</availabilityZone><cidrBlock>10.0.1.0/24</cidrBlock><availableIpAddressCount>15</availableIpAddressCount></item>"
+		}
+		_, _ = fmt.Fprintf(w, "<DescribeSubnetsResponse><requestId>1</requestId><subnetSet>%s</subnetSet></DescribeSubnetsResponse>", item)
+	}))
+	defer ec2.Close()
+	for name, value := range map[string]string{
+		"AWS_ENDPOINT_URL_EC2": ec2.URL, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_CONFIG_FILE": os.DevNull, "AWS_SHARED_CREDENTIALS_FILE": os.DevNull,
+	} {
+		t.Setenv(name, value)
+	}
+	of := []string{"max-pods", "--instance-type=m5.large", "--region=eu-central-1"}
+	if out, err := run(t, append(of, "--subnet-id=subnet-0123")...); err != nil || !strings.HasPrefix(out, "m5.large: 16 pods\n") {
+		t.Errorf("output %q, error %v; want 16 pods, as with --free-addresses 15", out, err)
+	}
+	if _, err := run(t, append(of, "--subnet-id=subnet-4567")...); err == nil || !strings.Contains(err.Error(), "--subnet-id subnet-4567: EC2 has no subnet subnet-4567") {
+		t.Errorf("unknown subnet: error = %v", err)
+	}
+	if _, err := run(t, append(of, "--subnet-id=subnet-0123", "--free-addresses=1")...); err == nil || !strings.Contains(err.Error(), "are both set") {
+		t.Errorf("both flags: error = %v", err)
+	}
+}

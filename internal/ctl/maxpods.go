@@ -1,13 +1,16 @@
 package ctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/internal/ctl/ec2subnets"
 	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 	"github.com/berthnet/berth/internal/ec2/maxpods"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -37,6 +40,8 @@ type maxPodsCommand struct {
 	all          bool
 	families     string
 	free         int
+	subnet       string
+	region       string
 	o            maxpods.Options
 	out          maxPodsFormat
 }
@@ -52,10 +57,9 @@ host-network pods, which need no address. With prefixes, each address except the
 one is a /28 of 16 addresses.
 
 The result is at most what EKS recommends: 110 pods on instances with up to 30 processors,
-250 with more. With --free-addresses it is also at most what the subnet has addresses for.
-The command calls nothing; EC2 tells how many addresses are free:
-
-  aws ec2 describe-subnets --subnet-ids SUBNET --query 'Subnets[0].AvailableIpAddressCount'
+250 with more. With --subnet-id it is also at most what the subnet has addresses for: the
+command asks EC2 (ec2:DescribeSubnets) how many are free, with the credentials and the region
+that the AWS command line uses. --free-addresses gives the number without a call.
 
 IPv6 is no limit, because each ENI has a /80: for dual-stack pods the number is that of
 IPv4. Instance types without prefixes have single IPv6 addresses, and those of the primary
@@ -78,6 +82,11 @@ the Amazon VPC CNI has them, which is without EKS's recommendation.`,
 				return fmt.Errorf("--free-addresses is %d: expected 0 or more", c.free)
 			}
 			c.o.Free = c.free
+			if c.subnet != "" {
+				if err := c.askSubnet(cmd.Context()); err != nil {
+					return err
+				}
+			}
 			switch {
 			case (c.all || c.out == eniMaxPods) && c.instanceType != "":
 				return errors.New("--instance-type and --all (or -o eni-max-pods) are both set: expected one of them")
@@ -98,8 +107,23 @@ the Amazon VPC CNI has them, which is without EKS's recommendation.`,
 	f.BoolVar(&c.o.Trunk, "trunk-eni", false, "reserve one ENI as a trunk; its branch interfaces are not counted")
 	f.IntVar(&c.o.MaxENI, "max-eni", 0, "maximum number of ENIs, eth0 included; 0: as many as the type has")
 	f.IntVar(&c.free, "free-addresses", 0, "free IPv4 addresses of the subnet that the node takes addresses from, once it runs")
+	f.StringVar(&c.subnet, "subnet-id", "", "subnet that the node takes addresses from: read its free addresses from EC2")
+	f.StringVar(&c.region, "region", "", "AWS region of --subnet-id; that of the AWS configuration or the instance if empty")
 	f.VarP(&c.out, "output", "o", "output format")
 	return cmd
+}
+
+// askSubnet reads the free addresses of the subnet from EC2.
+func (c *maxPodsCommand) askSubnet(ctx context.Context) error {
+	if c.o.HasFree {
+		return errors.New("--subnet-id and --free-addresses are both set: expected one of them")
+	}
+	list, err := ec2subnets.Read(ctx, c.region, cloud.SubnetFilter{IDs: []string{c.subnet}})
+	if err != nil {
+		return fmt.Errorf("--subnet-id %s: %w", c.subnet, err)
+	}
+	c.o.Free, c.o.HasFree = list[0].Free, true
+	return nil
 }
 
 func (c *maxPodsCommand) printOne(w io.Writer) error {

@@ -247,3 +247,30 @@ func TestNamedForCoil(t *testing.T) {
 		}
 	}
 }
+
+// What has only the name of Coil's Egress, or of its kind, is not Coil's.
+func TestObjectsOfCoil(t *testing.T) {
+	owned := func(change func(*metav1.OwnerReference)) *metav1.ObjectMeta {
+		r := metav1.OwnerReference{APIVersion: "coil.cybozu.com/v2", Kind: "Egress", Name: "nat", UID: "1", Controller: new(true)}
+		change(&r)
+		return &metav1.ObjectMeta{Name: "nat", OwnerReferences: []metav1.OwnerReference{r}}
+	}
+	if !IsCoils(owned(func(*metav1.OwnerReference) {}), "1") {
+		t.Error("an object of Coil's Egress is not recognized")
+	}
+	for name, o := range map[string]*metav1.ObjectMeta{
+		"nobody's":             {Name: "nat"},
+		"an earlier Egress's":  owned(func(r *metav1.OwnerReference) { r.UID = "2" }),
+		"Berth's":              owned(func(r *metav1.OwnerReference) { r.APIVersion = v1alpha1.GroupVersion.String() }),
+		"an AddressPool's":     owned(func(r *metav1.OwnerReference) { r.Kind = "AddressPool" }),
+		"another Egress's":     owned(func(r *metav1.OwnerReference) { r.Name = "web" }),
+		"not controlled by it": owned(func(r *metav1.OwnerReference) { r.Controller = nil }),
+	} {
+		if IsCoils(o, "1") {
+			t.Errorf("an object that is %s counts as Coil's", name)
+		}
+	}
+	if IsCoils(owned(func(r *metav1.OwnerReference) { r.UID = "" }), "") {
+		t.Error("an object counts as Coil's for an Egress that replaces none of Coil's")
+	}
+}

@@ -15,6 +15,9 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
@@ -135,6 +138,12 @@ func NamedForCoil(annotations map[string]string) []Ref {
 // HasCoilClients reports whether annotations of an Egress say that it has clients of Coil.
 func HasCoilClients(annotations map[string]string) bool {
 	return annotations[v1alpha1.AnnotationCoilClients] == "true"
+}
+
+// IsCoils reports whether Coil's Egress with this UID, of the same name, controls an object.
+func IsCoils(o metav1.Object, uid types.UID) bool {
+	owner := metav1.GetControllerOf(o)
+	return owner != nil && uid != "" && owner.UID == uid && owner.Kind == "Egress" && owner.Name == o.GetName() && strings.HasPrefix(owner.APIVersion, "coil.cybozu.com/")
 }
 
 // parse reads one annotation. wrong is why it is invalid; empty: it is valid.

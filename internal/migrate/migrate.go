@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// The former systems, as in `berthctl migrate FROM`.
+// The former systems: FROM in `berthctl migrate FROM`.
 const (
 	AmazonVPCCNI = "amazon-vpc-cni"
 	Coil         = "coil"
@@ -24,17 +24,17 @@ type System interface {
 	// Apply adopts the pods of the former system. It refuses while the former daemon or berthd runs, and when the plan
 	// has an obstacle that blocks.
 	Apply(ctx context.Context) (Report, error)
-	// Finish removes what the former system left on the node. There is no rollback after it. It refuses while pods of
+	// Finish removes what the former system left on the node. It cannot be rolled back. It refuses while pods of
 	// the former system are left.
 	Finish(ctx context.Context) (Report, error)
-	// Rollback gives all pods that the former system can serve back to it. It refuses while either daemon runs.
+	// Rollback returns to the former system all pods that it can serve. It refuses while either daemon runs.
 	Rollback(ctx context.Context) (Report, error)
 	// Verify compares records, kernel and the former system's state, and changes nothing: each address has one owner, and
 	// each pod answers.
 	Verify(ctx context.Context) (Report, error)
 }
 
-// Fate is what becomes of a pod.
+// Fate is what the migration does with a pod.
 type Fate string
 
 // The fates of pods.
@@ -57,7 +57,7 @@ type Pod struct {
 	Uplink      string       `json:"uplink,omitempty"`   // the ENI or block that has the addresses
 	Fate        Fate         `json:"fate"`
 	Why         string       `json:"why,omitempty"` // for Replace
-	// Reached are the addresses that answered, by a step that asked.
+	// Reached are the addresses that answered, set by steps that probe them.
 	Reached []Reached `json:"reached,omitempty"`
 }
 
@@ -83,7 +83,7 @@ type Step struct {
 	Final bool `json:"final,omitempty"`
 }
 
-// Obstacle is something that is in the way.
+// Obstacle is a condition on the node that hinders the migration.
 type Obstacle struct {
 	What   string `json:"what"`
 	Remedy string `json:"remedy"`
@@ -105,7 +105,9 @@ type Report struct {
 	Command string   `json:"command"` // apply, finish, rollback or verify
 	Pods    []Pod    `json:"pods"`    // after the step
 	Changed []string `json:"changed"` // what the step changed; empty: nothing was left to do
-	// Problems are violations that Verify found, and what the other steps could not do.
+	// Kept are files of the former system that Finish left, with the reason.
+	Kept []string `json:"kept,omitempty"`
+	// Problems are violations that Verify found, and failures of the other steps.
 	Problems []string `json:"problems"`
 }
 
@@ -119,13 +121,13 @@ func Count(pods []Pod, fate Fate) (n int) {
 	return n
 }
 
-// Blocked returns the obstacles that refuse the migration.
+// Blocked returns the obstacles that block the migration.
 func (p Plan) Blocked() []Obstacle {
 	return slices.DeleteFunc(slices.Clone(p.Obstacles), func(o Obstacle) bool { return !o.Blocks })
 }
 
-// Lasting returns the report of a second look, with those problems that the first one found too: pods that come and go
-// meanwhile are none. There is no second look if the first one finds nothing.
+// Lasting checks twice, and returns the second report with the problems that both found, since pods that start or end
+// during one check look like problems. It checks once if the first report has none.
 func Lasting(look func() (Report, error)) (Report, error) {
 	first, err := look()
 	if err != nil || len(first.Problems) == 0 {

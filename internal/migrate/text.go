@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// Complete replaces lists that are nil, so that JSON has none that is null.
+// Complete replaces nil lists by empty ones, so that JSON has no null.
 func (p Plan) Complete() Plan {
 	p.Found, p.Pods, p.Steps, p.Obstacles = list(p.Found), list(p.Pods), list(p.Steps), list(p.Obstacles)
 	return p
 }
 
-// Complete replaces lists that are nil, so that JSON has none that is null.
+// Complete replaces nil lists by empty ones, so that JSON has no null.
 func (r Report) Complete() Report {
 	r.Pods, r.Changed, r.Problems = list(r.Pods), list(r.Changed), list(r.Problems)
 	return r
@@ -38,7 +38,7 @@ var words = []struct {
 	{Gone, "entries of pods that are gone"},
 }
 
-// Remark is what the text of a plan says after the step: " (done)", " (cannot be undone)" or nothing.
+// Remark is the text after a step of a plan: " (done)", " (cannot be undone)" or nothing.
 func (s Step) Remark() string {
 	switch {
 	case s.Done:
@@ -49,7 +49,7 @@ func (s Step) Remark() string {
 	return ""
 }
 
-// WriteText writes the plan for people.
+// WriteText writes the plan as readable text.
 func (p Plan) WriteText(w io.Writer) error {
 	t := &text{w: w}
 	t.printf("Migration from %s\n", p.From)
@@ -73,7 +73,7 @@ func (p Plan) WriteText(w io.Writer) error {
 	return t.err
 }
 
-// WriteText writes the report for people.
+// WriteText writes the report as readable text.
 func (r Report) WriteText(w io.Writer) error {
 	t := &text{w: w}
 	switch {
@@ -86,6 +86,9 @@ func (r Report) WriteText(w io.Writer) error {
 	}
 	for _, c := range r.Changed {
 		t.printf("  %s\n", c)
+	}
+	for _, k := range r.Kept {
+		t.printf("  kept %s\n", k)
 	}
 	t.pods(r.Pods)
 	for _, p := range r.Problems {

@@ -54,6 +54,8 @@ type environment struct {
 	log  *slog.Logger
 	deps Dependencies
 	ec2  *openedEC2
+
+	installed *installed
 }
 
 // openedEC2 is the client of EC2 once the ENI feature has opened it. Features that are set up later
@@ -187,7 +189,7 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 		Identity: nodeenis.Identity{
 			NodeTag: cfg.InstanceNodeTag, ClusterTag: cfg.InstanceClusterTag.Key, ClusterValue: cfg.InstanceClusterTag.Value,
 		},
-		Grace: cfg.NodeGoneGrace, Settle: cfg.SettleTime, DemandServed: m.DemandServed,
+		Grace: cfg.NodeGoneGrace, Settle: cfg.SettleTime, DemandServed: m.DemandServed, Settings: env.installed.state,
 	})
 	if err != nil {
 		return part{}, err

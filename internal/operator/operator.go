@@ -7,6 +7,7 @@
 //	reach.go     waiting for the Kubernetes API, and kinds that can no longer be watched
 //	lease.go     leader election
 //	serve.go     metrics and probes
+//	installed.go settings that differ from those that the chart installed
 package operator
 
 import (
@@ -27,6 +28,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ec2/cloud/aws"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
@@ -96,7 +98,8 @@ func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps De
 	if err != nil {
 		return err
 	}
-	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, log, deps, &openedEC2{}}); err != nil {
+	settings := &installed{drift: cfg.Drift, dir: allowedDir, clock: clock.Real{}, log: log}
+	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, log, deps, &openedEC2{}, settings}); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -143,7 +146,7 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 // assemble sets up the enabled features.
 func assemble(ctx context.Context, mgr manager.Manager, f *front, features []feature, kinds []*watched.Kind, env environment) error {
 	var alive []check
-	var collectors []prometheus.Collector
+	collectors := []prometheus.Collector{env.installed.gauge()}
 	for _, ft := range features {
 		collectors = append(collectors, ft.counters...)
 	}
@@ -158,6 +161,9 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, features []fea
 		if err := env.deps.Metrics.Register(c); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
 		}
+	}
+	if err := mgr.Add(watcher(env.installed.run)); err != nil {
+		return err
 	}
 	filled := cachesFilled(mgr.GetCache(), kinds)
 	f.watch(filled, all(alive))
@@ -218,7 +224,7 @@ are in seconds. Only the leading operator has values of nodes and subnets: those
 a standby are 0 or missing.
 
 `)
-	var all []metric.Family
+	all := []metric.Family{famInstalled}
 	for _, f := range newFeatures() {
 		all = append(all, f.families...)
 	}

@@ -74,11 +74,11 @@ func created(subnet string) string {
 	return fmt.Sprintf(`berth_operator_eni_interface_creation_ops_total{status="success",subnet_id=%q}`, subnet)
 }
 
-// gaugesOfOthers are prefixes of metrics that exist only with --ipam=pool or port, or with a VPC, and of the rate
+// gaugesOfOthers are prefixes of metrics that exist only with --ipam=pool or port, with a VPC or with a chart, and of the rate
 // limiter's, which has no values when nodes join a second apart (see TestMetricsOfNodes).
 var gaugesOfOthers = []string{"berth_operator_network_polic",
 	"berth_operator_pool_", "berth_operator_port_", "berth_operator_vpc_", "berth_operator_podnic", "berth_operator_stray_ports", "berth_operator_warm_port", "berth_operator_egress_",
-	"berth_operator_webhook_certificate_expiry_", "berth_operator_ec2_rate_limit_",
+	"berth_operator_webhook_certificate_expiry_", "berth_operator_ec2_rate_limit_", "berth_operator_settings_",
 }
 
 // checkFamilies compares /metrics with its reference page.

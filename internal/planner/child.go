@@ -9,17 +9,16 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// A server simulates in a process of its own, which has one thread of Go code, the lowest priority, bounds on memory, no
-// credentials in its environment, and no way to take the server down. It ends with the server.
+// A server simulates in a separate process, which has one thread of Go code, the lowest priority, limited memory and no
+// credentials in its environment, and cannot crash the server. It ends with the server.
 
-// childArgument makes a program that calls Child a simulation.
+// childArgument is the argument with which a program that calls Child becomes a simulation.
 const childArgument = "simulate-scenario"
 
 const (
@@ -72,7 +71,7 @@ func simulateFor(in io.Reader, out io.Writer) error {
 	return json.NewEncoder(out).Encode(reply)
 }
 
-// InChild simulates a scenario in a child process of this program, whose main calls Child. The child ends with ctx.
+// InChild simulates a scenario in a child process of this program, whose main must call Child. The child ends with ctx.
 func InChild(ctx context.Context, s Scenario) (*Result, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -88,10 +87,7 @@ func InChild(ctx context.Context, s Scenario) (*Result, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(text), &out, &trouble
 	cmd.Env = []string{"GOMAXPROCS=1", "GOGC=400", "GOMEMLIMIT=" + childMemory}
 	cmd.WaitDelay = time.Second
-	runtime.LockOSThread() // the signal comes when the thread ends that started the child
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	err = cmd.Run()
+	err = runChild(cmd)
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)

@@ -12,14 +12,14 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// Cluster is what is known of a running cluster.
+// Cluster is the observed state of a running cluster.
 type Cluster struct {
 	Nodes      []ClusterNode
 	Subnets    []Subnet
 	Settings   Settings
-	Pods       map[string]int // running ones with an address of their own, by controller (NAMESPACE/NAME); without daemon pods
-	DaemonPods int            // on each node, with an address of their own
-	History    *History       // nil: none
+	Pods       map[string]int // number of running pods with their own address, by controller (NAMESPACE/NAME); without daemon pods
+	DaemonPods int            // number of daemon pods with their own address on each node
+	History    *History       // may be nil
 }
 
 // ClusterNode is a node of a running cluster.
@@ -32,11 +32,11 @@ type ClusterNode struct {
 // withoutHistory is the simulated time of a cluster without a history.
 const withoutHistory = time.Hour
 
-// otherPods names the pods that no known deployment has.
+// otherPods is the name for pods without a known deployment.
 const otherPods = "other pods"
 
-// Scenario makes a scenario of a cluster: its workload over the time of its history or, without one, its pods for an
-// hour, with a rolling update of each deployment. The alternatives are settings that are often better.
+// Scenario creates a scenario from a cluster, with the workload of its history or, without one, its current pods for an
+// hour and a rolling update of each deployment. The alternatives are settings that are often better.
 func (c Cluster) Scenario() Scenario {
 	s := Scenario{
 		Name: "cluster", Duration: Duration(withoutHistory), Seed: 1, Subnets: slices.Clone(c.Subnets), Settings: c.Settings,
@@ -78,7 +78,7 @@ func (c Cluster) groups() (out []NodeGroup) {
 	return out
 }
 
-// fewer joins the smallest deployments, if there are more than a scenario may have.
+// fewer merges the smallest deployments if there are more than a scenario may have.
 func fewer(list []Deployment) []Deployment {
 	if len(list) <= maxList {
 		return list
@@ -142,10 +142,10 @@ func (c Cluster) alternatives() (out []Alternative) {
 // History is a cluster's workload over time. All lists have one element for each step.
 type History struct {
 	Step     time.Duration
-	Replicas map[string][]int // of deployments, as wanted, by NAMESPACE/NAME
-	Updated  map[string][]int // of these, pods of the newest revision
-	Pods     []int            // with an address of Berth
-	Starts   []int            // ADDs that succeeded since the step before
+	Replicas map[string][]int // desired replicas of deployments, by NAMESPACE/NAME
+	Updated  map[string][]int // pods of the newest revision, by deployment
+	Pods     []int            // pods with an address of Berth
+	Starts   []int            // successful ADDs since the previous step
 	Nodes    []int
 }
 
@@ -170,8 +170,8 @@ func (h *History) changes(list []int) (first int, out []Change) {
 	return list[0], out
 }
 
-// deployments returns the deployments of the history, with their rolling updates, and the pods that none of them
-// explains. The pods that started without reason give these their lifetime.
+// deployments returns the deployments of the history with their rolling updates, and one for the pods without a
+// deployment. Its pods have a lifetime that explains the remaining ADDs.
 func (h *History) deployments(daemonPods int) (out []Deployment) {
 	known, explained := make([]int, len(h.Pods)), 0
 	for _, name := range slices.Sorted(maps.Keys(h.Replicas)) {
@@ -227,7 +227,7 @@ func (h *History) deployments(daemonPods int) (out []Deployment) {
 	return append(out, d)
 }
 
-// scaleNodes scales the node groups as the number of nodes of the history changed, each by its share.
+// scaleNodes scales the node groups in proportion to the number of nodes in the history.
 func (h *History) scaleNodes(groups []NodeGroup) {
 	now := 0
 	for _, g := range groups {

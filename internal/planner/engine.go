@@ -16,10 +16,9 @@ import (
 // and deadlines of contexts, sees virtual time. The package is made for tests, but a zero testing.T is all it needs,
 // and no other package knows when every goroutine is blocked.
 //
-// Go's scheduler is not reproducible, so the engine lets one goroutine go on at a time: an event, such as the end of a
+// Go's scheduler is not reproducible, so the engine lets one goroutine run at a time: an event, such as the end of a
 // wait on the simulation's clock, wakes one goroutine, and the next event follows once all are blocked again.
-// Goroutines that one event woke together stop at clock.Turn, and go on one after the other in the order of their
-// names.
+// Goroutines that the same event woke stop at clock.Turn, and continue one after another in the order of their names.
 
 // engine is virtual time.
 type engine struct {
@@ -90,7 +89,7 @@ func (e *engine) run(until time.Time, done func() bool) error {
 		steps := e.steps
 		e.mu.Unlock()
 		if wait > 0 {
-			time.Sleep(wait) //nolint:forbidigo // virtual time; deadlines of contexts may pass meanwhile
+			time.Sleep(wait) //nolint:forbidigo // virtual time, in which deadlines of contexts may pass
 			continue
 		}
 		if steps%1024 == 0 && e.outside.Err() != nil {
@@ -103,7 +102,7 @@ func (e *engine) run(until time.Time, done func() bool) error {
 	}
 }
 
-// quiet reports whether nothing will happen any more.
+// quiet reports whether there are no more events.
 func (e *engine) quiet() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -118,8 +117,8 @@ func (e *engine) after(owner string, d time.Duration, f func()) {
 	heap.Push(&e.queue, event{time.Now().Add(max(0, d)), owner, e.seq, f})
 }
 
-// clock is virtual time as its owner, such as a node, sees it. One event may wake goroutines of several owners, which
-// then make timers at the same time: the order of their events is that of the owners' names.
+// clock is the virtual clock of an owner, such as a node. One event may wake goroutines of several owners, which then
+// create timers at the same time: their events are ordered by the owners' names.
 type clock struct {
 	*engine
 	owner string
@@ -168,7 +167,7 @@ func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
 func (q *events) Push(x any)   { *q = append(*q, x.(event)) }
 func (q *events) Pop() any     { return pop((*[]event)(q)) }
 
-// turn is a goroutine that waits to go on.
+// turn is a goroutine that waits for its turn.
 type turn struct {
 	owner, name string
 	number, seq uint64

@@ -32,7 +32,7 @@ func Examples() ([]Scenario, error) {
 	return out, nil
 }
 
-// Example returns the text of a scenario that ships with Berth. The error names those that there are.
+// Example returns the text of a scenario that ships with Berth. The error lists the existing ones.
 func Example(name string) ([]byte, error) {
 	if text, err := examples.ReadFile("examples/" + name + ".yaml"); err == nil {
 		return text, nil

@@ -17,9 +17,9 @@ import (
 	"github.com/berthnet/berth/internal/version"
 )
 
-// ServeOptions bound what visitors of the page may use. Zero values mean the defaults noted below.
+// ServeOptions limit the resources that visitors of the page may use. Zero values mean the defaults noted below.
 type ServeOptions struct {
-	// AtOnce is the number of simulations that run at the same time; 1. Others are refused, and none waits.
+	// AtOnce is the maximum number of concurrent simulations; 1 by default. More are rejected, and do not wait.
 	AtOnce int
 	// Most is how long a simulation may take; a minute, as a day of 100 nodes in operator mode takes 15 s of CPU time.
 	Most time.Duration
@@ -27,8 +27,8 @@ type ServeOptions struct {
 	Simulate func(context.Context, Scenario) (*Result, error)
 }
 
-// Handler serves the planner's page and its API: GET api/types, GET api/scenarios and POST api/simulate. It keeps
-// nothing of what visitors send.
+// Handler serves the planner's page and its API: GET api/types, GET api/scenarios and POST api/simulate. It stores
+// nothing that visitors send.
 func Handler(page fs.FS, o ServeOptions) http.Handler {
 	if o.AtOnce <= 0 {
 		o.AtOnce = 1
@@ -79,11 +79,11 @@ type simulations struct {
 
 // ServeHTTP implements http.Handler.
 func (s *simulations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// A page of another site may send a simple request without asking.
+	// A page of another site may send a simple request without a preflight request.
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "", "same-origin", "none":
 	default:
-		reply(w, http.StatusForbidden, Failure{Error: "requests of other sites are refused"})
+		reply(w, http.StatusForbidden, Failure{Error: "requests from other sites are rejected"})
 		return
 	}
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxSize))
@@ -134,10 +134,10 @@ func reply(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the visitor has gone
+	_ = json.NewEncoder(w).Encode(v) // fails if the visitor has disconnected
 }
 
-// types describes what a scenario may have.
+// types describes instance types and limits of scenarios.
 func types() any {
 	list := []TypeInfo{}
 	for e := range limits.All() {

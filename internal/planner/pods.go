@@ -36,7 +36,7 @@ type pod struct {
 	fails    bool
 }
 
-// bind starts a pod on a node: it asks for its address.
+// bind starts a pod on a node by requesting its address.
 func (l *workload) bind(p *pod, n *node) {
 	p.node, p.asked = n, l.w.Now()
 	n.pods++
@@ -69,7 +69,7 @@ func (p *pod) key() attachment.Key {
 	return attachment.Key{Network: "pods", ContainerID: strconv.FormatUint(p.number, 10), IfName: "eth0"}
 }
 
-// plugBranch creates the pod's branch interface, with the delays between attempts that the operator has.
+// plugBranch creates the pod's branch interface, with the operator's delays between attempts.
 func (l *workload) plugBranch(ctx context.Context, p *pod) {
 	l.w.Turn("branch", p.number)
 	for failures := 0; ctx.Err() == nil; failures++ {
@@ -206,7 +206,7 @@ func (l *workload) endCrashing(d *deployment) {
 	d.failing = 0
 }
 
-// maybeFail decides whether a pod is one of those that fail.
+// maybeFail decides whether a pod will fail.
 func (p *pod) maybeFail() {
 	if d := p.of; !p.fails && (d.CrashLoop.Pods == 0 || d.failing < d.CrashLoop.Pods) {
 		p.fails = true

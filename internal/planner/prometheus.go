@@ -121,8 +121,8 @@ func (p prometheus) ask(ctx context.Context, query string) ([]series, error) {
 	return answer.Data.Result, nil
 }
 
-// values returns a series with one number for each step. A missing one is like that before, and those before the first
-// are like the first.
+// values returns a series with one number for each step. A missing value is replaced by the previous one, or by the first
+// one at the beginning.
 func (p prometheus) values(s series) []int {
 	out := make([]int, p.n)
 	last, first := 0, -1

@@ -10,13 +10,13 @@ import (
 // Recommendation is the alternative that serves a workload best, and why.
 type Recommendation struct {
 	Name     string   `json:"name"`
-	Keep     bool     `json:"keep"` // it is the first alternative: nothing has to change
+	Keep     bool     `json:"keep"` // it is the first alternative, so nothing has to change
 	Reasons  []string `json:"reasons"`
 	Settings Settings `json:"settings"` // the values to set
-	Changes  string   `json:"changes"`  // those of spec.eni, as JSON
+	Changes  string   `json:"changes"`  // the changes of spec.eni, as JSON
 }
 
-// tolerated is how much longer the slowest of a hundred pods may wait for fewer idle addresses, in seconds.
+// tolerated is the increase of the 99th percentile of waits, in seconds, that is accepted for fewer idle addresses.
 const tolerated = 1.0
 
 // Recommend compares the alternatives of a result. Pods come first: those that never get an address, then those that
@@ -51,10 +51,10 @@ func Recommend(s Scenario, r *Result) Recommendation {
 	return out
 }
 
-// lacking is the number of pods that end without an address, or without a node to run on.
+// lacking returns the number of pods without an address, or without a node, at the end.
 func (t Totals) lacking() int { return t.Waiting + t.Pending }
 
-// compare orders totals by how well they serve: the best first.
+// compare orders totals from best to worst.
 func compare(a, b Totals) int {
 	if d := a.Wait.P99 - b.Wait.P99; a.lacking() == b.lacking() && (d > tolerated || d < -tolerated) {
 		return cmp.Compare(a.Wait.P99, b.Wait.P99)

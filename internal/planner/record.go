@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	measureEvery = time.Minute      // the most time between two looks at all addresses
+	measureEvery = time.Minute      // the maximum interval between two measurements of all addresses
 	reasonsEvery = 10 * time.Second // while pods wait
 	maxEvents    = 500
 )
@@ -35,9 +35,7 @@ type recorder struct {
 	waits   []time.Duration
 	limits  map[[2]string]*limit // that pods wait for now, by kind and object
 	measure *measure             // the last
-	least   map[string]int       // of free addresses, by subnet
-	leastAt map[string]time.Time
-	idle    float64 // warm addresses × seconds
+	idle    float64              // warm addresses × seconds
 
 	mu     sync.Mutex // guards all below
 	calls  map[string]*Calls
@@ -62,7 +60,7 @@ type measure struct {
 type addresses struct{ used, warm, cooling, enis, free, ipv6 int }
 
 func newRecorder(w *world) *recorder {
-	r := &recorder{w: w, start: w.Now(), every: w.sc.sample(), calls: map[string]*Calls{}, limits: map[[2]string]*limit{}, least: map[string]int{}, leastAt: map[string]time.Time{}}
+	r := &recorder{w: w, start: w.Now(), every: w.sc.sample(), calls: map[string]*Calls{}, limits: map[[2]string]*limit{}}
 	r.out.Name, r.out.Events, r.out.Calls = w.sc.name, []Event{}, []Calls{}
 	for _, s := range w.sc.Subnets {
 		r.out.Series.Subnets = append(r.out.Series.Subnets, SubnetSeries{Name: s.Name, CIDR: s.CIDR, Size: s.size(), Others: s.others()})
@@ -170,20 +168,16 @@ func (r *recorder) look() {
 	}
 	r.measure = m
 	held, idle := 0, 0
-	for name, a := range m.subnets {
+	for _, a := range m.subnets {
 		held += a.used + a.warm + a.cooling + a.enis
 		idle += a.warm
-		if least, ok := r.least[name]; !ok || a.free < least {
-			r.least[name], r.leastAt[name] = a.free, r.w.Now()
-		}
 	}
 	t := &r.out.Totals
-	t.PeakHeld, t.EndHeld = max(t.PeakHeld, held), held
-	t.PeakIdle, t.PeakENIs = max(t.PeakIdle, idle), max(t.PeakENIs, m.enis)
+	t.EndHeld, t.PeakIdle = held, max(t.PeakIdle, idle)
 	r.w.cloud.Front.ResetCalls()
 }
 
-// take measures all addresses: what EC2 has assigned, and what nodes say of its use.
+// take measures all addresses: those that EC2 has assigned, and their use on nodes.
 func (r *recorder) take() *measure {
 	m := &measure{at: r.w.Now(), subnets: map[string]*addresses{}}
 	for _, s := range r.w.sc.Subnets {
@@ -258,7 +252,7 @@ func (r *recorder) point() {
 	r.seen = now
 }
 
-// reasons notes which limits pods wait for.
+// reasons records the limits that pods wait for.
 func (r *recorder) reasons() {
 	now := r.w.Now()
 	seen := map[[2]string]int{}
@@ -315,7 +309,7 @@ func (r *recorder) update(seen map[[2]string]int, texts map[[2]string]string, no
 	maps.DeleteFunc(r.limits, func(_ [2]string, l *limit) bool { return now.Sub(l.last) > time.Minute })
 }
 
-// reason says what a pod of a node waits for, as the production code puts it.
+// reason returns the reason why a pod of a node waits, from the production code.
 func (r *recorder) reason(n *node, key attachment.Key) (kind, on, text string) {
 	why := n.src.Why(key)
 	if why == nil { // a branch
@@ -364,17 +358,19 @@ func (r *recorder) finish() OfAlternative {
 			}
 		}
 	}
-	first := true
+	first, most := true, r.w.cloud.State.Peak()
+	t.PeakHeld, t.PeakENIs = most.Taken, most.ENIs
 	for _, s := range r.w.sc.Subnets {
 		if s.CIDR == "" {
 			continue
 		}
-		least := r.least[s.Name]
-		if first || least < t.LeastFree {
-			t.LeastFree, first = least, false
+		t.PeakHeld -= s.Used
+		least := most.Least[s.Name]
+		if first || least.Free < t.LeastFree {
+			t.LeastFree, first = least.Free, false
 		}
-		r.out.Events = append(r.out.Events, Event{At: Duration(r.leastAt[s.Name].Sub(r.start)), Kind: KindSubnetPeak, On: s.Name,
-			Text: fmt.Sprintf("Subnet %s has the least free addresses: %d of %d", s.Name, least, s.size())})
+		r.out.Events = append(r.out.Events, Event{At: Duration(max(0, least.At.Sub(r.start))), Kind: KindSubnetPeak, On: s.Name,
+			Text: fmt.Sprintf("Subnet %s has the least free addresses: %d of %d", s.Name, least.Free, s.size())})
 	}
 	slices.SortStableFunc(r.out.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	for _, op := range slices.Sorted(maps.Keys(r.calls)) {

@@ -51,26 +51,26 @@ type Wait struct {
 	Max float64 `json:"max"`
 }
 
-// Event is a limit that was reached, or something that happened to the workload.
+// Event is a limit that was reached, or a change of the workload.
 type Event struct {
 	At   Duration `json:"at"`
 	Kind string   `json:"kind"`           // one of the Kind constants
 	On   string   `json:"on,omitempty"`   // name of the subnet, node group or deployment
 	Text string   `json:"text"`           // a sentence
-	For  Duration `json:"for,omitzero"`   // how long pods waited for this reason, of limits
-	Pods int      `json:"pods,omitempty"` // the most pods that waited at once, of limits
+	For  Duration `json:"for,omitzero"`   // for limits: how long pods waited
+	Pods int      `json:"pods,omitempty"` // for limits: the maximum number of pods that waited at once
 }
 
-// Kinds of events. The first are limits that pods waited for.
+// Kinds of events. The first ones are limits that pods waited for.
 const (
 	KindSubnetFull   = "subnet-full"
 	KindENILimit     = "eni-limit"
 	KindMaxPods      = "max-pods"      // the kubelet's limit: pods are pending
 	KindAddressCap   = "address-cap"   // maxPods or maxAllocate of the settings
-	KindThrottled    = "throttled"     // EC2's rate limits, and Berth's limiter that keeps to them
+	KindThrottled    = "throttled"     // EC2's rate limits, and Berth's limiter
 	KindBranchLimit  = "branch-limit"  // branch interfaces of the node's trunk
 	KindCooling      = "cooling"       // every address that the node may have is in use or cooling
-	KindOtherReason  = "other"         // the text says which
+	KindOtherReason  = "other"         // another reason, given in the text
 	KindScale        = "scale"         // replicas changed
 	KindRollout      = "rollout"       // a rollout began
 	KindRolloutDone  = "rollout-done"  // and ended
@@ -113,7 +113,7 @@ type SubnetSeries struct {
 	Name    string `json:"name"`
 	CIDR    string `json:"cidr"`
 	Size    int    `json:"size"`   // of the CIDR
-	Others  int    `json:"others"` // EC2's own five, and those that the scenario says others use
+	Others  int    `json:"others"` // the five that EC2 reserves, and those of other users in the scenario
 	Used    []int  `json:"used"`   // by pods
 	Warm    []int  `json:"warm"`   // on nodes, and free for pods or about to be
 	Cooling []int  `json:"cooling"`
@@ -136,7 +136,7 @@ func (e FieldError) Error() string {
 	return e.Field + ": " + e.Message
 }
 
-// Problems are all mistakes found in a scenario.
+// Problems lists all mistakes in a scenario.
 type Problems []FieldError
 
 // Error implements error.

@@ -29,11 +29,12 @@ type Scenario struct {
 
 // Subnet is a subnet of the VPC.
 type Subnet struct {
-	Name string `json:"name"`
-	CIDR string `json:"cidr,omitempty"` // IPv4, /28 to /16; none in an IPv6-only subnet
-	IPv6 bool   `json:"ipv6,omitempty"` // the subnet also has an IPv6 /64
-	Used int    `json:"used,omitempty"` // IPv4 addresses that others have, such as load balancers
-	Zone string `json:"zone,omitempty"`
+	Name string            `json:"name"`
+	CIDR string            `json:"cidr,omitempty"` // IPv4, /28 to /16; none in an IPv6-only subnet
+	IPv6 bool              `json:"ipv6,omitempty"` // the subnet also has an IPv6 /64
+	Used int               `json:"used,omitempty"` // IPv4 addresses of other users, such as load balancers
+	Zone string            `json:"zone,omitempty"`
+	Tags map[string]string `json:"tags,omitempty"` // that settings.eni.subnetTags may select
 }
 
 // NodeGroup is a number of nodes of one instance type.
@@ -41,9 +42,9 @@ type NodeGroup struct {
 	Name         string `json:"name"`
 	InstanceType string `json:"instanceType"`
 	Count        int    `json:"count"`
-	// Subnets are those of the nodes, in turn.
+	// Subnets are the subnets of the nodes, which alternate between them.
 	Subnets []string `json:"subnets"`
-	// MaxPods is the kubelet's limit; what `berthctl max-pods` prints for the first alternative's settings if 0.
+	// MaxPods is the kubelet's limit. If 0, it is the output of `berthctl max-pods` for the first alternative's settings.
 	MaxPods int `json:"maxPods,omitempty"`
 	// Changes set the number of nodes at later times.
 	Changes []Change `json:"changes,omitempty"`
@@ -69,7 +70,7 @@ type Settings struct {
 	Name string `json:"name,omitempty"`
 	// Mode is node (the default: each node manages its own ENIs) or operator.
 	Mode string `json:"mode,omitempty"`
-	// Cooling is how long the address of an ended pod is not used again; 30s if empty. "0s" is none.
+	// Cooling is the cooling period of the addresses of ended pods; 30s if empty. "0s" means none.
 	Cooling *Duration `json:"cooling,omitempty"`
 	// ShrinkDelay and ListingInterval are the settings of these names, with their defaults if empty: 1m, and 5m in node
 	// mode or 1m in operator mode.
@@ -79,7 +80,7 @@ type Settings struct {
 	ENI v1alpha1.ENISpec `json:"eni,omitzero"`
 }
 
-// EC2 is how EC2 behaves.
+// EC2 describes the simulated EC2.
 type EC2 struct {
 	// RateLimits is the factor by which EC2's documented rate limits are multiplied; 1 if empty, 0 for no limits.
 	RateLimits *float64 `json:"rateLimits,omitempty"`
@@ -89,14 +90,14 @@ type EC2 struct {
 	AttachTime Duration `json:"attachTime,omitzero"`
 }
 
-// Workload is what runs on the nodes.
+// Workload describes the pods on the nodes.
 type Workload struct {
-	// DaemonPods is the number of pods on every node that need an address of their own.
+	// DaemonPods is the number of daemon pods with their own address on every node.
 	DaemonPods  int          `json:"daemonPods,omitempty"`
 	Deployments []Deployment `json:"deployments,omitempty"`
 }
 
-// Deployment is a number of equal pods.
+// Deployment is a set of identical pods.
 type Deployment struct {
 	Name     string    `json:"name"`
 	Replicas int       `json:"replicas"`
@@ -104,7 +105,7 @@ type Deployment struct {
 	Rollouts []Rollout `json:"rollouts,omitempty"`
 	// Ready is the time from a pod's address to its readiness, for which rollouts wait; 5s if empty.
 	Ready Duration `json:"ready,omitzero"`
-	// Lifetime is how long a pod runs until it ends and another replaces it, as those of jobs do; for ever if empty.
+	// Lifetime is how long a pod runs until it ends and another one replaces it, like pods of jobs; forever if empty.
 	Lifetime Duration `json:"lifetime,omitzero"`
 	// CrashLoop makes pods fail, so that their controller replaces them with a growing delay.
 	CrashLoop *CrashLoop `json:"crashLoop,omitempty"`
@@ -130,7 +131,7 @@ type CrashLoop struct {
 	Pods  int      `json:"pods,omitempty"` // number of pods that fail; all if 0
 }
 
-// Alternative is the same scenario with other settings. What is set here replaces what the scenario has.
+// Alternative is the same scenario with other settings. Fields that are set replace those of the scenario.
 type Alternative struct {
 	Name string `json:"name"`
 	// Settings replace those of the scenario as a whole.

@@ -27,7 +27,7 @@ type variant struct {
 	settings Settings
 	eni      eni.Settings
 	maxPods  map[string]int // by node group
-	steps    int            // the most events of its simulation
+	steps    int            // the maximum number of events of its simulation
 }
 
 func (v *variant) cooling() time.Duration {

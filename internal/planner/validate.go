@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Bounds of a scenario, which keep a simulation short.
+// Limits of a scenario, which keep a simulation short.
 const (
 	MaxNodes        = 500
 	MaxPods         = 20_000
@@ -29,13 +29,14 @@ const (
 	maxList         = 200                    // entries of any other list
 	maxStarts       = 2_000_000              // pods ever, estimated
 	maxValues       = 3_000_000              // numbers in all series of a result
-	maxProblems     = 100                    // mistakes that are listed
-	maxName         = 317                    // bytes, as NAMESPACE/NAME of an object has at most
-	shortest        = 100 * time.Millisecond // of a latency, and 0
+	maxProblems     = 100                    // number of mistakes that are listed
+	maxTags         = 50                     // of a subnet, as in EC2
+	maxName         = 317                    // bytes, the maximum of an object's NAMESPACE/NAME
+	shortest        = 100 * time.Millisecond // minimum of a latency that is not 0
 )
 
-// reserved is the number of addresses that EC2 keeps of each subnet.
-const reserved = 5
+// Reserved is the number of addresses that EC2 keeps of each subnet.
+const Reserved = 5
 
 func (s Subnet) size() int {
 	p, err := netip.ParsePrefix(s.CIDR)
@@ -45,20 +46,30 @@ func (s Subnet) size() int {
 	return 1 << (32 - p.Bits())
 }
 
+// HasTags reports whether a subnet has all of these tags.
+func (s Subnet) HasTags(tags map[string]string) bool {
+	for key, value := range tags {
+		if got, ok := s.Tags[key]; !ok || got != value {
+			return false
+		}
+	}
+	return true
+}
+
 func (s Subnet) others() int {
 	if s.CIDR == "" {
 		return 0
 	}
-	return reserved + s.Used
+	return Reserved + s.Used
 }
 
-// add appends a problem. Those after maxProblems are left out.
+// add appends a problem unless there are maxProblems already.
 func (p *Problems) add(field, format string, args ...any) {
 	switch n := len(*p); {
 	case n < maxProblems:
 		*p = append(*p, FieldError{field, fmt.Sprintf(format, args...)})
 	case n == maxProblems:
-		*p = append(*p, FieldError{Message: "there are more mistakes, which are not listed"})
+		*p = append(*p, FieldError{Message: "there are more mistakes that are not listed"})
 	}
 }
 
@@ -84,7 +95,7 @@ func (p *Problems) name(field, name string, seen map[string]bool) {
 	case len(name) > maxName || strings.ContainsFunc(name, unicode.IsControl):
 		p.add(field, "%q: expected at most %d bytes, without control characters", name, maxName)
 	case seen[name]:
-		p.add(field, "%q: expected a name that no other has", name)
+		p.add(field, "%q: expected a unique name", name)
 	}
 	seen[name] = true
 }
@@ -132,6 +143,9 @@ func (s Scenario) checkSubnets(out *Problems) (names map[string]bool) {
 		if n.Zone != "" {
 			out.name(field+"zone", n.Zone, map[string]bool{})
 		}
+		if len(n.Tags) > maxTags {
+			out.add(field+"tags", "%d tags: expected at most %d", len(n.Tags), maxTags)
+		}
 		blocks = out.subnet(field, n, blocks)
 	}
 	return names
@@ -153,7 +167,7 @@ func (p *Problems) subnet(field string, n Subnet, blocks []netip.Prefix) []netip
 	case slices.ContainsFunc(blocks, b.Overlaps):
 		p.add(field+"cidr", "%s overlaps another subnet", n.CIDR)
 	}
-	p.count(field+"used", n.Used, n.size()-reserved)
+	p.count(field+"used", n.Used, n.size()-Reserved)
 	return append(blocks, b)
 }
 
@@ -377,17 +391,20 @@ func (v *variant) completeSettings(out *Problems) {
 		name string
 		set  bool
 	}{
-		{"vpcID", s.ENI.VPCID != ""}, {"availabilityZone", s.ENI.AvailabilityZone != ""}, {"subnetTags", len(s.ENI.SubnetTags) > 0},
+		{"vpcID", s.ENI.VPCID != ""}, {"availabilityZone", s.ENI.AvailabilityZone != ""},
 		{"securityGroups", len(s.ENI.SecurityGroups) > 0}, {"securityGroupTags", len(s.ENI.SecurityGroupTags) > 0},
 	} {
 		if f.set {
-			out.add("settings.eni."+f.name, "expected none: a scenario has one VPC without security groups, and names subnets in subnetIDs")
+			out.add("settings.eni."+f.name, "expected none: a scenario has one VPC without security groups, and selects subnets by subnetIDs or subnetTags")
 		}
 	}
 	for i, id := range s.ENI.SubnetIDs {
 		if !slices.ContainsFunc(v.Subnets, func(n Subnet) bool { return n.Name == id }) {
 			out.add(fmt.Sprintf("settings.eni.subnetIDs[%d]", i), "%q: no subnet has this name", id)
 		}
+	}
+	if tags := s.ENI.SubnetTags; len(tags) > 0 && !slices.ContainsFunc(v.Subnets, func(n Subnet) bool { return n.HasTags(tags) }) {
+		out.add("settings.eni.subnetTags", "no subnet has all these tags: expected tags of a subnet of the scenario")
 	}
 	var err error
 	if v.eni, err = nodenetwork.Over(base, &s.ENI); err != nil {

@@ -107,3 +107,37 @@ func TestSizeOfResult(t *testing.T) {
 		t.Errorf("Check() error = %v, want that the result is too large", err)
 	}
 }
+
+// Subnets are selected by tags as in a cluster, and the peaks are those between two looks, too.
+func TestSubnetTagsAndPeaks(t *testing.T) {
+	r := simulate(t, `
+duration: 10m
+subnets: [{name: a, cidr: 10.0.0.0/24}, {name: b, cidr: 10.0.1.0/24, tags: {for: pods, x: "y"}}, {name: c, cidr: 10.0.2.0/24, tags: {for: others}}]
+settings: {cooling: 1s, shrinkDelay: 1s, eni: {subnetTags: {for: pods}, firstInterfaceIndex: 1, warmIPTarget: 1}}
+nodes: [{name: workers, instanceType: m5.large, count: 1, subnets: [a]}]
+workload: {deployments: [{name: web, changes: [{at: 130s, count: 7}, {at: 150s, count: 1}]}]}
+`)
+	a := r.Alternatives[0]
+	held := func(s SubnetSeries) (most int) {
+		for i := range s.Free {
+			most = max(most, s.Size-s.Others-s.Free[i])
+		}
+		return most
+	}
+	s := a.Series.Subnets
+	check.Equal(t, held(s[0]), 1, "addresses in the instance's subnet")
+	check.Equal(t, held(s[2]), 0, "addresses in a subnet with another tag")
+	if sampled := held(s[1]); sampled < 1 || a.Totals.PeakHeld < 9 {
+		t.Errorf("%d addresses held at the points of subnet b, and %d at most, want the instance's, 7 of pods and the ENI's at least", sampled, a.Totals.PeakHeld)
+	}
+	least := 0
+	for _, e := range a.Events {
+		if e.Kind == KindSubnetPeak && e.On == "b" {
+			least++
+			if at := e.At.Std().Seconds(); at < 130 || at > 160 {
+				t.Errorf("the fewest free addresses of b are at %v, want between two looks", e.At)
+			}
+		}
+	}
+	check.Equal(t, least, 1, "events of subnet b")
+}

@@ -85,10 +85,10 @@ func newWorld(e *engine, p *variant) (*world, error) {
 	for i, s := range p.Subnets {
 		zone := cmp.Or(s.Zone, "a")
 		if s.CIDR == "" {
-			w.cloud.State.AddIPv6Subnet(s.Name, zone, blockIPv6(i), nil)
+			w.cloud.State.AddIPv6Subnet(s.Name, zone, blockIPv6(i), s.Tags)
 			continue
 		}
-		w.cloud.State.AddSubnet(s.Name, zone, s.CIDR, nil)
+		w.cloud.State.AddSubnet(s.Name, zone, s.CIDR, s.Tags)
 		if s.IPv6 {
 			w.cloud.State.SetIPv6(s.Name, blockIPv6(i))
 		}

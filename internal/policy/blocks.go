@@ -5,14 +5,13 @@ import (
 	"slices"
 )
 
-// Without returns the networks that cover what is in block and in none of except: disjoint, in order. Their number grows with
-// that of exceptions, times the bits of an address: if it exceeds most, some of them are missing, but not so many that most
-// are left.
+// Without returns the disjoint, sorted networks that cover block without the networks in except. Their number is up to the number of
+// exceptions times the bits of an address. If it exceeds most, the result is incomplete, but has more than most networks.
 func Without(block netip.Prefix, except []netip.Prefix, most int) []netip.Prefix {
 	return without(nil, block.Masked(), except, most)
 }
 
-// without appends what is left of b, until there are more than most.
+// without appends the rest of b, until there are more than most networks.
 func without(to []netip.Prefix, b netip.Prefix, except []netip.Prefix, most int) []netip.Prefix {
 	if len(to) > most {
 		return to
@@ -34,7 +33,7 @@ func without(to []netip.Prefix, b netip.Prefix, except []netip.Prefix, most int)
 	return without(without(to, low, inside, most), high, inside, most)
 }
 
-// halves are both halves of a network that has more than one address.
+// halves returns both halves of a network with more than one address.
 func halves(b netip.Prefix) (low, high netip.Prefix) {
 	low = netip.PrefixFrom(b.Addr(), b.Bits()+1)
 	a := b.Addr().AsSlice()

@@ -9,7 +9,7 @@ type Flow struct {
 	Port                uint16 // destination; 0 for protocols without ports
 }
 
-// peer is the end of the flow that is not the pod a policy of a direction selects.
+// peer returns the end of the flow that is not the pod selected by a policy of the direction.
 func (f Flow) peer(d Direction) netip.Addr {
 	if d == Egress {
 		return f.Destination
@@ -17,17 +17,17 @@ func (f Flow) peer(d Direction) netip.Addr {
 	return f.Source
 }
 
-// Decision is what the policies of a pod say about a flow.
+// Decision is the decision of a pod's policies about a flow.
 type Decision struct {
 	Allowed bool
-	Policy  *Policy // which decided; nil: none did, or none accepts in an isolated direction
-	Rule    int     // index of its rule that did
-	// Isolated: NetworkPolicies select the pod for this direction, and none of them accepts.
+	Policy  *Policy // the policy that decided; nil if none did, or if none accepts in an isolated direction
+	Rule    int     // index of the rule that decided
+	// Isolated: NetworkPolicies select the pod for this direction, and none of them accepts the flow.
 	Isolated bool
 }
 
-// Decide judges a flow by the policies of the pod at one of its ends, which must be in the order of Compare. A pod
-// always reaches itself.
+// Decide judges a flow by the policies of the pod at one of its ends, which must be in the order of Compare. A pod can
+// always reach itself.
 func Decide(policies []*Policy, d Direction, f Flow, sets Sets) Decision {
 	if f.Source == f.Destination {
 		return Decision{Allowed: true}
@@ -53,7 +53,7 @@ func Decide(policies []*Policy, d Direction, f Flow, sets Sets) Decision {
 	return Decision{Allowed: true}
 }
 
-// tier parts ordered policies into those of a tier at their beginning, and the rest.
+// tier splits ordered policies into those of a tier at the beginning, and the rest.
 func tier(policies []*Policy, t Tier) (of, rest []*Policy) {
 	for i, p := range policies {
 		if p.Tier != t {
@@ -63,7 +63,7 @@ func tier(policies []*Policy, t Tier) (of, rest []*Policy) {
 	return policies, nil
 }
 
-// firstMatch is the decision of the first rule that matches; decided is false if none does or it passes.
+// firstMatch returns the decision of the first matching rule. decided is false if none matches, or if that rule passes.
 func firstMatch(policies []*Policy, d Direction, f Flow, sets Sets) (decision Decision, decided bool) {
 	for _, p := range policies {
 		if i := p.match(d, f, sets); i >= 0 {

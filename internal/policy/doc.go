@@ -1,7 +1,6 @@
-// Package policy has network policies as values: what a policy says once its selectors have become
-// names of sets, and what a pod's policies decide about a connection. The operator compiles policies,
-// each node turns them into nftables, and both explain them by Decide. It is pure: it knows neither
-// Kubernetes nor the kernel.
+// Package policy represents network policies as values, with names of sets in place of selectors, and decides about
+// connections. The operator compiles policies, each node translates them to nftables, and both explain them with Decide.
+// The package is pure: it depends neither on Kubernetes nor on the kernel.
 //
 //	policy.go  policies, rules, and sets of addresses
 //	decide.go  the decision about a connection

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Tier orders policies: those of a tier are judged after those of the tier before
+// Tier orders policies: a tier is evaluated after the previous one
 // (https://network-policy-api.sigs.k8s.io/api-overview/).
 type Tier int
 
@@ -42,7 +42,7 @@ const (
 	Egress
 )
 
-// Directions are both.
+// Directions are both directions.
 var Directions = [...]Direction{Ingress, Egress}
 
 // String is the direction's name in the API.
@@ -53,14 +53,14 @@ func (d Direction) String() string {
 	return "Ingress"
 }
 
-// Action is what a rule does with a connection that it matches.
+// Action is the action of a rule for a matching connection.
 type Action int
 
 // The actions. A NetworkPolicy has Accept only.
 const (
 	Accept Action = iota
 	Deny
-	Pass // go on with the next tier
+	Pass // continue with the next tier
 )
 
 // String is the action's name in the API.
@@ -68,7 +68,7 @@ func (a Action) String() string { return [...]string{"Accept", "Deny", "Pass"}[a
 
 // Ref names a policy object.
 type Ref struct {
-	Namespace string // empty: a ClusterNetworkPolicy
+	Namespace string // empty for a ClusterNetworkPolicy
 	Name      string
 }
 
@@ -80,21 +80,21 @@ func (r Ref) Kind() string {
 	return "NetworkPolicy"
 }
 
-// String is KIND NAMESPACE/NAME, as people see it.
+// String returns "KIND NAMESPACE/NAME", for messages.
 func (r Ref) String() string { return r.Kind() + " " + strings.TrimPrefix(r.Namespace+"/"+r.Name, "/") }
 
-// Policy is one policy object. It does not say which pods it selects.
+// Policy is one policy object, without its pod selector.
 type Policy struct {
 	Ref
 	Tier     Tier
 	Priority int32 // in its tier, lower first; 0 for NetworkPolicies
-	// Isolates tells, by direction, whether a selected pod's connections need a rule that accepts
+	// Isolates is set for a direction if connections of selected pods need a rule that accepts
 	// them. Only NetworkPolicies isolate.
 	Isolates [2]bool
-	Rules    [2][]Rule // by direction; the first one that matches counts
+	Rules    [2][]Rule // by direction; the first match applies
 }
 
-// Compare is the order in which policies are judged: by tier, priority and name.
+// Compare is the order of evaluation: by tier, priority and name.
 func Compare(a, b *Policy) int {
 	return cmp.Or(cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
@@ -102,7 +102,7 @@ func Compare(a, b *Policy) int {
 // Judges reports whether the policy can decide anything about a direction.
 func (p *Policy) Judges(d Direction) bool { return p.Isolates[d] || len(p.Rules[d]) > 0 }
 
-// Sets are the sets that the policy's rules name, each once.
+// Sets returns the sets in the policy's rules, without duplicates.
 func (p *Policy) Sets() map[SetID]bool {
 	all := map[SetID]bool{}
 	for _, rules := range p.Rules {
@@ -120,7 +120,7 @@ func (p *Policy) Sets() map[SetID]bool {
 
 // Rule is one rule. It matches a connection whose peer and whose port match.
 type Rule struct {
-	Name   string // as the policy's author called it; may be empty
+	Name   string // name from the policy object; may be empty
 	Action Action
 
 	// The peer is the source for Ingress and the destination for Egress. It matches if it is in any
@@ -136,7 +136,7 @@ type Rule struct {
 	Named   []SetID
 }
 
-// Ports are some ports of a protocol, both ends included.
+// Ports is an inclusive range of ports of a protocol.
 type Ports struct {
 	Protocol    uint8 // unix.IPPROTO_TCP …
 	First, Last uint16
@@ -153,13 +153,13 @@ type Element struct {
 	Port     uint16
 }
 
-// SetChange is what changed about a set.
+// SetChange is a change of a set.
 type SetChange struct {
-	Whole    bool             // Elements are all that it has; what it had before counts no more
-	Elements map[Element]bool // which came (true) and went
+	Whole    bool             // Elements replace the previous content
+	Elements map[Element]bool // added (true) or removed
 }
 
-// Note notes that an element came or went. One that went and came again did not change.
+// Note records that an element was added or removed. An element that was removed and added again is unchanged.
 func (c *SetChange) Note(e Element, came bool) {
 	if c.Elements == nil {
 		c.Elements = map[Element]bool{}
@@ -184,7 +184,7 @@ func (c *SetChange) Then(later *SetChange) {
 // SetChanges are changes by set.
 type SetChanges map[SetID]*SetChange
 
-// Of returns the change of a set, to note something in.
+// Of returns the change of a set, for modification.
 func (c SetChanges) Of(id SetID) *SetChange {
 	if c[id] == nil {
 		c[id] = &SetChange{}
@@ -197,7 +197,7 @@ type Sets interface {
 	Has(id SetID, e Element) bool
 }
 
-// Digest identifies the content of a policy: two that decide the same by the same rules have the same digest.
+// Digest identifies the content of a policy. Policies with the same rules and name have the same digest.
 func (p *Policy) Digest() string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q %d %d %v\n", p.Namespace, p.Name, p.Tier, p.Priority, p.Isolates)

@@ -9,19 +9,19 @@ import (
 // PodName names a pod.
 type PodName struct{ Namespace, Name string }
 
-// Selected is which policies select a pod, in the order of Compare.
+// Selected lists the policies that select a pod, in the order of Compare.
 type Selected struct {
 	UID      string // a pod of the same name with another UID is another pod
 	Policies []Ref
 }
 
-// Update is what a node is sent. All of it takes effect together.
+// Update is a change that is sent to a node, and applied atomically.
 type Update struct {
 	Version  uint64
-	Whole    bool                  // it replaces all updates before
-	Pods     map[PodName]*Selected // nil: the pod is gone
-	Policies map[Ref]*Policy       // nil: no pod of the node has it any more
-	Sets     SetChanges            // of those that these policies name
+	Whole    bool                  // it replaces the whole state
+	Pods     map[PodName]*Selected // nil if the pod is gone
+	Policies map[Ref]*Policy       // nil if no pod of the node has the policy any more
+	Sets     SetChanges            // changes of the sets in these policies
 }
 
 // Empty reports whether an update changes nothing.
@@ -29,22 +29,22 @@ func (u *Update) Empty() bool {
 	return !u.Whole && len(u.Pods)+len(u.Policies)+len(u.Sets) == 0
 }
 
-// State is what a node knows: its pods, the policies that select them, and the sets that these name. One goroutine may
-// use it at a time.
+// State is a node's state: its pods, the policies that select them, and the sets in these policies. It must not be used
+// concurrently.
 type State struct {
 	version  uint64
 	pods     map[PodName]Selected
 	policies map[Ref]*Policy
 	sets     map[SetID]map[Element]struct{}
-	lists    map[PodName][]*Policy // of Of, since the last change
+	lists    map[PodName][]*Policy // results of Of since the last change
 }
 
-// NewState returns a State that knows nothing.
+// NewState returns an empty State.
 func NewState() *State {
 	return &State{pods: map[PodName]Selected{}, policies: map[Ref]*Policy{}, sets: map[SetID]map[Element]struct{}{}, lists: map[PodName][]*Policy{}}
 }
 
-// Take takes in an update and reports whether policies or pods changed, and not only sets.
+// Take applies an update, and reports whether policies or pods have changed, and not only sets.
 func (s *State) Take(u *Update) (rules bool) {
 	if u.Whole {
 		*s = *NewState()
@@ -98,10 +98,10 @@ func (s *State) dropSets() {
 	maps.DeleteFunc(s.sets, func(id SetID, _ map[Element]struct{}) bool { return !named[id] })
 }
 
-// Version is the version of the last update; 0: none.
+// Version returns the version of the last update, or 0.
 func (s *State) Version() uint64 { return s.version }
 
-// Of are the policies of a pod, in the order in which they are judged, as a list that must not be changed. ok is false if the pod is not known.
+// Of returns the policies of a pod in the order of evaluation. The list must not be modified. ok is false if the pod is not known.
 func (s *State) Of(name PodName, uid string) (list []*Policy, ok bool) {
 	p, known := s.pods[name]
 	if !known || p.UID != uid {
@@ -133,7 +133,7 @@ func (s *State) Elements(id SetID, yield func(Element)) {
 	}
 }
 
-// Pods are the pods that are known, and their UIDs.
+// Pods returns the known pods and their UIDs.
 func (s *State) Pods() iter.Seq2[PodName, string] {
 	return func(yield func(PodName, string) bool) {
 		for name, p := range s.pods {
@@ -144,13 +144,13 @@ func (s *State) Pods() iter.Seq2[PodName, string] {
 	}
 }
 
-// Policies are the policies that are known. The map changes with the state.
+// Policies returns the known policies. The map changes with the state.
 func (s *State) Policies() map[Ref]*Policy { return s.policies }
 
-// SetIDs are the sets that are known.
+// SetIDs returns the known sets.
 func (s *State) SetIDs() iter.Seq[SetID] { return maps.Keys(s.sets) }
 
-// Whole is all that is known, as an update.
+// Whole returns the whole state as an update.
 func (s *State) Whole() *Update {
 	u := &Update{Version: s.version, Whole: true, Pods: map[PodName]*Selected{}, Policies: maps.Clone(s.policies), Sets: SetChanges{}}
 	for name, p := range s.pods {

@@ -4,7 +4,7 @@
 // 	protoc        v3.21.12
 // source: berth.proto
 
-// The calls that the CNI plugin makes to the node daemon, one a CNI verb.
+// The calls of the CNI plugin to the node daemon, one for each CNI verb.
 // A failed call carries a Failure among its status details.
 
 package rpc
@@ -85,7 +85,7 @@ func (x *Attachment) GetIfName() string {
 	return ""
 }
 
-// Pod is what Kubernetes' CNI_ARGS tell; empty elsewhere.
+// Pod is the pod in the CNI_ARGS of Kubernetes; empty without them.
 type Pod struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -146,13 +146,13 @@ func (x *Pod) GetUid() string {
 	return ""
 }
 
-// Annotations are those of the pod that are Berth's: of berth.dev and what is below it. A
-// pod has others, of any size, which are none of the daemon's business.
+// Annotations are the pod's annotations whose prefix is berth.dev or a subdomain of it.
+// Others are not sent: they can be large, and the daemon does not need them.
 type Annotations struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// berth.dev/pool once more, for a daemon that does not know all; empty without it.
+	// berth.dev/pool again, for a daemon that does not know all; empty if the pod lacks it.
 	Pool          string            `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
-	All           map[string]string `protobuf:"bytes,2,rep,name=all,proto3" json:"all,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by key; none of a plugin that does not know it
+	All           map[string]string `protobuf:"bytes,2,rep,name=all,proto3" json:"all,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by key; empty from a plugin that does not know the field
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -207,10 +207,10 @@ type AddRequest struct {
 	Netns       string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"` // path of the sandbox's network namespace
 	Pod         *Pod                   `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
 	Mtu         uint32                 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"`                // bytes; 0: the daemon's choice
-	Annotations *Annotations           `protobuf:"bytes,5,opt,name=annotations,proto3" json:"annotations,omitempty"` // unset: the runtime does not tell them
+	Annotations *Annotations           `protobuf:"bytes,5,opt,name=annotations,proto3" json:"annotations,omitempty"` // unset if the runtime does not pass them
 	Pool        string                 `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`               // the pool of the network configuration; empty without
-	// What plugins before this one made; unset: this is the first. Of a daemon that does not
-	// know it the reply lacks chained.
+	// Results of earlier plugins; unset for the first plugin. The reply of a daemon that does
+	// not know the field lacks chained.
 	Previous      *Previous `protobuf:"bytes,7,opt,name=previous,proto3" json:"previous,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -295,7 +295,7 @@ func (x *AddRequest) GetPrevious() *Previous {
 	return nil
 }
 
-// Previous is what plugins before this one of a network's list made.
+// Previous is the result of earlier plugins in the network's list.
 type Previous struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Addresses     []string               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"` // in CIDR form, of the interface CNI_IFNAME
@@ -343,14 +343,14 @@ func (x *Previous) GetAddresses() []string {
 // AddReply describes the interface CNI_IFNAME by its first five fields.
 type AddReply struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
-	Host      *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // no name: there is no link of it on the node
+	Host      *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // no name if it has no link on the node
 	Sandbox   *Interface             `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	Addresses []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"` // in CIDR form: /32 and /128, or with a port's prefix length
 	Routes    []*Route               `protobuf:"bytes,4,rep,name=routes,proto3" json:"routes,omitempty"`       // in the sandbox
 	Mtu       uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// The pod's further interfaces, which are ports of a VPC.
 	Links []*Link `protobuf:"bytes,6,rep,name=links,proto3" json:"links,omitempty"`
-	// The interface is what plugins before this one made, as it was; nothing else is said.
+	// The interface was created by earlier plugins and is unchanged; the reply has no other fields.
 	Chained       bool `protobuf:"varint,7,opt,name=chained,proto3" json:"chained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -438,7 +438,7 @@ func (x *AddReply) GetChained() bool {
 // Link is a further interface of the sandbox.
 type Link struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // no name: there is no link of it on the node
+	Host          *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // no name if it has no link on the node
 	Sandbox       *Interface             `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	Addresses     []*Address             `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	Routes        []*Route               `protobuf:"bytes,4,rep,name=routes,proto3" json:"routes,omitempty"` // by it
@@ -671,7 +671,7 @@ func (x *Route) GetGateway() string {
 type DelRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
-	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"` // empty when the runtime has none any more
+	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"` // empty if the runtime no longer has one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -761,8 +761,8 @@ type CheckRequest struct {
 	Attachment *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
 	Netns      string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`
 	Addresses  []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"` // of prevResult, in CIDR form, of the interface CNI_IFNAME
-	// The sandbox's further interfaces in prevResult, with names and addresses: others'
-	// too, of which the daemon knows nothing.
+	// The sandbox's further interfaces in prevResult, with names and addresses, including
+	// those that the daemon did not create.
 	Links         []*Link `protobuf:"bytes,4,rep,name=links,proto3" json:"links,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

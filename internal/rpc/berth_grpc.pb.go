@@ -4,7 +4,7 @@
 // - protoc             v3.21.12
 // source: berth.proto
 
-// The calls that the CNI plugin makes to the node daemon, one a CNI verb.
+// The calls of the CNI plugin to the node daemon, one for each CNI verb.
 // A failed call carries a Failure among its status details.
 
 package rpc
@@ -35,7 +35,7 @@ const (
 type NodeClient interface {
 	// Add attaches one interface of one sandbox. The same Add again gives the same answer.
 	Add(ctx context.Context, in *AddRequest, opts ...grpc.CallOption) (*AddReply, error)
-	// Del detaches it. It succeeds once nothing of the attachment is left.
+	// Del detaches it. It succeeds once the attachment is removed completely.
 	Del(ctx context.Context, in *DelRequest, opts ...grpc.CallOption) (*DelReply, error)
 	// Check compares what was set up with the kernel.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckReply, error)
@@ -109,7 +109,7 @@ func (c *nodeClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc
 type NodeServer interface {
 	// Add attaches one interface of one sandbox. The same Add again gives the same answer.
 	Add(context.Context, *AddRequest) (*AddReply, error)
-	// Del detaches it. It succeeds once nothing of the attachment is left.
+	// Del detaches it. It succeeds once the attachment is removed completely.
 	Del(context.Context, *DelRequest) (*DelReply, error)
 	// Check compares what was set up with the kernel.
 	Check(context.Context, *CheckRequest) (*CheckReply, error)

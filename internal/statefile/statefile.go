@@ -124,6 +124,19 @@ func Create(path string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
+// CreateOnly creates a file at once, with a file beside it whose name ends in .new. The error is fs.ErrExist if the file exists.
+func CreateOnly(path string, data []byte, mode fs.FileMode) error {
+	tmp := path + ".new"
+	err := Create(tmp, data, mode)
+	if err == nil {
+		err = os.Link(tmp, path)
+	}
+	if err = errors.Join(err, os.Remove(tmp)); err != nil {
+		return fmt.Errorf("create %s: %w", path, err)
+	}
+	return nil
+}
+
 // Replace replaces a file at once, by one beside it whose name ends in .new. An existing file's permissions are kept.
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	if info, err := os.Lstat(path); err == nil {

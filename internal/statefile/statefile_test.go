@@ -60,6 +60,21 @@ func TestCreateReplacesFile(t *testing.T) {
 	}
 }
 
+// A file is created once, whoever was first.
+func TestCreateOnly(t *testing.T) {
+	a := filepath.Join(t.TempDir(), "a")
+	must(t, CreateOnly(a, []byte("1"), 0o600))
+	if err := CreateOnly(a, []byte("2"), 0o600); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("CreateOnly() of an existing file = %v, want fs.ErrExist", err)
+	}
+	if data, err := Read(a); err != nil || string(data) != "1" {
+		t.Errorf("Read(%s) = %q, %v, want 1", a, data, err)
+	}
+	if left, _ := filepath.Glob(a + "*.new"); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 // A file of another version is rejected, one without a version counts as the first version, and
 // unknown fields are ignored.
 func TestVersions(t *testing.T) {

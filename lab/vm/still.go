@@ -19,25 +19,25 @@ const patience = time.Minute
 
 const consoleTitle = "The end of the virtual machine's console:\n"
 
-// StoodStillError is the error of a machine that locked up: its kernel has detected it, or it sent no heartbeat.
+// StoodStillError is the error of a machine that locked up: its kernel reported a lockup, or it stopped sending heartbeats.
 type StoodStillError struct {
 	Why     string
 	Console string // last lines of the console
 }
 
 func (e *StoodStillError) Error() string {
-	return fmt.Sprintf("the virtual machine stood still (%s)\n%s%s", e.Why, consoleTitle, e.Console)
+	return fmt.Sprintf("the virtual machine locked up (%s)\n%s%s", e.Why, consoleTitle, e.Console)
 }
 
-// Again calls run, and a second time if its machine stood still, which it reports with say. Output, Shared directories and a
-// Kubernetes API keep what the first run wrote, so run must start a new control plane if it uses one.
+// Again calls run, and calls it a second time if its machine locked up, which it reports with say. Output, Shared directories
+// and a Kubernetes API keep the state of the first run, so run must start a new control plane if it uses one.
 func Again(say func(string), run func() error) error {
 	err := run()
 	var still *StoodStillError
 	if !errors.As(err, &still) {
 		return err
 	}
-	say(fmt.Sprintf("the virtual machine stood still (%s); starting it once more\n%s%s", still.Why, consoleTitle, still.Console))
+	say(fmt.Sprintf("the virtual machine locked up (%s); starting it once more\n%s%s", still.Why, consoleTitle, still.Console))
 	return run()
 }
 

@@ -88,9 +88,9 @@ func TestAgain(t *testing.T) {
 	}{
 		{[]error{nil}, nil, ""},
 		{[]error{other}, other, ""},
-		{[]error{fmt.Errorf("run it: %w", still), nil}, nil, "the virtual machine stood still (why); starting it once more\nThe end of the virtual machine's console:\nlast words"},
-		{[]error{still, &ExitError{3}}, &ExitError{3}, "the virtual machine stood still (why); starting it once more\nThe end of the virtual machine's console:\nlast words"},
-		{[]error{still, still}, still, "the virtual machine stood still (why); starting it once more\nThe end of the virtual machine's console:\nlast words"},
+		{[]error{fmt.Errorf("run it: %w", still), nil}, nil, "the virtual machine locked up (why); starting it once more\nThe end of the virtual machine's console:\nlast words"},
+		{[]error{still, &ExitError{3}}, &ExitError{3}, "the virtual machine locked up (why); starting it once more\nThe end of the virtual machine's console:\nlast words"},
+		{[]error{still, still}, still, "the virtual machine locked up (why); starting it once more\nThe end of the virtual machine's console:\nlast words"},
 	} {
 		runs, said := 0, ""
 		err := Again(func(s string) { said += s }, func() error {
@@ -127,7 +127,7 @@ func TestMachineThatLocksUpIsRestarted(t *testing.T) {
 		}
 		return m.Run(t.Context(), shell(script, &out, nil))
 	})
-	if want := "the virtual machine stood still (no heartbeat for 10s); starting it once more\n"; !strings.HasPrefix(said, want) {
+	if want := "the virtual machine locked up (no heartbeat for 10s); starting it once more\n"; !strings.HasPrefix(said, want) {
 		t.Errorf("messages = %q, want %q", said, want)
 	}
 	var still *StoodStillError

@@ -3,17 +3,12 @@
 package cluster
 
 import (
-	"bufio"
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -102,18 +97,19 @@ done`
 type mover struct {
 	*world
 	random *rand.Rand
-	faults map[string]int // that were brought, by kind
+	faults map[string]int // that were brought in the present step, by kind; a daemon's kind is the name of its DaemonSet
 }
 
 // TestMigration moves a whole cluster from the published Amazon VPC CNI, with its DaemonSet, images and plugin, to Berth,
 // installed from its chart, by kubectl berth migrate with the node tool's pods. All pods hold connections and answer
-// probes; none is restarted, and no reply is lost, while the tool, both daemons and the API server are killed.
+// probes; none is restarted, and no reply is lost, while the tool, both daemons and the API server are killed on the way to
+// Berth, on the way back from the middle, and on the way to Berth again.
 func TestMigration(t *testing.T) {
 	pluginPath(t)
 	spec := lab.DefaultSpec(2, "m5.large")
 	spec.Roles[0].Policy, spec.Roles[0].Actions = "", []string{"*"} // permissions are not tested here
-	m := &mover{faults: map[string]int{}, world: raiseEmpty(t, lab.Options{
-		Mode: lab.NodeMode, Spec: &spec, NoDaemons: true, Kubelets: &lab.Kubelets{Proxy: host.NFTables, Images: []string{os.Getenv(amazonVariable)}},
+	m := &mover{world: raiseEmpty(t, lab.Options{
+		Mode: lab.NodeMode, Spec: &spec, NoDaemons: true, Kubelets: &lab.Kubelets{Proxy: host.NFTables, AllLocal: true, Images: []string{os.Getenv(amazonVariable)}},
 	})}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -132,7 +128,7 @@ func TestMigration(t *testing.T) {
 	plan.Values["migration"] = map[string]any{"from": migrate.AmazonVPCCNI}
 	harness.OK(t, m.Chart.Install(t.Context(), plan.Values))
 	m.planned(t, before)
-	const kills = "all nodes move, with kills"
+	m.record(t)
 	m.underCalls(t, func() {
 		for _, step := range []struct {
 			name string
@@ -146,16 +142,25 @@ func TestMigration(t *testing.T) {
 				m.move(t, "rollback", "--nodes="+calmNode)
 				m.served(t, formerName, calmNode, formerName, brokenNode)
 			}},
-			{kills, func(t *testing.T) { m.troubled(t); m.served(t, daemonName, calmNode, daemonName, brokenNode) }},
+			{"one node and a part of the other move, with kills", m.half},
+			{"all nodes move back, with kills", func(t *testing.T) {
+				m.troubled(t, "rollback")
+				m.served(t, formerName, calmNode, formerName, brokenNode)
+			}},
+			{"all nodes move, with kills", func(t *testing.T) {
+				m.troubled(t, "apply")
+				m.served(t, daemonName, calmNode, daemonName, brokenNode)
+			}},
 			{"a second apply changes nothing", m.again},
 			{"verify finds no problem", m.verified},
 			{"nothing is left after finish", m.finish},
 		} {
+			m.faults = map[string]int{}
 			if !t.Run(step.name, func(t *testing.T) {
 				step.do(t)
 				m.unchanged(t, before)
 				now := m.readySince(t)
-				if calm := m.faults["API server"] == 0 || step.name != kills; calm && !maps.Equal(now, ready) { // controllers miss heartbeats in an outage
+				if calm := m.faults["API server"] == 0; calm && !maps.Equal(now, ready) { // controllers miss heartbeats in an outage
 					t.Errorf("Nodes are Ready: %v, want %v: pods of a Node that is not Ready leave their Services", now, ready)
 				}
 				ready = now
@@ -248,11 +253,7 @@ func (m *mover) unchanged(t *testing.T, before map[string]lasting) {
 		if got := now[name]; got != want {
 			t.Errorf("pod %s = %+v\nwant %+v", name, got, want)
 			part := strings.Split(name, "/")
-			for _, c := range []string{"internet", "service", "probed"} { // of those that were restarted
-				if said, err := m.Kube.Kubectl(t.Context(), "logs", "--previous", "--namespace="+part[0], part[1], "--container="+c); err == nil {
-					t.Logf("%s: %s said before: %s", name, c, said)
-				}
-			}
+			m.evidence(t, part[0], part[1])
 		}
 	}
 	if len(now) != len(before) {
@@ -320,115 +321,6 @@ func (m *mover) move(t *testing.T, args ...string) {
 	}
 }
 
-// troubled runs apply until it succeeds, while at each second line that it prints the API server, the tool itself or a
-// daemon of one of both systems is killed. An outage of the API server ends no call.
-func (m *mover) troubled(t *testing.T) {
-	kinds := []string{"API server", "tool", "daemon", "", "", ""}
-	for calls := 0; ; calls++ {
-		deck := slices.Concat(kinds, kinds)
-		m.random.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
-		if calls == 0 { // each kind at least once
-			deck = append([]string{"daemon", "API server", "", "tool"}, deck...)
-		}
-		err := m.call(t, deck, "apply")
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, errToolKilled) {
-			t.Fatal(err)
-		}
-		if calls > 30 {
-			t.Fatal("apply does not end")
-		}
-	}
-	t.Logf("kills: %v", m.faults)
-	m.kubectl(t, "rollout", "status", "daemonset/"+daemonName, "--namespace="+addons.Namespace, fmt.Sprintf("--timeout=%.0fs", soon.Seconds()))
-	for _, kind := range kinds {
-		if kind != "" && m.faults[kind] == 0 {
-			t.Errorf("%s was not killed", kind)
-		}
-	}
-}
-
-var errToolKilled = errors.New("the tool was killed")
-
-// call runs kubectl berth migrate once. At each line of its output the next fault of the deck happens.
-func (m *mover) call(t *testing.T, deck []string, args ...string) error {
-	t.Helper()
-	ctx := harness.Deadline(t, 3*soon)
-	cmd := exec.CommandContext(ctx, filepath.Join(m.KubeAssets, "kubectl"), append([]string{"berth", "--quiet", "migrate", migrate.AmazonVPCCNI}, args...)...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+m.Kube.Kubeconfig, "HOME="+m.dir)
-	out, w := io.Pipe()
-	cmd.Stdout, cmd.Stderr = w, w
-	harness.OK(t, cmd.Start())
-	ended := make(chan error, 1)
-	go func() {
-		err := cmd.Wait()
-		ended <- errors.Join(err, w.Close())
-	}()
-	killed := false
-	lines := []string{"kubectl berth migrate " + strings.Join(args, " ")}
-	for s := bufio.NewScanner(out); s.Scan(); {
-		lines = append(lines, time.Now().Format("15:04:05 ")+s.Text())
-		if len(deck) == 0 || killed || !strings.Contains(s.Text(), ": ") { // the table at the end is no step
-			continue
-		}
-		fault := deck[0]
-		deck = deck[1:]
-		if fault != "" {
-			lines = append(lines, "  kill: "+fault)
-		}
-		switch fault {
-		case "API server":
-			m.faults[fault]++
-			harness.OK(t, m.Kube.KillAPIServer())
-			harness.OK(t, m.Kube.StartAPIServer(harness.Deadline(t, soon)))
-		case "tool":
-			m.faults[fault]++
-			killed = true
-			_ = cmd.Process.Kill()
-		case "daemon":
-			if m.killDaemon(t) {
-				m.faults[fault]++
-			}
-		}
-	}
-	err := <-ended
-	t.Log(strings.Join(lines, "\n"))
-	if killed {
-		return errToolKilled
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", lines[0], err)
-	}
-	return nil
-}
-
-// killDaemon kills a container of one of both systems' daemons, and reports whether one ran.
-func (m *mover) killDaemon(t *testing.T) bool {
-	t.Helper()
-	type running struct{ node, container string }
-	var all []running
-	for _, name := range []string{formerName, daemonName} {
-		for node, p := range m.daemonPods(t, name) {
-			for _, c := range p.Status.ContainerStatuses {
-				if _, id, ok := strings.Cut(c.ContainerID, "://"); ok && c.State.Running != nil {
-					all = append(all, running{node, id})
-				}
-			}
-		}
-	}
-	if len(all) == 0 {
-		return false
-	}
-	slices.SortFunc(all, func(x, y running) int { return cmp.Compare(x.node+x.container, y.node+y.container) })
-	one := all[m.random.IntN(len(all))]
-	h, err := m.Machine(one.node)
-	harness.OK(t, err)
-	_, err = h.Run(t.Context(), "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", one.container)
-	return err == nil // it may have ended meanwhile
-}
-
 // again checks that a second apply does nothing.
 func (m *mover) again(t *testing.T) {
 	report := migrationJSON[kubectl.Migration](t, m, 0, "apply")
@@ -474,7 +366,7 @@ func (m *mover) nothingLeft(t *testing.T) {
 		harness.OK(t, err)
 		h, err := m.Machine(n.Name)
 		harness.OK(t, err)
-		files, err := h.Run(t.Context(), "sh", "-c", `ls -d /run/aws-node/* /etc/cni/net.d/*aws* 2>/dev/null | grep -v ^/run/aws-node/ipam.json$; grep -L moved-to-berth /run/aws-node/ipam.json; iptables-save | grep AWS; true`)
+		files, err := h.Run(t.Context(), "sh", "-c", `ls -d /run/aws-node/* /etc/cni/net.d/*aws* /opt/cni/bin/aws-cni* /opt/cni/bin/egress-cni 2>/dev/null | grep -v ^/run/aws-node/ipam.json$; grep -L moved-to-berth /run/aws-node/ipam.json; iptables-save | grep AWS; true`)
 		harness.OK(t, err)
 		if left = append(left, slices.Collect(strings.Lines(files))...); len(left) > 0 {
 			t.Errorf("left on node %s: %s", n.Name, strings.Join(left, "; "))

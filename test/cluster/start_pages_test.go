@@ -21,12 +21,11 @@ import (
 	"github.com/berthnet/berth/test/walkthrough"
 )
 
-// flags are the commands of eksctl, aws and crane on the page, with the flags that their documentation has.
+// flags are the commands of eksctl and aws on the page, with the flags that their documentation has.
 var flags = map[string][]string{
 	"aws eks describe-addon-configuration":     {"--addon-name", "--addon-version"},
 	"aws eks update-addon":                     {"--cluster-name", "--addon-name", "--resolve-conflicts", "--configuration-values"},
 	"aws iam create-policy":                    {"--policy-name", "--policy-document"},
-	"crane push":                               {},
 	"eksctl create addon":                      {"--cluster", "--name"},
 	"eksctl create cluster":                    {"--name", "--region", "--config-file"},
 	"eksctl create iamserviceaccount":          {"--cluster", "--namespace", "--name", "--role-only", "--role-name", "--attach-policy-arn", "--approve"},
@@ -57,15 +56,8 @@ func checkCalls(t *testing.T, dir, calls string, least int) {
 	count := 0
 	for call := range strings.SplitSeq(strings.TrimSpace(string(data)), "\x00\n") {
 		args := strings.Split(strings.TrimSuffix(call, "\x00"), "\x00")
-		if args[0] == "make" {
-			continue
-		}
 		count++
-		words := 2
-		if args[0] == "eksctl" || args[0] == "aws" {
-			words = 3
-		}
-		known, ok := flags[strings.Join(args[:min(words, len(args))], " ")]
+		known, ok := flags[strings.Join(args[:min(3, len(args))], " ")]
 		if !ok {
 			t.Errorf("%q: no such command", args)
 		}
@@ -120,29 +112,34 @@ func checkFile(t *testing.T, name string) {
 	}
 }
 
+// downloads replaces curl: files of the release come from the directory of the release under test.
+const downloads = `#!/bin/bash
+url=${!#} dir=.
+for ((i = 1; i < $#; i++)); do
+	if [ "${!i}" = --output-dir ]; then j=$((i + 1)) dir=${!j}; fi
+done
+case $url in
+https://github.com/berthnet/berth/releases/download/v*/*)
+	mkdir -p "$dir" && exec cp "$BERTH_RELEASE/${url##*/}" "$dir/"
+	;;
+esac
+echo "curl: $url is no file of a release" >&2
+exit 22
+`
+
 // commands returns a folder with the programs that users have besides those of the system.
 func commands(t *testing.T, stubbed ...string) (dir, calls string) {
 	t.Helper()
 	dir, calls = stubs(t, stubbed...)
-	for name, program := range map[string]string{
-		"helm": os.Getenv(helmVariable), "kubectl-berth": filepath.Join(harness.BinDir, "berthctl"), "kubectl": filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"),
-	} {
+	harness.OK(t, os.WriteFile(filepath.Join(dir, "curl"), []byte(downloads), 0o700))
+	for name, program := range map[string]string{"helm": os.Getenv(helmVariable), "kubectl": filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")} {
 		harness.OK(t, os.Symlink(program, filepath.Join(dir, name)))
 	}
 	return dir, calls
 }
 
-// checkout returns a folder with what the commands of a page read of the tree.
-func checkout(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	harness.OK(t, os.Symlink(filepath.Join(harness.Tree(), "deploy"), filepath.Join(dir, "deploy")))
-	return dir
-}
-
-// The EKS quick start, on a control plane without nodes. eksctl, aws, crane and make are stubs, whose flags and files are
-// checked; kubectl, Helm, the chart and kubectl berth are real. Without kubelets no command runs in a pod: for kubectl exec
-// the DaemonSet must exist.
+// The EKS quick start, on a control plane without nodes. eksctl and aws are stubs, whose flags and files are checked; the
+// release, kubectl and Helm are real. Without kubelets no command runs in a pod: for kubectl exec the DaemonSet must exist.
 func TestEKSQuickStart(t *testing.T) {
 	harness.StartKube(t)
 	c := harness.KubeClient(t)
@@ -156,8 +153,8 @@ func TestEKSQuickStart(t *testing.T) {
 	node.Status.NodeInfo.KubeletVersion = "v1.37.1"
 	harness.OK(t, c.Status().Update(t.Context(), node))
 
-	dir := checkout(t)
-	bin, calls := commands(t, "eksctl", "aws", "crane", "make")
+	dir := t.TempDir()
+	bin, calls := commands(t, "eksctl", "aws")
 	harness.OK(t, os.Remove(filepath.Join(bin, "kubectl")))
 	harness.OK(t, os.WriteFile(filepath.Join(bin, "kubectl"), []byte(`#!/bin/bash
 if [[ " $* " == *" exec "* ]]; then
@@ -167,34 +164,25 @@ else
 fi
 `), 0o700))
 	walkthrough.Run(t, "eks.md", dir, 3*time.Minute, "KUBECONFIG="+harness.ControlPlane.AdminKubeconfig(), "HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
-	checkCalls(t, dir, calls, 12)
+	checkCalls(t, dir, calls, 11)
 }
 
-// The bare-metal quick start, in a cluster of the lab whose nodes have the images that the page builds and pushes.
+// The bare-metal quick start, in a cluster of the lab whose nodes have the images of the release.
 func TestBareMetalQuickStart(t *testing.T) {
 	w := raiseEmpty(t, lab.Options{Mode: lab.PoolMode, NoDaemons: true, Kubelets: &lab.Kubelets{}})
-	for _, n := range w.Nodes() {
-		m, err := w.Machine(n.Name)
-		harness.OK(t, err)
-		for _, name := range []string{"berth-node", "berth-operator"} {
-			out, err := m.Run(t.Context(), "sh", "-c", "ctr --namespace=k8s.io image ls --quiet | grep -m 1 '/"+name+"[:@]'")
-			harness.OK(t, err)
-			_, err = m.Run(t.Context(), "ctr", "--namespace=k8s.io", "image", "tag", strings.TrimSpace(out), "registry.example/network/"+name+":v1")
-			harness.OK(t, err)
-		}
-	}
-	dir := checkout(t)
-	bin, calls := commands(t, "crane", "make")
+	dir := t.TempDir()
+	bin, _ := commands(t)
 	walkthrough.Run(t, "bare-metal.md", dir, soon, "KUBECONFIG="+w.Kube.Kubeconfig, "HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
-	checkCalls(t, dir, calls, 2)
 }
 
 // The tutorial, as it is, in this tree.
 func TestTutorial(t *testing.T) {
+	bin, _ := commands(t)
+	t.Cleanup(func() { harness.OK(t, os.RemoveAll(filepath.Join(harness.Tree(), "dist", "v0.1.0"))) })
 	t.Cleanup(func() { // of a tutorial that failed
 		if out, err := exec.Command(filepath.Join(harness.Tree(), "bin", "vpclab"), "down").CombinedOutput(); err != nil {
 			t.Logf("vpclab down: %v: %s", err, out)
 		}
 	})
-	walkthrough.Run(t, "lab.md", harness.Tree(), 2*soon)
+	walkthrough.Run(t, "lab.md", harness.Tree(), 2*soon, "PATH="+bin+":"+os.Getenv("PATH"))
 }

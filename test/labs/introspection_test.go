@@ -36,7 +36,7 @@ const (
 // pods, and checks who can read them.
 func TestIntrospectionAndMetricsAgree(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(prompt), "--cooling-period=10m")})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(prompt), "--cooling-period=10m"), BerthdEnv: map[string]string{"BERTH_INSTALLED": `{"env":{"BERTH_NODE_NAME":"other"}}`}})
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	ctx := harness.Deadline(t, 15*time.Minute)
 	for i := range 4 {
@@ -67,6 +67,9 @@ func TestIntrospectionAndMetricsAgree(t *testing.T) {
 		}
 	}
 	t.Run("metrics", func(t *testing.T) { compareMetrics(t, n, before) })
+	if c := condition(t, n, "SettingsAsInstalled", introspect.False); c.Reason != "Drifted" || !strings.Contains(c.Message, "node-name is "+n.Name+", and the chart installed other") {
+		t.Errorf("condition = %+v, want a changed node-name", c)
+	}
 	t.Run("berthctl", func(t *testing.T) { compareTables(t, n, doc) })
 	t.Run("loopback only", func(t *testing.T) {
 		for from, path := range map[string]string{"other node": other.Netns, "pod": n.Pods()[0].Netns(), "node address": n.Netns} {

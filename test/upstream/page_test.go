@@ -22,8 +22,8 @@ func TestTableOfResults(t *testing.T) {
 	}
 	got := table(all)
 	for _, want := range []string{
-		"| `[sig-network]` that is `[Conformance]` | node | ipv6 | v1.37.1 | 1 | 0 | 0 | 0 |\n",
-		"| every other `[sig-network]` | node | ipv6 | v1.37.1 | 0 | 1 | 0 | 1 |\n",
+		"| `[sig-network]` `[Conformance]` | node | ipv6 | v1.37.1 | 1 | 0 | 0 | 0 |\n",
+		"| all other `[sig-network]` | node | ipv6 | v1.37.1 | 0 | 1 | 0 | 1 |\n",
 		"| b &lt;x\\|y> | node (ipv6), pool (dual) | late |\n",
 		"| no cloud | c; d |\n",
 	} {

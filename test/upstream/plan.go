@@ -18,11 +18,11 @@ type group struct {
 
 // groups are the groups that Berth must pass. A spec belongs to the first group that matches.
 var groups = []group{
-	{"conformance", "`[sig-network]` that is `[Conformance]`", func(s spec) bool { return s.has("sig-network") && s.has("Conformance") }},
+	{"conformance", "`[sig-network]` `[Conformance]`", func(s spec) bool { return s.has("sig-network") && s.has("Conformance") }},
 	{"policy", "`[sig-network]` `[Feature:NetworkPolicy]`", func(s spec) bool { return s.has("Feature:NetworkPolicy") }},
 	{groupClusterPolicy, "conformance suite of ClusterNetworkPolicy (network-policy-api)", func(spec) bool { return false }},
-	{"network", "every other `[sig-network]`", func(s spec) bool { return s.has("sig-network") }},
-	{"node", "`[sig-node]` `[Conformance]` of probes, hooks and the life of pods", func(s spec) bool {
+	{"network", "all other `[sig-network]`", func(s spec) bool { return s.has("sig-network") }},
+	{"node", "`[sig-node]` `[Conformance]`: probes, hooks and pod lifecycle", func(s spec) bool {
 		return s.has("Conformance") && nodeSpecs.MatchString(s.name)
 	}},
 }
@@ -89,31 +89,31 @@ func withPorts(n network) bool   { return n.ports }
 func notIPTables(n network) bool { return n.proxy != host.IPTables }
 
 // pastTheNode is why Services differ for pods with VPC ports.
-const pastTheNode = "needs the pod's own node to translate Services, which sees no packets of a port"
+const pastTheNode = "requires the pod's own node to translate Services, but the node does not see packets of VPC ports"
 
 // exclusions lists the specs that are not applicable. All other specs of a group are run; a spec may still skip
 // itself if the cluster does not suit it.
 var exclusions = []exclusion{
-	{label: "Feature:LoadBalancer", why: "needs a cloud's load balancer"},
-	{label: "Feature:NetworkPolicy", in: withPorts, why: "is for clusters whose nodes see the packets of their pods"},
-	{label: "Feature:SCTPConnectivity", why: "needs a kernel with SCTP"},
-	{label: "Feature:IPv6DualStack", in: oneFamily, why: "needs pods with addresses of IPv4 and IPv6"},
-	{label: "Feature:Networking-IPv6", why: "needs the internet, by IPv6"},
-	{label: "Feature:Networking-IPv4", why: "needs the internet: it pings 8.8.8.8"},
-	{label: "Feature:Networking-DNS", why: "needs the internet: it resolves google.com"},
-	{label: "Feature:Networking-Performance", why: "measures throughput with iperf2, and checks nothing"},
-	{label: "Feature:PerformanceDNS", why: "makes 10,000 services to load the DNS server"},
-	{label: "Feature:LocalhostNodePorts", in: notIPTables, why: "kube-proxy serves node ports on loopback in iptables mode alone"},
-	{label: "Feature:KubeProxyNFAcct", in: notIPTables, why: "is about a metric of kube-proxy's iptables mode"},
+	{label: "Feature:LoadBalancer", why: "requires a cloud load balancer"},
+	{label: "Feature:NetworkPolicy", in: withPorts, why: "requires nodes that see their pods' packets"},
+	{label: "Feature:SCTPConnectivity", why: "requires a kernel with SCTP"},
+	{label: "Feature:IPv6DualStack", in: oneFamily, why: "requires dual-stack pods"},
+	{label: "Feature:Networking-IPv6", why: "requires internet access over IPv6"},
+	{label: "Feature:Networking-IPv4", why: "requires internet access: pings 8.8.8.8"},
+	{label: "Feature:Networking-DNS", why: "requires internet access: resolves google.com"},
+	{label: "Feature:Networking-Performance", why: "measures throughput with iperf2, and verifies nothing"},
+	{label: "Feature:PerformanceDNS", why: "loads the DNS server with 10,000 Services"},
+	{label: "Feature:LocalhostNodePorts", in: notIPTables, why: "tests node ports on loopback addresses, which kube-proxy serves in iptables mode only"},
+	{label: "Feature:KubeProxyNFAcct", in: notIPTables, why: "tests a metric of kube-proxy's iptables mode"},
 	{name: "should preserve source pod IP for traffic thru service cluster IP", in: withPorts, why: pastTheNode},
 	{name: "with InternalTrafficPolicy set to Local", in: withPorts, why: pastTheNode},
 	{name: "correctly when ExternalTrafficPolicy changes", in: withPorts, why: pastTheNode},
 	{name: "in the same zone when using PreferClose", in: withPorts, why: pastTheNode},
-	{name: "should let a node pull an image from a registry exposed via localhost NodePort", why: "needs images of upstream's registry, which its agnhost carries and the one that is built here does not"},
-	{name: "should forward PTR records lookup to upstream nameserver", why: "needs the internet: it resolves 8.8.8.8"},
-	{name: "[Provider:gce", why: "is for clusters on Google's or other clouds, and enters nodes by SSH"},
-	{name: "should work after restarting apiserver [Disruptive]", why: "enters the nodes of a cloud by SSH"},
-	{name: "should work after restarting kube-proxy [Disruptive]", why: "enters the nodes of a cloud by SSH"},
+	{name: "should let a node pull an image from a registry exposed via localhost NodePort", why: "requires images that upstream's agnhost contains and the agnhost built here does not"},
+	{name: "should forward PTR records lookup to upstream nameserver", why: "requires internet access: resolves 8.8.8.8"},
+	{name: "[Provider:gce", why: "requires a cloud provider and SSH to the nodes"},
+	{name: "should work after restarting apiserver [Disruptive]", why: "requires SSH to the nodes"},
+	{name: "should work after restarting kube-proxy [Disruptive]", why: "requires SSH to the nodes"},
 }
 
 // excluded returns why a spec is not run on a cluster, or "".

@@ -25,7 +25,7 @@ func main() {
 
 func run(args []string, w io.Writer) error {
 	if len(args) != 3 {
-		return errors.New("give it the file of one CustomResourceDefinition and, as seen from the top of the tree, that of the policies which say who writes it")
+		return errors.New("usage: crdpage CRD-FILE POLICY-FILE: the file of one CustomResourceDefinition, and the path in the repository of the policies that restrict who writes it")
 	}
 	data, err := os.ReadFile(args[1]) //nolint:gosec // the path comes from go:generate
 	if err != nil {

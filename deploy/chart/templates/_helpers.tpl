@@ -190,6 +190,71 @@ so settings with an empty text are arguments (berth.args).
 {{- end }}
 {{- end -}}
 
+{{/* The variables of berthd: list ROOT SETTINGS. */}}
+{{- define "berth.daemonEnv" -}}
+{{- $root := index . 0 -}}
+{{- include "berth.extraEnv" (list $root $root.Values.daemon.extraEnv) }}
+- name: BERTH_NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- if not $root.Values.daemon.privileged }}
+- name: BERTH_SYSCTL_DIR
+  value: /host/proc/sys
+{{- end }}
+{{- include "berth.env" (index . 1) }}
+{{- end -}}
+
+{{/* The variables of berth-operator: list ROOT SETTINGS. */}}
+{{- define "berth.operatorEnv" -}}
+{{- $root := index . 0 -}}
+{{- include "berth.extraEnv" (list $root $root.Values.operator.extraEnv) }}
+- name: POD_NAME # identity of the leader in the Lease
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- include "berth.env" (index . 1) }}
+{{- end -}}
+
+{{/*
+What daemons may request when they create the NodeNetwork of their node: the value "allowed",
+and the values in daemon.settings. Empty if nothing restricts them. Entries are separated by
+commas or newlines.
+*/}}
+{{- define "berth.allowed" -}}
+{{- if and .Values.admissionPolicies.create (eq .Values.mode "operator") }}
+{{- $root := . }}
+{{- $asked := .Values.daemon.settings }}
+{{- range $list, $setting := dict "securityGroups" "security-groups" "securityGroupTags" "security-group-tags" "subnetIDs" "subnets" "subnetTags" "subnet-tags" }}
+{{ $list }}: {{ list (include "berth.text" (index $root.Values.allowed $list)) (include "berth.text" (get $asked $setting)) | compact | join "," | quote }}
+{{- end }}
+{{- $settings := .Values.allowed.settings }}
+{{- if eq (get $asked "first-interface-index" | toString) "0" }}{{ $settings = append $settings "firstInterfaceIndex=0" }}{{ end }}
+{{- if eq (get $asked "delete-on-termination" | toString) "false" }}{{ $settings = append $settings "deleteOnTermination=false" }}{{ end }}
+{{- if eq (get $asked "use-primary-address" | toString) "true" }}{{ $settings = append $settings "usePrimaryAddress=true" }}{{ end }}
+{{- if eq (get $asked "trunk-eni" | toString) "true" }}{{ $settings = append $settings "trunk=true" }}{{ end }}
+settings: {{ $settings | uniq | join "," | quote }}
+{{- $addresses := int64 .Values.allowed.addresses }}
+{{- range $setting, $each := dict "min-allocate" 1 "pre-allocate" 1 "max-above-watermark" 1 "warm-ip-target" 1 "minimum-ip-target" 1 "warm-prefix-target" 16 "warm-eni-target" 50 }}
+{{- $addresses = max $addresses (mul $each (get $asked $setting | default 0 | int64)) }}
+{{- end }}
+addresses: {{ $addresses | quote }}
+{{- end }}
+{{- end -}}
+
+{{/*
+The variable in which a program finds what the chart gave to it, for its condition
+SettingsAsInstalled: list ENV ARGS ALLOWED. It is the last one, so that Kubernetes replaces
+$(HOST_IP) in it as in the others. Of variables with other references only the names are
+recorded: any text may take their place, which could end the JSON or be secret. Kubernetes
+replaces nothing in a ConfigMap, so its data is recorded with the dollar signs escaped.
+*/}}
+{{- define "berth.installed" -}}
+{{- $env := dict }}
+{{- range index . 0 | fromYamlArray }}{{ $_ := set $env .name (contains "$(" (replace "$(HOST_IP)" "" (toString .value)) | ternary nil .value) }}{{ end }}
+{{- $installed := dict "env" $env }}
+{{- with index . 1 }}{{ $_ := set $installed "args" (fromYamlArray .) }}{{ end }}
+{{- with index . 2 }}{{ $_ := set $installed "allowed" (fromYaml (replace "$" "$$" .)) }}{{ end }}
+- name: BERTH_INSTALLED
+  value: {{ toJson $installed | quote }}
+{{- end -}}
+
 {{/* A value as text, with lists and tags in the programs' syntax. */}}
 {{- define "berth.text" -}}
 {{- if kindIs "slice" . }}{{ join "," . }}

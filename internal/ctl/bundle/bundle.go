@@ -23,7 +23,6 @@ import (
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/bundle/cluster"
-	"github.com/berthnet/berth/internal/ctl/bundle/local"
 	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/view"
 )
@@ -57,12 +56,31 @@ type Options struct {
 	// Config returns the client configuration of the API server. If it is nil, the command
 	// has kubectl's flags to select a cluster, and covers the local node without --node and --all.
 	Config func() (*rest.Config, error)
+	// Node returns the parts of the node that the command runs on. If it is nil, the command
+	// covers nodes of a cluster only, as on systems that are not Linux.
+	Node NodeParts
+}
+
+// NodeParts returns the parts of the node that the program runs on.
+type NodeParts func(context.Context, NodeOptions) []archive.Part
+
+// NodeOptions are the settings of a collection on a node.
+type NodeOptions struct {
+	Address string        // of berthd's introspection, host:port
+	Timeout time.Duration // for each part
+	Since   time.Duration // maximum age of log lines
+	Root    string        // mount point of the node's root file system
+
+	// Empty values default to the daemon's settings, or else to the daemon's defaults.
+	StateDir   string
+	CNIConfDir string
+	CRISocket  string
 }
 
 // command holds the flags.
 type command struct {
 	Options
-	local   local.Options
+	local   NodeOptions
 	cluster cluster.Options
 	flags   connect.Flags
 	output  string
@@ -144,12 +162,15 @@ func (c *command) prepare(ctx context.Context) (scope string, do job, err error)
 		return "", nil, errors.New("specify --all, --node NODE, or --local for the node that this runs on")
 	}
 	if !c.all && len(c.nodes) == 0 {
+		if c.Node == nil {
+			return "", nil, errors.New("nodes run Linux, unlike this machine: specify --node NODE or --all")
+		}
 		host, err := os.Hostname()
 		if err != nil {
 			host = "node"
 		}
 		return plain(host), func(a *archive.Archive, _ io.Writer) error {
-			parts := local.Parts(ctx, c.local)
+			parts := c.Node(ctx, c.local)
 			if c.flagsGiven() { // a node's own credentials cannot read these objects
 				parts = append(parts, c.objects(ctx)...)
 			}

@@ -455,7 +455,7 @@ func TestFailedBundleLeavesNoFile(t *testing.T) {
 	t.Run("output file exists", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "there")
 		harness.OK(t, os.WriteFile(path, []byte("x"), 0o600))
-		cmd := New(Options{})
+		cmd := New(Options{Node: func(context.Context, NodeOptions) []archive.Part { return nil }})
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs([]string{"--output", path})
 		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "already exists") {
@@ -481,6 +481,7 @@ func TestKubectlPlugin(t *testing.T) {
 
 func TestBadFlags(t *testing.T) {
 	for args, want := range map[string]string{
+		"": "specify --node NODE or --all", "--local": "specify --node NODE or --all", // this system is no node
 		"--local --all": "local", "--all --node=a": "all", "--max-size=1": "expected a size of at least 4Ki", "--max-file-size=big": "expected a size",
 		"x": "unknown command",
 	} {

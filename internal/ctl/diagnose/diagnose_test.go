@@ -180,7 +180,7 @@ func TestPod(t *testing.T) {
 			f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work"})
 		}, Unchecked, "another call is at work"},
 		{"policies in force", runs(), func(f *Facts) { policies(f, introspect.PolicyAttachment{Known: true, InForce: true}) }, Works, ""},
-		{"policies unknown", runs(), func(f *Facts) { policies(f, introspect.PolicyAttachment{InForce: true}) }, NoPolicies, "berth-operator has not told node node-a"},
+		{"policies unknown", runs(), func(f *Facts) { policies(f, introspect.PolicyAttachment{InForce: true}) }, NoPolicies, "berth-operator has not sent the pod's network policies to node node-a"},
 		{"policies not in force", runs(), func(f *Facts) {
 			policies(f, introspect.PolicyAttachment{Known: true})
 			f.Policies.Value.Failure = "ENOMEM"
@@ -190,9 +190,9 @@ func TestPod(t *testing.T) {
 			f.Policies.Value.Attachments[0].Pod = "other"
 		}, NoPolicies, "enforces no network policies for the pod"},
 		{"waits for policies", waits(NodeMode), func(f *Facts) {
-			f.View.Value.Waiting[0].Reason, f.View.Value.Waiting[0].Message = "policies-unknown", "berth-operator has not told this node"
-		}, NoPolicies, "berth-operator has not told this node"},
-		{"waited for policies in vain", waits(NodeMode), func(f *Facts) {
+			f.View.Value.Waiting[0].Reason, f.View.Value.Waiting[0].Message = "policies-unknown", "berth-operator has not sent this node"
+		}, NoPolicies, "berth-operator has not sent this node"},
+		{"policies did not arrive in time", waits(NodeMode), func(f *Facts) {
 			f.View.Value.Waiting = nil
 			f.Events = []corev1.Event{sandboxFailed(time.Second, `plugin type="berth" failed (add): the pod's network policies are not in force: ENOMEM`)}
 		}, NoPolicies, "before its network policies are in force: ENOMEM"},
@@ -233,7 +233,7 @@ func TestPod(t *testing.T) {
 		{"ADD failed before, waits now", waits(NodeMode), func(f *Facts) {
 			f.Events = []corev1.Event{addFailed(`berthd is being restarted; try again`)}
 		}, Waiting, "7s"},
-		{"no address before the deadline", waits(NodeMode), said(addFailed(`no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in vain: no subnet that this node may use"},
+		{"no address before the deadline", waits(NodeMode), said(addFailed(`no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in time: no subnet that this node may use"},
 		{"berthd reports why it waits", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.LastError = "of another pod"
 			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
@@ -243,7 +243,7 @@ func TestPod(t *testing.T) {
 			f.Document.Value.LastError = "of another pod"
 			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no subnet has a free address [subnet-full]"},
-		{"berthd reported that no address was available", waits(NodeMode), said(eventOfDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in vain: no address for the pod: every ENI"},
+		{"berthd reported that no address was available", waits(NodeMode), said(eventOfDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in time: no address for the pod: every ENI"},
 		{"berthd reported that the ADD failed", waits(NodeMode), said(eventOfDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")), Refused, "the kernel refused a step [kernel]"},
 		{"worked since, before a new sandbox", waits(NodeMode), said(addFailed(`x`), eventOfDaemon("AddressAssigned", "has 10.0.0.5")), NotAsked, ""},
 		{"waits again", waits(NodeMode), func(f *Facts) {

@@ -57,6 +57,8 @@ func kept(f ClientFacts, c metav1.Condition) *Diagnosis {
 		return trouble(NotSetUp, "Its tunnels are not set up: "+c.Message, remedy, seeNoEgress)
 	case "WaitingForNode":
 		return cmp.Or(withoutDaemon(NotSetUp, "Its tunnels are not set up", f.Daemon, f.Client.Spec.NodeName), slow(f, c))
+	case "WaitingForMigration":
+		return fine(Works, c.Message)
 	case "NoGateway":
 		return trouble(NoGateway, c.Message, remedy, seeEgresses)
 	}
@@ -80,28 +82,29 @@ func EgressRemedy(reason string) string {
 
 // egressRemedies are the remedies by reason, as in docs/troubleshoot/egress.md, "Troubleshoot Egresses".
 var egressRemedies = map[string]string{
-	"GatewaysReady":    "Nothing.",
-	"Applied":          "Nothing.",
-	"NoReplicas":       "Set spec.replicas: clients do not reach its destinations until then.",
-	"NoGateways":       "Check the pods of its Deployment: their events and, if they run, their logs and /readyz.",
-	"FamilyMissing":    "Remove the destination that the message names, or run gateways where pods have addresses of its family.",
-	"ForeignPods":      "Delete the pod that the message names and the workload that creates it, or set tunnelTo to Gateways.",
-	"InvalidTemplate":  "Correct the field of spec.template that the message names.",
-	"NameTaken":        "Delete or rename the object that the message names, or name the Egress otherwise.",
-	"PodsRefused":      "Move the Egress to a namespace whose Pod Security admits NET_ADMIN, or fix what else the message names.",
-	"NotFound":         "Create the Egress that the message names, or correct the pod's annotation.",
-	"NotAllowed":       "Allow the pod in allowedNamespaces or clients of the Egress, or remove the Egress from the annotation.",
-	"Overlaps":         "Let the pod use only one of the two Egresses, or change their destinations.",
-	"Invalid":          "Correct the pod's annotation, as the message says.",
-	"WaitingForNode":   "Check berthd on the node: its log, and whether it runs with --egress.",
-	"SetUpFailed":      "Fix what the message of the node names; berthd retries.",
-	"AddressConflict":  "Find out which of the two pods has the address, and which network assigned it twice.",
-	"NoGateway":        "Check the Egress's condition Available (kubectl berth egresses).",
-	"Refused":          "Check the object or the pod that the message names.",
-	"Waiting":          "Check the EgressClient that the message names.",
-	"InvalidSelector":  "Correct the selector that the message names: it selects nothing.",
-	"NoConsent":        "Ask a cluster administrator to annotate the namespaces or label the Egress's namespace, or select fewer namespaces.",
-	"TooManySelecting": "Delete other Egresses of the namespace that select pods, or name this one in pods' annotations.",
+	"GatewaysReady":       "Nothing.",
+	"Applied":             "Nothing.",
+	"NoReplicas":          "Set spec.replicas: clients do not reach its destinations until then.",
+	"NoGateways":          "Check the pods of its Deployment: their events and, if they run, their logs and /readyz.",
+	"FamilyMissing":       "Remove the destination that the message names, or run gateways where pods have addresses of its family.",
+	"ForeignPods":         "Delete the pod that the message names and the workload that creates it, or set tunnelTo to Gateways.",
+	"InvalidTemplate":     "Correct the field of spec.template that the message names.",
+	"NameTaken":           "Delete or rename the object that the message names, or name the Egress otherwise.",
+	"PodsRefused":         "Move the Egress to a namespace whose Pod Security admits NET_ADMIN, or fix what else the message names.",
+	"NotFound":            "Create the Egress that the message names, or correct the pod's annotation.",
+	"NotAllowed":          "Allow the pod in allowedNamespaces or clients of the Egress, or remove the Egress from the annotation.",
+	"Overlaps":            "Let the pod use only one of the two Egresses, or change their destinations.",
+	"Invalid":             "Correct the pod's annotation, as the message says.",
+	"WaitingForNode":      "Check berthd on the node: its log, and whether it runs with --egress.",
+	"WaitingForMigration": "Continue the migration (kubectl berth migrate coil apply).",
+	"SetUpFailed":         "Fix what the message of the node names; berthd retries.",
+	"AddressConflict":     "Find out which of the two pods has the address, and which network assigned it twice.",
+	"NoGateway":           "Check the Egress's condition Available (kubectl berth egresses).",
+	"Refused":             "Check the object or the pod that the message names.",
+	"Waiting":             "Check the EgressClient that the message names.",
+	"InvalidSelector":     "Correct the selector that the message names: it selects nothing.",
+	"NoConsent":           "Ask a cluster administrator to annotate the namespaces or label the Egress's namespace, or select fewer namespaces.",
+	"TooManySelecting":    "Delete other Egresses of the namespace that select pods, or name this one in pods' annotations.",
 }
 
 // EgressClientOf returns the pod's own EgressClient, not that of an earlier pod with the

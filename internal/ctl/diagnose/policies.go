@@ -12,7 +12,7 @@ var policyReasons = []string{"policies-unknown", "policies-not-in-force"}
 // policyErrors are the prefixes of the plugin's errors about network policies.
 var policyErrors = []string{"the pod's network policies are not known: ", "the pod's network policies are not in force: "}
 
-// policiesBefore diagnoses a pod whose ADD waits for its network policies, or waited in vain.
+// policiesBefore diagnoses a pod whose ADD waits for its network policies, or failed because they did not arrive in time.
 func policiesBefore(f Facts) *Diagnosis {
 	words := ""
 	if f.View.Value != nil {
@@ -53,7 +53,7 @@ func policiesOf(f Facts) *Diagnosis {
 		}
 		switch found = true; {
 		case !a.Known:
-			return trouble(NoPolicies, fmt.Sprintf("berth-operator has not told node %s which network policies select the pod.", node),
+			return trouble(NoPolicies, fmt.Sprintf("berth-operator has not sent the pod's network policies to node %s.", node),
 				"Check that the node is connected to berth-operator (kubectl berth policies).", seePolicies)
 		case !a.InForce:
 			return trouble(NoPolicies, fmt.Sprintf("The pod's network policies are not in force on node %s: %s", node, cmp.Or(doc.Failure, "they are being applied")),

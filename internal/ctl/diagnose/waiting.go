@@ -103,7 +103,7 @@ func waiting(f Facts) *Diagnosis {
 	if !waits {
 		return nil
 	}
-	return trouble(Waiting, "The pod waited for an address in vain: "+said,
+	return trouble(Waiting, "The pod did not get an address in time: "+said,
 		"Fix what it names; the kubelet retries.", seeOf(f))
 }
 

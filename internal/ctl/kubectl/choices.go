@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// choices are the files with all that people chose for a cluster, by path: values.yaml, objects/*.yaml and nodes/*.yaml.
+// choices are the files with all user settings of a cluster, by path: values.yaml, objects/*.yaml and nodes/*.yaml.
 // kubectl applies a folder's files in the order of their names, but none of its subfolders.
 type choices map[string][]byte
 
@@ -29,7 +29,7 @@ const (
 	allowedName = "berthd-allowed" // the ConfigMap with what berthd may set
 )
 
-// chosenKinds are the kinds that only people write.
+// chosenKinds are the kinds that only users write.
 var chosenKinds = []struct{ kind, file, path string }{
 	{"AddressPool", "addresspools", poolsPath},
 	{"Egress", "egresses", egressesPath},
@@ -38,7 +38,7 @@ var chosenKinds = []struct{ kind, file, path string }{
 	{"VPC", "vpcs", vpcsPath},
 }
 
-// choices reads all that people chose. It fails if a part cannot be read.
+// choices reads all user settings. It fails if a part cannot be read.
 func (a *api) choices(ctx context.Context, s *settings) (choices, error) {
 	values, err := s.text()
 	if err != nil {
@@ -64,7 +64,7 @@ func (a *api) choices(ctx context.Context, s *settings) (choices, error) {
 		return nil, err
 	}
 	files[objectsDir+"configmaps"] = changed
-	files[objectsDir+"0-namespaces"] = chosenNamespaces(ctx, a, needed) // before the objects in them
+	files[objectsDir+"0-namespaces"] = chosenNamespaces(ctx, a, needed) // sorts before the objects in them
 	for _, o := range list[object](ctx, a, "NodeNetworks", networksPath, nil) {
 		if eni := chosenENI(o); len(eni) > 0 {
 			files[nodesDir+"nodenetworks"] = append(files[nodesDir+"nodenetworks"], object{
@@ -98,7 +98,7 @@ func (a *api) choices(ctx context.Context, s *settings) (choices, error) {
 	return out, nil
 }
 
-// keptMeta returns the metadata that a new cluster takes.
+// keptMeta returns the metadata for a new cluster.
 func keptMeta(meta object) object {
 	out := object{}
 	for _, name := range []string{"name", "namespace", "labels", "annotations"} {
@@ -115,7 +115,7 @@ func keptMeta(meta object) object {
 	return out
 }
 
-// allowed returns the ConfigMap berthd-allowed if somebody changed it: the chart makes it from the values.
+// allowed returns the ConfigMap berthd-allowed if somebody has changed it. Otherwise the chart creates it from the values.
 func allowed(ctx context.Context, a *api, s *settings) ([]object, error) {
 	live := one[object](ctx, a, "ConfigMap "+allowedName, namespacesPath+join(s.namespace, "configmaps", allowedName)).Value
 	if live == nil {
@@ -135,7 +135,7 @@ func allowed(ctx context.Context, a *api, s *settings) ([]object, error) {
 	if i >= 0 && len(c.found) == 0 {
 		return nil, nil
 	}
-	// Without labels and annotations, which say which release owns the object.
+	// Without labels and annotations, which name the release that owns the object.
 	return []object{{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": allowedName, "namespace": s.namespace}, "data": (*live)["data"]}}, nil
 }
 
@@ -164,7 +164,7 @@ func berthKey(key string) bool {
 	return domain == v1alpha1.GroupVersion.Group || strings.HasSuffix(domain, "."+v1alpha1.GroupVersion.Group) || strings.HasPrefix(key, v1alpha1.AnnotationCoilEgressPrefix)
 }
 
-// chosenENI returns the fields of spec.eni of a NodeNetwork that somebody other than Berth set.
+// chosenENI returns the fields of a NodeNetwork's spec.eni that were not set by Berth.
 func chosenENI(o object) object {
 	out, eni := object{}, part(o, "spec", "eni")
 	for _, e := range managedFields(o) {
@@ -180,7 +180,7 @@ func chosenENI(o object) object {
 	return out
 }
 
-// readChoices reads a folder that write has made.
+// readChoices reads a folder that write has created.
 func readChoices(dir string) (choices, error) {
 	out := choices{}
 	root := os.DirFS(dir)
@@ -204,7 +204,7 @@ func isChoice(name string) bool {
 	return name == valuesFile || path.Ext(name) == ".yaml" && (path.Dir(name)+"/" == objectsDir || path.Dir(name)+"/" == nodesDir)
 }
 
-// write makes the folder dir, whole or not at all. With force it replaces a folder with nothing but such files.
+// write creates the folder dir completely or not at all. With force, it replaces a folder that contains only such files.
 func (c choices) write(dir string, force bool) (err error) {
 	dir, err = filepath.Abs(dir)
 	if err != nil {
@@ -231,7 +231,7 @@ func (c choices) write(dir string, force bool) (err error) {
 	}
 	restored := true
 	defer func() {
-		if restored { // otherwise it has the only copy of the folder
+		if restored { // otherwise it is the only copy of the folder
 			err = errors.Join(err, os.RemoveAll(temp))
 		}
 	}()
@@ -259,7 +259,7 @@ func (c choices) write(dir string, force bool) (err error) {
 	return nil
 }
 
-// compare returns how the cluster's choices differ from saved ones.
+// compare returns the differences between the cluster's and saved settings.
 func (c choices) compare(now choices) ([]difference, error) {
 	var out []difference
 	saved, err := c.byID()

@@ -8,7 +8,8 @@
 //	report.go    the rows of all nodes
 //	output.go    output formats
 //	complete.go  shell completion
-//	settings.go       the Helm release; choices.go the objects that people wrote, drift.go what differs from the release
+//	settings.go       the Helm release; choices.go the objects that people wrote, drift.go what differs from the release,
+//	settingsstate.go  what status says about it
 //	policycluster.go  network policies, resolved from the API's objects
 //	migrate.go        moving a cluster from another network; migratecluster.go, migratetool.go, migrateplan.go are its parts
 //	status.go, node.go, pod.go, pools.go, vpcs.go, egresses.go, policies.go, trace.go, top.go, events.go  a command each
@@ -53,12 +54,14 @@ func ExitCode(err error) (code int, toPrint error) {
 	}
 }
 
-// Options replace the kubeconfig and port forwarding in tests. The zero value is for production.
+// Options replace the kubeconfig and port forwarding in tests.
 type Options struct {
 	Config *rest.Config   // replaces the kubeconfig
 	Dial   connect.Dialer // replaces port forwarding
 	Now    func() time.Time
 	Clock  clock.Clock // of waits
+	// Node returns the parts of a support bundle of the node that the program runs on; nil if it does not run on Linux.
+	Node bundle.NodeParts
 }
 
 // program holds the options and flags that all commands share.
@@ -85,8 +88,8 @@ func New(o Options) *cobra.Command {
 		Short: "Inspect Berth in a cluster, and find out why a pod has no address",
 		Long: `Inspect Berth in a cluster, and find out why a pod has no address.
 
-Reads everything through the Kubernetes API. It asks the berthd of a node for what only
-that node knows, by port forwarding to the pod.
+Reads everything through the Kubernetes API. For data that only a node has, it connects to
+the node's berthd by port forwarding.
 
 Exit codes: 0 healthy; 1 the command failed; 2 the command succeeded and found
 a problem (status, node, pod, pools, vpcs, egresses, policies, policy, trace, settings --diff).`,
@@ -108,7 +111,7 @@ a problem (status, node, pod, pools, vpcs, egresses, policies, policy, trace, se
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("context", completion{p}.contexts)
-	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newPolicies(p), newPolicy(p), newTrace(p), newTop(p), newEvents(p), newMigrate(p), newPlan(p), newSettings(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newPolicies(p), newPolicy(p), newTrace(p), newTop(p), newEvents(p), newMigrate(p), newPlan(p), newSettings(p), bundle.New(bundle.Options{Config: p.config, Node: p.Node}), newVersion())
 	return cmd
 }
 

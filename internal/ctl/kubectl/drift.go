@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -24,11 +23,11 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// Drift is found by whoever may read Helm's record of the release, which has the rendered objects: the record is a
-// Secret, and neither berthd nor the operator may list Secrets or read roles and admission policies. A hash that the
-// chart stamps on its objects would need no record, but could not tell which field was changed, nor that an object is missing.
+// Only users who may read Helm's record of the release, with the rendered objects, can find drift of all objects: the record is
+// a Secret, and neither berthd nor the operator may list Secrets or read roles and admission policies. The programs themselves,
+// and users who may list their pods, find drift of their arguments and environment (config.Drift).
 
-// difference is a field of an object, or a whole object, that differs from what was chosen.
+// difference is a field of an object, or a whole object, that differs from the expected one.
 type difference struct {
 	object string // such as "DaemonSet kube-system/berthd"
 	field  string // empty for the whole object
@@ -48,13 +47,13 @@ func part(o any, path ...string) object {
 	return m
 }
 
-// text returns a field of an object, or "" if it is no text.
+// text returns a field of an object, or "" if it is not text.
 func text(o object, name string) string {
 	s, _ := o[name].(string)
 	return s
 }
 
-// idOf names an object for people.
+// idOf names an object in messages.
 func idOf(o object) string {
 	meta := part(o, "metadata")
 	if ns := text(meta, "namespace"); ns != "" {
@@ -66,7 +65,7 @@ func idOf(o object) string {
 // comparison collects the differences of one object.
 type comparison struct {
 	object string
-	exact  bool // a field that is set although it was not chosen is a difference
+	exact  bool // an additional field is a difference
 	found  []difference
 }
 
@@ -88,7 +87,7 @@ func (c *comparison) differs(field string, want, got any, by string) {
 	}
 }
 
-// maxBrief bounds the length of a value in a message, in characters.
+// maxBrief is the maximum length of a value in a message, in characters.
 const maxBrief = 80
 
 func brief(v any) string {
@@ -102,8 +101,8 @@ func brief(v any) string {
 	return string(b)
 }
 
-// compare adds the differences between a chosen value and the one found. Values that the API server drops when they are
-// empty, or writes in another form, are equal.
+// compare adds the differences between an expected value and the one found. Empty values that the API server drops, and values
+// that it normalizes, are equal.
 func (c *comparison) compare(field string, want, got any) {
 	switch want := want.(type) {
 	case nil:
@@ -222,7 +221,7 @@ func sameQuantity(field string, want, got any) bool {
 	return err == nil && err2 == nil && a.Cmp(b) == 0
 }
 
-// managedFields returns who owns which fields of an object.
+// managedFields returns the owners of an object's fields.
 func managedFields(o object) (out []metav1.ManagedFieldsEntry) {
 	b, err := json.Marshal(part(o, "metadata")["managedFields"])
 	if err != nil || json.Unmarshal(b, &out) != nil {
@@ -244,8 +243,8 @@ func byBerth(e metav1.ManagedFieldsEntry) bool {
 	return e.Subresource == "status" || slices.Contains([]string{v1alpha1.OwnerDaemon, v1alpha1.OwnerOperator, "kube-controller-manager", "kube-apiserver"}, e.Manager)
 }
 
-// installed reports whether an owner of fields made the object from the chart. Such an owner may also own the fields
-// that the API server set by default.
+// installed reports whether an owner of fields created the object from the chart. Such an owner may also own fields with the
+// API server's defaults.
 func installed(fields object) bool {
 	of := part(fields, "f:metadata")
 	return part(of, "f:annotations")["f:meta.helm.sh/release-name"] != nil || part(of, "f:labels")["f:app.kubernetes.io/instance"] != nil
@@ -256,7 +255,7 @@ var incidental = []string{
 	"kubectl.kubernetes.io/last-applied-configuration", "kubectl.kubernetes.io/restartedAt", "deployment.kubernetes.io/revision", "deprecated.daemonset.template.generation",
 }
 
-// added adds the fields that another owner set although the chart does not.
+// added adds fields that another owner has set and the chart has not.
 func (c *comparison) added(field string, fields object, want, got any, by string) {
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		kind, name, _ := strings.Cut(name, ":")
@@ -333,7 +332,7 @@ func driftOf(want, got object) []difference {
 		switch name {
 		case "apiVersion", "kind", "status":
 		case "data", "stringData":
-			if want["kind"] != "Secret" { // may be filled in by others, and is nobody's to print
+			if want["kind"] != "Secret" { // others may fill it, and its data must not be printed
 				c.compare(name, want[name], got[name])
 			}
 		case "metadata":
@@ -389,7 +388,7 @@ func (a *api) drift(ctx context.Context, s *settings) ([]difference, error) {
 	return out, nil
 }
 
-// released reads objects of a release, kind by kind: one request for each object would take seconds far from the cluster.
+// released reads objects of a release, one kind at a time: one request for each object would take seconds over a slow connection.
 type released struct {
 	api   *api
 	s     *settings
@@ -410,7 +409,7 @@ func (r *released) get(ctx context.Context, want object) (object, error) {
 	meta, resources := part(want, "metadata"), r.kinds[version].APIResources
 	i := slices.IndexFunc(resources, func(k metav1.APIResource) bool { return k.Kind == want["kind"] && !strings.Contains(k.Name, "/") })
 	if i < 0 || meta == nil {
-		return nil, r.api.err() // the kind itself is missing, and its objects with it
+		return nil, r.api.err() // the kind does not exist
 	}
 	if resources[i].Namespaced {
 		meta["namespace"] = cmp.Or(text(meta, "namespace"), r.s.namespace)
@@ -427,50 +426,10 @@ func (r *released) get(ctx context.Context, want object) (object, error) {
 	if o := r.lists[path][name]; o != nil {
 		return o, nil
 	}
-	if o := one[object](ctx, r.api, idOf(want), path+join(name)).Value; o != nil { // somebody took its label
+	if o := one[object](ctx, r.api, idOf(want), path+join(name)).Value; o != nil { // somebody removed its label
 		return *o, nil
 	}
 	return nil, r.api.err()
-}
-
-// SettingsState is what is known of the differences between the cluster and the release that Helm has recorded.
-type SettingsState struct {
-	Release     string `json:"release,omitempty"`
-	Revision    int    `json:"revision,omitempty"`
-	Drifted     int    `json:"drifted"` // fields and missing objects
-	NotCompared string `json:"notCompared,omitempty"`
-}
-
-// settingsState compares the release with the cluster, if the user may read both.
-func settingsState(ctx context.Context, p *program) *SettingsState {
-	a, err := p.connect() // whose failed reads are no trouble of the status
-	var s *settings
-	var found []difference
-	if err == nil {
-		if s, err = a.settings(ctx, p.daemons); err == nil {
-			found, err = a.drift(ctx, s)
-		}
-	}
-	switch {
-	case apierrors.IsForbidden(err):
-		return &SettingsState{NotCompared: "your rights do not include reading the Helm release and its objects"}
-	case err != nil:
-		return &SettingsState{NotCompared: err.Error()}
-	}
-	return &SettingsState{Release: s.release.Name, Revision: s.release.Version, Drifted: len(found)}
-}
-
-func (s *SettingsState) write(p *view.Printer) {
-	switch {
-	case s == nil:
-	case s.NotCompared != "":
-		p.Printf("Settings: not compared with the Helm release: %s\n", s.NotCompared)
-	case s.Drifted == 0:
-		p.Printf("Settings: as in Helm release %s, revision %d\n", s.Release, s.Revision)
-	default:
-		p.Printf("Settings: %s from Helm release %s, revision %d: kubectl berth settings --diff lists them\n",
-			view.Toned{Text: view.Count(s.Drifted, "difference"), Tone: view.Warn}, s.Release, s.Revision)
-	}
 }
 
 // writeDifferences prints differences by object.

@@ -12,56 +12,59 @@ import (
 
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/migrate"
-	"github.com/berthnet/berth/internal/migrate/awsvpccni"
+	"github.com/berthnet/berth/internal/migrate/awsvpccni/chartvalues"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
 
-// former is a row of the table of systems that clusters are moved from.
+// former is a system that clusters can be migrated from.
 type former struct {
 	name      string
 	daemonSet string // its usual namespace and name
 	inPlace   bool   // pods keep running
 	verbs     []string
-	// tool returns the container that does the node tool's work on a node. Its verbs are those of the table.
+	// tool returns the container of the node tool. Its verbs are those of the table.
 	tool   func(r *toolRunner, verb string) (toolPod, error)
-	dump   bool // the node tool needs a dump of etcd, which has the owners of addresses
-	silent bool // the tool is the former system's own program, which prints no report
-	// objects returns what moves its objects; nil if it has none that must move.
+	dump   bool   // the node tool needs a dump of etcd with the owners of addresses
+	silent string // the verb whose tool is the former system's own program, which prints no report; may be empty
+	// objects returns the mover of its objects; nil if it has none to move.
 	objects func(m *migration) (objectMover, error)
-	// values converts its settings into values of the chart, and returns remarks; may be nil.
+	// values converts its settings to chart values, and returns remarks; may be nil.
 	values func(env map[string]string) (chart map[string]any, remarks []string)
-	// controls is the path of the objects, named after Nodes, by which its operator manages nodes; may be empty.
+	// controls is the path of the objects, named after Nodes, with which its operator manages nodes; may be empty.
 	controls string
 	taint    string   // key of the taint of Nodes without its daemon; may be empty
-	notes    []string // what plan says besides
+	notes    []string // further output of plan
 }
 
 // objectMover moves the objects of a former system. Each step can be repeated, and returns what it changed.
 type objectMover interface {
 	Plan(ctx context.Context) (migrate.Plan, error)
 	Begin(ctx context.Context) (changed []string, err error)  // before the first node
-	Back(ctx context.Context) (changed []string, err error)   // once all nodes are the former system's again
-	Finish(ctx context.Context) (changed []string, err error) // once nothing of it is left on any node
+	Back(ctx context.Context) (changed []string, err error)   // after all nodes have been moved back
+	Finish(ctx context.Context) (changed []string, err error) // after its state has been removed from all nodes
 }
 
-// formers are the systems that clusters are moved from.
+// formers are the systems that clusters can be migrated from.
 var formers = []former{
 	{
-		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, values: awsvpccni.Values,
-		notes: []string{"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended."},
+		name: migrate.AmazonVPCCNI, daemonSet: "kube-system/aws-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, values: chartvalues.Values,
+		notes: []string{
+			"An update of the EKS add-on vpc-cni may undo the change of the DaemonSet: do not update it until the migration has ended.",
+			"Whenever aws-node starts, as it does in a rollback, it renews the policy rules of pods on secondary ENIs: packets may be lost, and connections to Services that kube-proxy masquerades may be reset.",
+		},
 	},
 	{name: migrate.Coil, daemonSet: "kube-system/coild", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, objects: (*migration).coilObjects},
 	{
 		name: migrate.CoilV1, daemonSet: "kube-system/coil-node", inPlace: true, verbs: nodeVerbs, tool: (*toolRunner).berthctl, dump: true, objects: (*migration).coilObjects,
-		notes: []string{"Make a new dump of etcd for each call: a pod that was created since the last one is unknown, and is replaced."},
+		notes: []string{"Create a new dump of etcd for each call: pods that were created after the dump are unknown, and are replaced."},
 	},
 	{
-		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply)}, tool: (*toolRunner).ciliumCleanup, silent: true, controls: ciliumNodesPath, taint: "node.cilium.io/agent-not-ready",
+		name: migrate.Cilium, daemonSet: "kube-system/cilium", verbs: []string{string(rollout.Apply), string(rollout.Finish)}, tool: (*toolRunner).cilium, silent: string(rollout.Apply), controls: ciliumNodesPath, taint: "node.cilium.io/agent-not-ready",
 		notes: []string{
 			"Every pod of a node is replaced: running pods cannot keep their addresses, because their links belong to Cilium's eBPF data path.",
-			"CiliumNode objects of moved nodes are deleted. Cilium creates them again at a rollback, from its configuration: save those that were edited by hand.",
-			"Nodes without Cilium enforce no CiliumNetworkPolicy, and need kube-proxy where Cilium replaced it.",
+			"CiliumNode objects of moved nodes are deleted. On a rollback, Cilium recreates them from its configuration: save those that were edited by hand.",
+			"Nodes without Cilium do not enforce CiliumNetworkPolicies, and need kube-proxy if Cilium replaced it.",
 		},
 	},
 }
@@ -99,20 +102,20 @@ func newMigrate(p *program) *cobra.Command {
 		Long: `Move a running cluster from another network to Berth, node by node. FROM is
 ` + formerNames() + `.
 
-plan shows what was found, what would be done and what is in the way. It changes nothing; on
-each node a pod of Berth's image reads the node's state, unless --no-node-pods is given.
+plan shows the findings, the steps and any obstacles. It changes nothing. On each node, a pod
+with Berth's image reads the node's state, unless you set --no-node-pods.
 
 apply moves nodes, and rollback moves them back. Both can be interrupted at any time: the next
 call continues. Progress is in the ConfigMap berth-migration, and in the label
 berth.dev/network of Nodes. A node never runs the daemons of both networks.
 
-apply --finish removes what the former network left on the nodes, and its DaemonSet. There is
-no rollback after it.
+apply --finish removes the former network's state from the nodes, and its DaemonSet. It cannot
+be undone.
 
 verify checks that each pod's address has exactly one owner and that each pod answers its node,
 and exits with 2 otherwise.
 
-While the API server does not answer, all of them try again for up to 5 minutes.`,
+While the API server does not answer, all commands retry for up to 5 minutes.`,
 		Example: `  kubectl berth migrate amazon-vpc-cni plan
   kubectl berth migrate amazon-vpc-cni apply --nodes ip-10-0-1-7.ec2.internal
   kubectl berth migrate amazon-vpc-cni apply --max-unavailable 3`,
@@ -146,9 +149,9 @@ While the API server does not answer, all of them try again for up to 5 minutes.
 	flags.StringSliceVar(&f.nodes, "nodes", nil, "names of the Nodes; all if empty")
 	flags.IntVar(&f.maxUnavailable, "max-unavailable", 1, "number of nodes that move at a time")
 	flags.BoolVar(&f.noNodePods, "no-node-pods", false, "plan and verify: run no pods on the nodes")
-	flags.BoolVar(&f.finish, "finish", false, "apply: remove what the former network left, once all nodes are moved")
-	flags.BoolVar(&f.evictUnmanaged, "evict-unmanaged", false, "also evict pods that no controller creates again")
-	flags.StringVar(&f.daemonSet, "daemonset", "", "namespace and name of the former network's DaemonSet, if not the usual one")
+	flags.BoolVar(&f.finish, "finish", false, "apply: remove the remaining state of the former network after all nodes are moved")
+	flags.BoolVar(&f.evictUnmanaged, "evict-unmanaged", false, "also evict pods that no controller recreates")
+	flags.StringVar(&f.daemonSet, "daemonset", "", "namespace and name of the former network's DaemonSet, if not the default")
 	flags.StringVar(&f.image, "image", "", "image of the pods on the nodes, if not that of berthd")
 	flags.StringVar(&f.etcdDump, "etcd-dump", "", "coil-v1: file with the output of etcdctl get PREFIX --prefix -w json")
 	f.out.register(cmd)
@@ -161,7 +164,7 @@ type migration struct {
 	*program
 	*toolRunner
 	tell func(node, what string) // progress of a run
-	// operatorAccount is the service account of berth-operator; empty: the usual one.
+	// operatorAccount is the service account of berth-operator; the default one if empty.
 	operatorAccount string
 }
 
@@ -247,15 +250,14 @@ func newManifests() *cobra.Command {
 	var o manifests.Options
 	cmd := &cobra.Command{
 		Use:   "manifests FILE...",
-		Short: "Print Berth's objects in place of other networks' manifests",
-		Long: `Print Berth's objects in place of other networks' manifests. FILEs have YAML or JSON, - is
-standard input: ENIConfigs, SecurityGroupPolicies and Nodes of clusters with the Amazon VPC
-CNI; CiliumNodes and the ConfigMap cilium-config; Coil's pools, blocks and Egresses, and
-objects with its annotations. Nothing is read from a cluster, and nothing is
-changed.
+		Short: "Convert manifests of other networks to Berth's objects",
+		Long: `Convert manifests of other networks to Berth's objects, and print these. FILE is a YAML or
+JSON file, or - for standard input, with ENIConfigs, SecurityGroupPolicies and Nodes of
+clusters with the Amazon VPC CNI; CiliumNodes and the ConfigMap cilium-config; Coil's pools,
+blocks and Egresses, and objects with its annotations. The command does not access a cluster.
 
-Unknown kinds and fields are errors. Comments say what to do before the objects are applied,
-and which settings Berth has nothing for; then the command exits with 2.`,
+Unknown kinds and fields are errors. Comments list preparations, and settings without a
+counterpart in Berth. If there are any, the command exits with 2.`,
 		Example: `  kubectl get eniconfigs,nodes -o yaml | kubectl berth migrate manifests --eniconfig-label topology.kubernetes.io/zone -
   kubectl berth migrate manifests ciliumnodes.yaml cilium-config.yaml > nodenetworks.yaml`,
 		Args: cobra.MinimumNArgs(1),
@@ -280,7 +282,7 @@ and which settings Berth has nothing for; then the command exits with 2.`,
 	}
 	cmd.Flags().StringVar(&o.ENIConfigLabel, "eniconfig-label", manifests.ENIConfigKey, "key of the label of Nodes, the Amazon VPC CNI's ENI_CONFIG_LABEL_DEF")
 	cmd.Flags().StringVar(&o.ENIConfigAnnotation, "eniconfig-annotation", manifests.ENIConfigKey, "key of the annotation of Nodes, the Amazon VPC CNI's ENI_CONFIG_ANNOTATION_DEF")
-	cmd.Flags().StringVar(&o.Template, "template", "", "name of one NodeNetworkTemplate for all CiliumNodes, which must agree, in place of a NodeNetwork for each")
+	cmd.Flags().StringVar(&o.Template, "template", "", "name of one NodeNetworkTemplate for all CiliumNodes, which must have the same settings, instead of a NodeNetwork for each")
 	return cmd
 }
 
@@ -296,5 +298,5 @@ func readManifests(cmd *cobra.Command, name string) ([]manifests.Object, error) 
 	return manifests.Read(name, f)
 }
 
-// ciliumNodesPath are the objects by which Cilium's operator manages the addresses of nodes.
+// ciliumNodesPath is the path of the objects with which Cilium's operator manages the addresses of nodes.
 const ciliumNodesPath = "/apis/cilium.io/v2/ciliumnodes"

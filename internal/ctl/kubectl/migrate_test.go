@@ -261,6 +261,20 @@ func TestMigrateFromCilium(t *testing.T) {
 		t.Error("the NodeNetwork is left, and berth-operator would go on to manage the node")
 	}
 	m.traces(t)
+	m.mu.Lock()
+	m.answer = func(_, verb string) string {
+		if verb == string(rollout.Finish) {
+			return `{"from": "cilium", "command": "finish", "kept": ["/opt/cni/bin/cilium-cni: it is used by 05-cilium.conflist"]}` + "\n"
+		}
+		return ""
+	}
+	m.mu.Unlock()
+	if out, code, err = of("apply", "--evict-unmanaged"); err != nil || code != 0 {
+		t.Fatalf("apply: exit code = %d, error = %v\n%s", code, err, out)
+	}
+	if out, code, err = of("apply", "--finish"); err != nil || code != 0 || strings.Count(out, "the former system's state is removed, except /opt/cni/bin/cilium-cni: it is used by 05-cilium.conflist") != movedNodes {
+		t.Errorf("apply --finish: exit code = %d, error = %v\n%s", code, err, out)
+	}
 	m.noFaults()
 }
 

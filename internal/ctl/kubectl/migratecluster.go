@@ -27,11 +27,11 @@ const (
 	nodeKey     = "node." // and the name of a Node
 )
 
-// progress is what a migration must remember about the whole cluster.
+// progress is the recorded state of a migration for the whole cluster.
 type progress struct {
 	From      string `json:"from"`
 	DaemonSet string `json:"daemonSet"`
-	// Original is what was changed in the DaemonSet, as it was before.
+	// Original contains the changed parts of the DaemonSet as they were before.
 	Original *original `json:"original,omitempty"`
 }
 
@@ -271,7 +271,7 @@ func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 	return fmt.Errorf("action %q is unknown", a.Kind)
 }
 
-// gone is the error of a deletion, of which nothing is left to do for what does not exist.
+// gone returns the error of a deletion, or nil if the object does not exist.
 func gone(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -292,8 +292,8 @@ func (m *migration) begin(ctx context.Context) error {
 	return m.send(ctx, m.in("configmaps"), &c)
 }
 
-// patchFormer keeps the former DaemonSet from labelled nodes, or restores it. The part that is changed is written to the
-// ConfigMap first. While the strategy is OnDelete, the change of the template restarts no pod.
+// patchFormer keeps the former DaemonSet away from labelled nodes, or restores it. It first stores the parts that it changes in the
+// ConfigMap. With the strategy OnDelete, the change of the template restarts no pods.
 func (m *migration) patchFormer(ctx context.Context, confine bool) error {
 	s := &seen{}
 	if err := m.readProgress(ctx, s); err != nil {

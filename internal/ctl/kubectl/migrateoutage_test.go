@@ -1,10 +1,14 @@
 package kubectl
 
 import (
+	"context"
+	"crypto/tls"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"syscall"
@@ -79,5 +83,15 @@ func TestOutages(t *testing.T) {
 	m.noFaults()
 	if count < 10 {
 		t.Errorf("%d requests failed, want more", count)
+	}
+}
+
+// A certificate of the API server that does not verify is no outage.
+func TestUntrustedAPIServer(t *testing.T) {
+	r := &requests{clock: hurried{}, retrying: func(why string) { t.Error(why) }}
+	untrusted := &url.Error{Op: "Get", URL: "https://api", Err: &tls.CertificateVerificationError{Err: errors.New("x509: certificate signed by unknown authority")}}
+	err := r.patiently(t.Context(), func(context.Context) error { return untrusted })
+	if !errors.Is(err, untrusted) || !strings.Contains(err.Error(), "check server, certificate-authority") {
+		t.Errorf("error = %v, want one that says what to check", err)
 	}
 }

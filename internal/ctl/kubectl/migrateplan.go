@@ -20,7 +20,7 @@ import (
 type MigrationPlan struct {
 	From      string             `json:"from"`
 	DaemonSet string             `json:"daemonSet"`
-	InPlace   bool               `json:"inPlace"` // pods keep running, unless a node says otherwise
+	InPlace   bool               `json:"inPlace"` // pods keep running, except those that a node's plan replaces
 	Nodes     []PlannedNode      `json:"nodes"`
 	Steps     []migrate.Step     `json:"steps"`
 	Obstacles []migrate.Obstacle `json:"obstacles"`
@@ -69,7 +69,7 @@ func (m *migration) plan(cmd *cobra.Command, f *migrateFlags) error {
 	return f.out.finish(cmd, plan, unwell, plan.write)
 }
 
-// planObjects adds what becomes of the former system's objects and settings.
+// planObjects adds the plan for the former system's objects and settings.
 func (m *migration) planObjects(ctx context.Context, plan *MigrationPlan) error {
 	if m.from.values != nil {
 		var remarks []string
@@ -159,7 +159,7 @@ func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, ver
 	return out, nil
 }
 
-// startSurvey runs the node tool on a node. A pod of an earlier call is discarded, because what it saw is old.
+// startSurvey runs the node tool on a node. It deletes the pod of an earlier call, whose result is outdated.
 func (m *migration) startSurvey(ctx context.Context, node, verb string) error {
 	if err := m.Do(ctx, rollout.Action{Kind: rollout.DiscardTool, Node: node}); err != nil {
 		return fmt.Errorf("discard the node tool's pod on Node %s: %w", node, err)
@@ -170,7 +170,7 @@ func (m *migration) startSurvey(ctx context.Context, node, verb string) error {
 	return nil
 }
 
-// surveyed returns how far the node tool is that was started at a time. exists reports whether its pod was listed.
+// surveyed returns the state of the node tool that was started at the given time. exists reports whether its pod was listed.
 func (m *migration) surveyed(ctx context.Context, pod *corev1.Pod, exists bool, verb string, started time.Time) *rollout.Tool {
 	t := &rollout.Tool{Verb: verb, Running: true}
 	if exists {
@@ -191,15 +191,15 @@ func (m *migration) surveyed(ctx context.Context, pod *corev1.Pod, exists bool, 
 // surveyPatience is how long the node tool may take to read a node's state, with the start of its pod.
 const surveyPatience = 3 * time.Minute
 
-// planned puts the plan together.
+// planned assembles the plan.
 func (m *migration) planned(s *seen, f *migrateFlags, tools map[string]*rollout.Tool) MigrationPlan {
 	plan := MigrationPlan{
 		From: m.from.name, DaemonSet: s.Former.Name, InPlace: m.from.inPlace, Nodes: []PlannedNode{}, Obstacles: []migrate.Obstacle{}, Notes: append([]string{}, m.from.notes...),
-		LastUndoable: "apply, until apply --finish is begun",
+		LastUndoable: "apply, until apply --finish starts",
 	}
 	o := rollout.Options{Direction: rollout.Apply, InPlace: m.from.inPlace, Verbs: m.from.verbs, Nodes: f.nodes, MaxUnavailable: len(s.Nodes) + 1, EvictUnmanaged: f.evictUnmanaged}
 	if d := rollout.Next(s.State, m.from.name, o); d.Refused != "" {
-		plan.Obstacles = append(plan.Obstacles, migrate.Obstacle{What: d.Refused, Remedy: "apply is refused until then.", Blocks: true})
+		plan.Obstacles = append(plan.Obstacles, migrate.Obstacle{What: d.Refused, Remedy: "apply is refused until this is resolved.", Blocks: true})
 	}
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -212,7 +212,7 @@ func (m *migration) planned(s *seen, f *migrateFlags, tools map[string]*rollout.
 			row.Adopt, row.Replace = new(0), new(len(n.Pods))
 		}
 		for _, why := range o.Obstacles(n) {
-			row.Obstacle = append(row.Obstacle, migrate.Obstacle{What: why, Remedy: "apply leaves the node as it is until then.", Blocks: true})
+			row.Obstacle = append(row.Obstacle, migrate.Obstacle{What: why, Remedy: "apply does not change the node until this is resolved.", Blocks: true})
 		}
 		switch t := tools[n.Name]; {
 		case t == nil:
@@ -312,7 +312,7 @@ type MovedNode struct {
 	Replaced int    `json:"replaced"` // pods that were evicted
 }
 
-// fill adds the nodes. After a finish the records are gone, and the label is left.
+// fill adds the nodes. After a finish the records are deleted, and the labels remain.
 func (r *Migration) fill(s *rollout.State) {
 	finished := r.Command == string(rollout.Finish) && s.From == ""
 	for i := range s.Nodes {

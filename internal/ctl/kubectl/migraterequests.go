@@ -36,10 +36,13 @@ func (r *requests) patiently(ctx context.Context, do func(context.Context) error
 	began := r.clock.Now()
 	for {
 		err := do(ctx)
+		if why := rollout.Untrusted(err); why != nil {
+			return why
+		}
 		if err == nil || !away(err) || r.clock.Now().Sub(began) > rollout.Patience {
 			return err
 		}
-		r.retrying("will be retried: " + err.Error())
+		r.retrying("will retry: " + err.Error())
 		select {
 		case <-r.clock.After(time.Second):
 		case <-ctx.Done():

@@ -23,13 +23,13 @@ import (
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
 
-// The pods of the node tool: one a node, in Berth's namespace.
+// The pods of the node tool: one for each node, in Berth's namespace.
 const (
 	toolLabel     = "berth-migrate" // their app.kubernetes.io/name
 	toolVerb      = "berth.dev/migrate"
 	toolContainer = "migrate"
-	toolSeconds   = 600 // after which such a pod is ended
-	maxToolSaid   = 512 // bytes of its output in an error
+	toolSeconds   = 600 // deadline of such a pod
+	maxToolSaid   = 512 // maximum number of bytes of its output in an error
 )
 
 // toolName returns the name of the node tool's pod for a Node.
@@ -43,20 +43,20 @@ type toolRunner struct {
 	*requests
 	from                        former
 	formerNamespace, formerName string // of its DaemonSet
-	image                       string // of the pods; empty: berthd's
+	image                       string // of the pods; berthd's if empty
 	dump                        []byte // of etcd; nil unless the former system needs one
-	// As observed last.
+	// Last observed state.
 	formerSpec, berthdSpec corev1.PodSpec
 }
 
-// toolPod is what differs among the pods of the node tool.
+// toolPod contains the parts in which pods of the node tool differ.
 type toolPod struct {
 	container corev1.Container
 	volumes   []corev1.Volume
 	secrets   []corev1.LocalObjectReference
 }
 
-// toolPods returns the pods of the node tool by Node. A pod of another name, or on another node, is not one.
+// toolPods returns the pods of the node tool by Node. It ignores pods with another name, or on another node.
 func (r *toolRunner) toolPods(ctx context.Context, a *api) map[string]corev1.Pod {
 	out := map[string]corev1.Pod{}
 	for _, pod := range list[corev1.Pod](ctx, a, "pods of the node tool", r.in("pods"), query{"labelSelector": connect.NameLabel + "=" + toolLabel}) {
@@ -117,7 +117,7 @@ func (r *toolRunner) berthctl(verb string) (toolPod, error) {
 	} else {
 		t.container.Command = append(t.container.Command, verb, "-o", "json")
 	}
-	t.container.Args = of.Args // settings of berthd, which the node tool takes too
+	t.container.Args = of.Args // settings of berthd, which the node tool accepts too
 	// Where the former system and the runtime keep their state; then berthd's folders, where berthd has them.
 	t.mount("migrate-lib-cni", "/var/lib/cni", "/var/lib/cni")
 	t.mount("migrate-run", "/run", "/run", "/var/run")
@@ -140,7 +140,7 @@ const (
 	maxDump  = 1_000_000 // bytes: a ConfigMap has at most 1 MiB
 )
 
-// storeDump stores a dump of etcd for the pods of the node tool, in place of an earlier one.
+// storeDump stores a dump of etcd for the pods of the node tool, and replaces an earlier one.
 func (r *toolRunner) storeDump(ctx context.Context, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -181,9 +181,17 @@ func (t *toolPod) hostPaths(spec *corev1.PodSpec, mounts []corev1.VolumeMount) {
 	}
 }
 
-// ciliumCleanup returns the container that removes Cilium's state from a node: the init container by which Cilium
-// does so itself, told to.
-func (r *toolRunner) ciliumCleanup(string) (toolPod, error) {
+// cilium returns the container that removes Cilium's state from a node or, to finish, its plugin.
+func (r *toolRunner) cilium(verb string) (toolPod, error) {
+	if verb == string(rollout.Finish) {
+		return r.berthctl(verb)
+	}
+	return r.ciliumCleanup()
+}
+
+// ciliumCleanup returns the container that removes Cilium's state from a node: Cilium's own init container for that
+// purpose, enabled.
+func (r *toolRunner) ciliumCleanup() (toolPod, error) {
 	const name = "clean-cilium-state"
 	spec := r.formerSpec
 	i := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == name })
@@ -194,11 +202,11 @@ func (r *toolRunner) ciliumCleanup(string) (toolPod, error) {
 	t := toolPod{secrets: spec.ImagePullSecrets}
 	t.container = corev1.Container{Image: of.Image, ImagePullPolicy: of.ImagePullPolicy, Command: []string{"cilium-dbg", "post-uninstall-cleanup", "-f", "--all-state"}}
 	t.hostPaths(&spec, of.VolumeMounts)
-	t.mount("migrate-cni", "/etc/cni/net.d", "/etc/cni/net.d") // it also removes Cilium's network configuration, if it sees that
+	t.mount("migrate-cni", "/etc/cni/net.d", "/etc/cni/net.d") // so that it also removes Cilium's network configuration
 	return t, nil
 }
 
-// toolState returns the state of a pod of the node tool, with its result. The result is the word of the node.
+// toolState returns the state of a pod of the node tool, with its result, which is only as trustworthy as the node.
 func (r *toolRunner) toolState(ctx context.Context, pod *corev1.Pod) (*rollout.Tool, error) {
 	t := &rollout.Tool{Verb: pod.Labels[toolVerb]}
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
@@ -210,10 +218,11 @@ func (r *toolRunner) toolState(ctx context.Context, pod *corev1.Pod) (*rollout.T
 	if err != nil {
 		return nil, fmt.Errorf("log of pod %s/%s on Node %s: %w", pod.Namespace, pod.Name, pod.Spec.NodeName, err)
 	}
+	silent := t.Verb == r.from.silent
 	switch answer := answerOf(text); {
-	case r.from.silent && pod.Status.Phase == corev1.PodSucceeded:
+	case silent && pod.Status.Phase == corev1.PodSucceeded:
 		t.Report = &migrate.Report{From: r.from.name, Command: t.Verb}
-	case answer == nil || r.from.silent:
+	case answer == nil || silent:
 		t.Err = "it failed: " + view.Printable(tail(text))
 	case t.Verb == rollout.Survey:
 		t.Plan = new(migrate.Plan)
@@ -247,8 +256,8 @@ func (r *toolRunner) toolLog(ctx context.Context, pod *corev1.Pod) ([]byte, erro
 	return text, err
 }
 
-// answerOf returns the last JSON object of a log that begins in a line of its own, or nil. Lines of the tool's own log are
-// around it.
+// answerOf returns the last JSON object in a log that begins at the start of a line, or nil. It is surrounded by log lines of
+// the tool.
 func answerOf(text []byte) (answer []byte) {
 	for at := 0; at < len(text); {
 		line, _, _ := bytes.Cut(text[at:], []byte("\n"))

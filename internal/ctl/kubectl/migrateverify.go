@@ -74,7 +74,7 @@ func (m *migration) verify(cmd *cobra.Command, f *migrateFlags) error {
 	return f.out.finish(cmd, v, len(v.Problems) > 0, v.write)
 }
 
-// add takes the result of the node tool on a node, which may be nil.
+// add adds the result of the node tool on a node, which may be nil.
 func (v *Verification) add(node string, t *rollout.Tool) {
 	if t == nil {
 		return

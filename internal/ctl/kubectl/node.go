@@ -33,7 +33,7 @@ func newNode(p *program) *cobra.Command {
 		Use:   "node NODE",
 		Short: "Show a node: its berthd, addresses, ENIs or blocks, conditions and events",
 		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions and events; with
--o wide, also each address and each client of an Egress. The command asks the node itself,
+-o wide, also each address and each client of an Egress. The command queries the node itself,
 and shows its objects if it does not answer. Exits with 2 on a problem.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completion{p}.node,

@@ -6,9 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
+	"maps"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +29,8 @@ type planFlags struct {
 	prometheus string
 	history    time.Duration
 	subnets    []string
+	ec2        bool
+	region     string
 	within     time.Duration
 }
 
@@ -41,8 +42,8 @@ func newPlan(p *program) *cobra.Command {
 	cmd.Long = `Simulate the cluster's workload with its settings and with others, and recommend one of them.
 
 Without a file, the scenario is the running cluster: its nodes, settings and pods, read through
-the API server, and with --prometheus its workload over time. --show prints the scenario, to be
-edited and simulated as a file.
+the API server, and with --prometheus its workload over time. --show prints the scenario, which
+you can edit and simulate as a file.
 
 ` + cmd.Long
 	cmd.Example = `  kubectl berth plan
@@ -52,7 +53,9 @@ edited and simulated as a file.
 	fs := cmd.Flags()
 	fs.StringVar(&f.prometheus, "prometheus", "", "URL of a Prometheus that scrapes Berth, for the workload over time; also reads kube-state-metrics")
 	fs.DurationVar(&f.history, "history", 24*time.Hour, "how much of the past to read from Prometheus")
-	fs.StringSliceVar(&f.subnets, "subnet", nil, "ID=CIDR or ID=CIDR=USED of a subnet, for what the cluster does not know: its block in node mode, and how many addresses others use")
+	fs.StringSliceVar(&f.subnets, "subnet", nil, "ID=CIDR or ID=CIDR=USED of a subnet: its CIDR, which is unknown in node mode, and the number of addresses of other users")
+	fs.BoolVar(&f.ec2, "ec2", false, "read the CIDRs, tags and free addresses of subnets from EC2 (ec2:DescribeSubnets), with the credentials of the AWS command line")
+	fs.StringVar(&f.region, "region", "", "AWS region of --ec2; that of the AWS configuration or the instance if empty")
 	fs.DurationVar(&f.within, "timeout", 2*time.Minute, "limit for reading the cluster")
 	return cmd
 }
@@ -73,14 +76,24 @@ func scenario(ctx context.Context, cmd *cobra.Command, p *program, f planFlags) 
 	if failed := slices.Concat(o.unread, a.unread); len(failed) > 0 {
 		return planner.Scenario{}, fmt.Errorf("the cluster could not be read: %s", strings.Join(failed, "; "))
 	}
-	c, err := clusterOf(o, pods, f.subnets)
+	settings := planner.Settings{Mode: modeOfMost(o)}
+	switch settings.Mode {
+	case planner.ModeNode:
+		if settings, err = nodeSettings(ctx, p, o); err != nil {
+			return planner.Scenario{}, err
+		}
+	case planner.ModeOperator:
+		settings.ENI = specOfMost(o)
+	default:
+		return planner.Scenario{}, errNothingToPlan
+	}
+	subnets, err := f.read(ctx, o, settings.ENI)
 	if err != nil {
 		return planner.Scenario{}, err
 	}
-	if c.Settings.Mode == planner.ModeNode {
-		if c.Settings, err = nodeSettings(ctx, p, o); err != nil {
-			return planner.Scenario{}, err
-		}
+	c, err := clusterOf(o, pods, settings, subnets)
+	if err != nil {
+		return planner.Scenario{}, err
 	}
 	if f.prometheus != "" {
 		if c.History, err = planner.ReadHistory(ctx, http.DefaultClient, f.prometheus, f.history, p.Now()); err != nil {
@@ -98,66 +111,101 @@ func hostPods(p corev1.Pod) int {
 	return 0
 }
 
-// clusterOf makes a Cluster of objects.
-func clusterOf(o objects, pods []corev1.Pod, given []string) (planner.Cluster, error) {
-	c := planner.Cluster{Pods: map[string]int{}, Settings: planner.Settings{Mode: planner.ModeNode}}
-	subnets, err := subnetsOf(o, given)
-	if err != nil {
-		return c, err
+// errNothingToPlan is the error for clusters whose pods have no addresses of ENIs.
+var errNothingToPlan = errors.New("no node gets its addresses from ENIs: there is nothing to plan")
+
+// modeOfMost returns the mode of the cluster: operator mode if any node has it.
+func modeOfMost(o objects) (mode string) {
+	for _, d := range o.daemons {
+		switch d.mode {
+		case diagnose.OperatorMode:
+			return planner.ModeOperator
+		case diagnose.NodeMode:
+			mode = planner.ModeNode
+		}
 	}
-	networks := map[string]*v1alpha1.NodeNetwork{}
+	return mode
+}
+
+// specOfMost returns the settings that most NodeNetworks have.
+func specOfMost(o objects) (out v1alpha1.ENISpec) {
+	specs, most := map[string]int{}, 0
 	for i := range o.networks {
-		networks[o.networks[i].Name] = &o.networks[i]
+		e := o.networks[i].EffectiveENI()
+		text, _ := json.Marshal(e)
+		if specs[string(text)]++; specs[string(text)] > most {
+			most, out = specs[string(text)], planned(*e)
+		}
 	}
+	return out
+}
+
+// clusterOf makes a Cluster of objects.
+func clusterOf(o objects, pods []corev1.Pod, settings planner.Settings, subnets map[string]planner.Subnet) (planner.Cluster, error) {
+	c := planner.Cluster{Pods: map[string]int{}, Settings: settings}
 	hosts := 0 // pods of the host network, which scenarios do not have
 	for _, p := range pods {
 		hosts += hostPods(p)
 	}
-	used, specs, most := map[string]bool{}, map[string]int{}, 0
+	used := map[string]bool{}
 	for _, n := range o.nodes {
 		d, ok := o.daemons[n.Name]
 		if !ok || d.mode != diagnose.NodeMode && d.mode != diagnose.OperatorMode {
 			continue
 		}
-		subnet, others := "", []string(nil)
-		if nn := networks[n.Name]; d.mode == diagnose.OperatorMode && nn != nil {
-			c.Settings.Mode = planner.ModeOperator
-			subnet, others = subnetsOfENIs(nn)
-			text, _ := json.Marshal(nn.EffectiveENI())
-			if specs[string(text)]++; specs[string(text)] > most { // those of most nodes
-				most = specs[string(text)]
-				c.Settings.ENI = planned(*nn.EffectiveENI())
-			}
-		} else if a, ok := o.answers[n.Name]; ok && a.err == nil {
-			if i := slices.IndexFunc(a.doc.ENIs, func(e introspect.ENI) bool { return e.Primary }); i >= 0 {
-				subnet = a.doc.ENIs[i].Subnet
-			}
-		}
-		if err := plannable(n, subnet, subnets[subnet]); err != nil {
+		enis := o.subnetsOfENIs(n.Name)
+		if err := plannable(n, enis.primary, subnets[enis.primary]); err != nil {
 			return c, err
 		}
-		for _, id := range append(others, subnet) {
+		for _, id := range append(enis.serving, enis.primary) {
 			s := subnets[id]
 			s.Zone = n.Labels[corev1.LabelTopologyZone]
 			subnets[id] = s
 		}
-		used[subnet] = true
-		c.Nodes = append(c.Nodes, planner.ClusterNode{InstanceType: n.Labels[corev1.LabelInstanceTypeStable], Subnet: subnet, MaxPods: max(0, int(n.Status.Allocatable.Pods().Value())-hosts/len(o.nodes))})
+		used[enis.primary] = true
+		if e := &c.Settings.ENI; c.Settings.Mode == planner.ModeOperator && len(e.SubnetIDs)+len(e.SubnetTags) == 0 {
+			for _, id := range enis.serving { // any subnet of the zone
+				used[id] = used[id] || blockKnown(id, subnets[id]) == nil
+			}
+		}
+		c.Nodes = append(c.Nodes, planner.ClusterNode{InstanceType: n.Labels[corev1.LabelInstanceTypeStable], Subnet: enis.primary, MaxPods: max(0, int(n.Status.Allocatable.Pods().Value())-hosts/len(o.nodes))})
 	}
 	if len(c.Nodes) == 0 {
-		return c, errors.New("no node gets its addresses from ENIs: there is nothing to plan")
+		return c, errNothingToPlan
 	}
-	for _, id := range c.Settings.ENI.SubnetIDs {
-		if subnets[id].CIDR == "" {
-			return c, fmt.Errorf("subnet %s of the settings: its block is not known here: add --subnet %s=CIDR", id, id)
+	if err := useConfigured(used, c.Settings.ENI, subnets); err != nil {
+		return c, err
+	}
+	for _, id := range slices.Sorted(maps.Keys(used)) {
+		if used[id] {
+			c.Subnets = append(c.Subnets, subnets[id])
 		}
-		used[id] = true
-	}
-	for id := range used {
-		c.Subnets = append(c.Subnets, subnets[id])
 	}
 	countPods(&c, pods)
 	return c, nil
+}
+
+// useConfigured marks the subnets that the settings select by IDs or tags. It fails if the block of one is not known.
+func useConfigured(used map[string]bool, settings v1alpha1.ENISpec, subnets map[string]planner.Subnet) error {
+	for _, id := range settings.SubnetIDs {
+		if err := blockKnown(id, subnets[id]); err != nil {
+			return fmt.Errorf("subnets of the settings: %w", err)
+		}
+		used[id] = true
+	}
+	if len(settings.SubnetTags) == 0 {
+		return nil
+	}
+	for id, s := range subnets {
+		if !s.HasTags(settings.SubnetTags) {
+			continue
+		}
+		if err := blockKnown(id, s); err != nil {
+			return fmt.Errorf("subnets with the tags of the settings: %w", err)
+		}
+		used[id] = true
+	}
+	return nil
 }
 
 // plannable reports what is not known of a node: its type, its subnet, or the subnet's block.
@@ -167,58 +215,8 @@ func plannable(n corev1.Node, id string, subnet planner.Subnet) error {
 		return fmt.Errorf("node %s has no label %s", n.Name, corev1.LabelInstanceTypeStable)
 	case id == "":
 		return fmt.Errorf("node %s: the subnet of its instance is not known: its berthd does not answer, or has just started", n.Name)
-	case subnet.CIDR == "" && !subnet.IPv6:
-		return fmt.Errorf("subnet %s: its block is not known here: add --subnet %s=CIDR", id, id)
 	}
-	return nil
-}
-
-// planned returns settings without what a scenario does not have.
-func planned(e v1alpha1.ENISpec) v1alpha1.ENISpec {
-	e.VPCID, e.AvailabilityZone, e.SubnetTags, e.SecurityGroups, e.SecurityGroupTags = "", "", nil, nil, nil
-	return e
-}
-
-// subnetsOfENIs returns the subnets of a node's ENIs, and that of the instance, as far as its ENIs tell.
-func subnetsOfENIs(n *v1alpha1.NodeNetwork) (primary string, all []string) {
-	first := int32(math.MaxInt32)
-	for _, e := range n.Status.ENI.ENIs {
-		all = append(all, e.SubnetID)
-		if e.DeviceIndex < first {
-			first, primary = e.DeviceIndex, e.SubnetID
-		}
-	}
-	return primary, all
-}
-
-// subnetsOf returns the subnets whose blocks NodeNetworks or flags tell, by ID.
-func subnetsOf(o objects, given []string) (map[string]planner.Subnet, error) {
-	out := map[string]planner.Subnet{}
-	for i := range o.networks {
-		for _, e := range o.networks[i].Status.ENI.ENIs {
-			out[e.SubnetID] = planner.Subnet{Name: e.SubnetID, CIDR: e.SubnetCIDR, IPv6: len(e.SubnetIPv6CIDRs) > 0}
-		}
-	}
-	for _, text := range given {
-		parts := strings.Split(text, "=")
-		if len(parts) < 2 || len(parts) > 3 {
-			return nil, fmt.Errorf("--subnet %s: expected ID=CIDR or ID=CIDR=USED", text)
-		}
-		s := out[parts[0]]
-		if _, err := netip.ParsePrefix(parts[1]); err != nil {
-			return nil, fmt.Errorf("--subnet %s: %w", text, err)
-		}
-		s.Name, s.CIDR = parts[0], parts[1]
-		if len(parts) == 3 {
-			n, err := strconv.Atoi(parts[2])
-			if err != nil || n < 0 {
-				return nil, fmt.Errorf("--subnet %s: %q: expected a number of addresses", text, parts[2])
-			}
-			s.Used = n
-		}
-		out[parts[0]] = s
-	}
-	return out, nil
+	return blockKnown(id, subnet)
 }
 
 func runs(p corev1.Pod) bool {
@@ -314,6 +312,13 @@ func plannedSettings(s introspect.Settings) (planner.Settings, error) {
 	e.IPFamilies, _ = s.Get("ip-families")
 	if text, _ := s.Get("subnets"); text != "" {
 		e.SubnetIDs = strings.Split(text, ",")
+	}
+	if text, _ := s.Get("subnet-tags"); text != "" {
+		e.SubnetTags = map[string]string{}
+		for pair := range strings.SplitSeq(text, ",") {
+			key, value, _ := strings.Cut(pair, "=")
+			e.SubnetTags[strings.TrimSpace(key)] = strings.TrimSpace(value)
+		}
 	}
 	return out, nil
 }

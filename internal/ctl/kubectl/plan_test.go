@@ -3,6 +3,7 @@ package kubectl
 import (
 	"encoding/json"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -95,5 +96,39 @@ func TestPlanOfANodeModeCluster(t *testing.T) {
 	s := shown(t, o, "--subnet", "subnet-1=10.0.0.0/25=7")
 	if e := s.Settings.ENI; s.Settings.Mode != planner.ModeNode || *e.WarmIPTarget != 4 || e.WarmENITarget != nil || s.Settings.Cooling.Std().Seconds() != 60 || s.Subnets[0].Used != 7 {
 		t.Errorf("settings = %+v, want warmIPTarget 4 and a cooling period of 1m; subnets %+v", s.Settings, s.Subnets)
+	}
+}
+
+// Of a node without NodeNetwork, the addresses that its ENIs have are counted, not those that they may have. EC2's number
+// of used addresses without them is what others use.
+func TestAddressesHeldByENIs(t *testing.T) {
+	of, addr, prefix := introspect.Origin{ENI: "eni-1"}, netip.MustParseAddr, netip.MustParsePrefix("10.0.1.0/28")
+	allocated := func(addrs ...string) (list []introspect.Allocated) {
+		for _, a := range addrs {
+			list = append(list, introspect.Allocated{Address: addr(a), Origin: of})
+		}
+		return list
+	}
+	free := []introspect.Available{{Address: addr("10.0.1.2"), Origin: of, Prefix: prefix}, {Address: addr("10.0.1.3"), Origin: of, Prefix: prefix}}
+	for name, c := range map[string]struct {
+		prefixes int
+		doc      introspect.Document
+		want     int
+	}{
+		"primary address only":     {want: 1},
+		"secondary addresses":      {doc: introspect.Document{Allocated: allocated("10.0.0.5", "10.0.0.6"), Available: []introspect.Available{{Address: addr("10.0.0.7"), Origin: of}}, Cooling: []introspect.Cooling{{Address: addr("10.0.0.8"), Origin: of}}}, want: 5},
+		"IPv6":                     {doc: introspect.Document{Allocated: allocated("2001:db8::5")}, want: 1},
+		"of another ENI":           {doc: introspect.Document{Cooling: []introspect.Cooling{{Address: addr("10.0.0.8"), Origin: introspect.Origin{ENI: "eni-9"}}}}, want: 1},
+		"prefix":                   {prefixes: 1, doc: introspect.Document{Allocated: allocated("10.0.1.1"), Available: free}, want: 17},
+		"prefix and others":        {prefixes: 1, doc: introspect.Document{Allocated: allocated("10.0.1.1", "10.0.2.1"), Available: free}, want: 18},
+		"full prefix and others":   {prefixes: 2, doc: introspect.Document{Allocated: allocated("10.0.1.1", "10.0.3.1", "10.0.3.2", "10.0.2.1"), Available: free}, want: 34},
+		"full prefixes, no others": {prefixes: 3, doc: introspect.Document{Allocated: allocated("10.0.3.1")}, want: 49},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.doc.ENIs = []introspect.ENI{{ID: "eni-1", Subnet: "subnet-1", Capacity: 240, Prefixes: c.prefixes}, {ID: "eni-2", Subnet: "subnet-2", Capacity: 240}}
+			if held := heldByENIs(c.doc); held["subnet-1"] != c.want || held["subnet-2"] != 1 {
+				t.Errorf("held = %v, want %d in subnet-1 and 1 in subnet-2", held, c.want)
+			}
+		})
 	}
 }

@@ -41,12 +41,13 @@ func newPolicies(p *program) *cobra.Command {
 		Use:   "policies",
 		Short: "Show network policies, and where they are not in force",
 		Long: `Show all NetworkPolicies and ClusterNetworkPolicies: how many pods each selects, on how
-many nodes, and on how many of these it is in force, which every node is asked for. A
-policy is in force on a node if the kernel has its present content for all of its pods.
+many nodes, and on how many of these it is in force, for which the command queries every
+node. A policy is in force on a node if the kernel has its current version for all pods of
+the node that it selects.
 
-Problems are fields that make no sense, nodes where a policy is not in force and why, nodes
-without a connection to the operator, and policies that are in force although they were
-deleted. Exits with 2 on a problem.`,
+Problems are invalid fields, nodes where a policy is not in force, nodes without a
+connection to the operator, and policies that are in force although they were deleted.
+Exits with 2 on a problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := p.policyList(cmd)
@@ -97,7 +98,7 @@ func (p *program) policyList(cmd *cobra.Command) (Policies, error) {
 			if age := view.Age(d.ConnectedSince, p.Now()); age != "" {
 				since = " for " + age
 			}
-			l.Trouble = append(l.Trouble, fmt.Sprintf("%s: berthd has not been connected to berth-operator%s; the policies that it was told last stay in force: %s", node, since, d.ConnectError))
+			l.Trouble = append(l.Trouble, fmt.Sprintf("%s: berthd has not been connected to berth-operator%s; the last policies that it received stay in force: %s", node, since, d.ConnectError))
 		}
 	}
 	return l, ctx.Err()
@@ -147,9 +148,11 @@ func policiesOf(c *policyCluster, daemons map[string]daemon, answers map[string]
 func notInForce(ref introspect.PolicyRef, digest string, pods int, d daemon, answers map[string]policyAnswer, node string) string {
 	a, asked := answers[node]
 	i := slices.IndexFunc(a.doc.Policies, func(p introspect.NodePolicy) bool { return p.PolicyRef == ref })
-	behind := "berthd has not been told yet"
-	if !a.doc.Connected {
-		behind = "berthd is not connected to berth-operator"
+	outdated := func(what string) string {
+		if !a.doc.Connected {
+			return "berthd is not connected to berth-operator, and has not received " + what
+		}
+		return "berthd has not received " + what + " yet"
 	}
 	switch {
 	case d.pod == nil:
@@ -159,11 +162,11 @@ func notInForce(ref introspect.PolicyRef, digest string, pods int, d daemon, ans
 	case a.err != nil:
 		return fmt.Sprintf("berthd could not be queried: %v", a.err)
 	case i < 0:
-		return behind + " that the policy selects pods there"
+		return outdated("the policy")
 	}
 	switch p := a.doc.Policies[i]; {
 	case p.Digest != digest:
-		return behind + " what the policy says now"
+		return outdated("the latest version of the policy")
 	case p.InForce < p.Pods && a.doc.Failure != "":
 		return "the kernel could not be changed: " + a.doc.Failure
 	case p.InForce < p.Pods:
@@ -261,8 +264,8 @@ func newPolicy(p *program) *cobra.Command {
 		Use:   "policy [NAMESPACE/]POD",
 		Short: "Show which network policies apply to a pod, and since when they are in force",
 		Long: `Show the NetworkPolicies and ClusterNetworkPolicies that select a pod, by direction and in
-the order in which they are judged, and ask its node whether and since when they are in
-force. Exits with 2 if they are not, or if the node enforces something else.`,
+order of evaluation, and query its node whether and since when they are in force. Exits with
+2 if they are not, or if the node enforces other policies.`,
 		Example:           "  kubectl berth policy shop/web-0",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completion{p}.pod,
@@ -378,7 +381,7 @@ func (d *PodPolicies) compare(doc introspect.NetworkPolicies, uid string) {
 	for _, at := range d.Attachments {
 		switch {
 		case !at.Known:
-			bad("berth-operator has not told node %s which policies select the pod", d.Node)
+			bad("berth-operator has not sent the pod's policies to node %s", d.Node)
 		case !slices.Equal(at.Ingress, d.Ingress) || !slices.Equal(at.Egress, d.Egress):
 			bad("node %s has other policies for the pod than the API server", d.Node)
 		case !at.InForce:

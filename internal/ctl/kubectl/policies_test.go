@@ -206,7 +206,7 @@ func TestPolicies(t *testing.T) {
 
 	old := enforcerOf("node-b", pods, dbClients(80))
 	out, code = run(a, old, "policies")
-	wants(out, code, ExitUnwell, "1      1       0          1 problem", "! NetworkPolicy default/db-clients: not in force on node-b: berthd has not been told yet what the policy says now")
+	wants(out, code, ExitUnwell, "1      1       0          1 problem", "! NetworkPolicy default/db-clients: not in force on node-b: berthd has not received the latest version of the policy yet")
 	old.doc.Connected, old.doc.ConnectError, old.doc.ConnectedSince = false, "connection refused", at.Add(-5*time.Minute)
 	out, code = run(a, old, "policies")
 	wants(out, code, ExitUnwell, "not in force on node-b: berthd is not connected to berth-operator what", "! node-b: berthd has not been connected to berth-operator for 5m;", "connection refused")

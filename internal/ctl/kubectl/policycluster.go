@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/policy/resolve"
 )
 
-// policyCluster is what the API server says about network policies, resolved as berth-operator does.
+// policyCluster is the API server's state of network policies, resolved as by berth-operator.
 type policyCluster struct {
 	resolver *resolve.Resolver
 	compiled map[policy.Ref]compile.Compiled
@@ -91,7 +91,7 @@ func (c *policyCluster) pod(in *corev1.Pod) {
 	}
 }
 
-// problems are what makes no sense in a policy. Port names are compared with the pods that are known.
+// problems are the mistakes in a policy. Port names are compared with those of the known pods.
 func (c *policyCluster) problems(ref policy.Ref) []string {
 	p := c.compiled[ref]
 	out := append([]string{}, p.Problems...)

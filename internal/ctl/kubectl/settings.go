@@ -25,11 +25,11 @@ func newSettings(p *program) *cobra.Command {
 	var force, diff bool
 	cmd := &cobra.Command{
 		Use:   "settings [DIR]",
-		Short: "Print, save and compare the settings that were chosen for this cluster",
-		Long: `Print the chart values that were chosen for this cluster, without the chart's defaults, as a
-file for helm's --values: a backup before an upgrade, or the settings of another cluster.
+		Short: "Print, save and compare the user settings of this cluster",
+		Long: `Print the chart values that you have set in this cluster, without the chart's defaults, as a
+file for helm --values: a backup before an upgrade, or the settings of another cluster.
 
-With --output-dir, write a folder with all that was chosen:
+With --output-dir, write a folder with all user settings:
 
   values.yaml  the chart values
   objects/     AddressPools, Egresses, NICPolicies, NodeNetworkTemplates, VPCs without their
@@ -39,12 +39,12 @@ With --output-dir, write a folder with all that was chosen:
                have joined
 
 With --diff, list the objects and fields of the Helm release that somebody changed, removed
-or added in the cluster; with --diff DIR, also what differs from a folder that --output-dir
+or added in the cluster; with --diff DIR, also the differences from a folder that --output-dir
 wrote. Exits with 2 if there is a difference.
 
-Reads the release that Helm has recorded in the namespace of Berth, which takes the right
-to list Secrets there; --diff also takes the right to read the objects of the release.
-Values may contain what only you should read, such as extraEnv.`,
+Reads the release that Helm has recorded in Berth's namespace, which requires the right to
+list Secrets there; --diff also requires the right to read the objects of the release.
+Values may be confidential, such as extraEnv.`,
 		Example: `  kubectl berth settings > berth.yaml
   kubectl berth settings --output-dir backup
   kubectl berth settings --diff
@@ -86,13 +86,13 @@ Values may contain what only you should read, such as extraEnv.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVarP(&dir, "output-dir", "o", "", "write a folder with all that was chosen")
+	cmd.Flags().StringVarP(&dir, "output-dir", "o", "", "write a folder with all user settings")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a folder that --output-dir wrote before")
 	cmd.Flags().BoolVar(&diff, "diff", false, "list differences between the cluster and the Helm release, and the folder DIR if given")
 	return cmd
 }
 
-// printDrift prints how the cluster differs from the release, and from a saved folder if one is named.
+// printDrift prints the differences of the cluster from the release and, if one is given, from a saved folder.
 func printDrift(a *api, cmd *cobra.Command, s *settings, dirs []string) error {
 	found, err := a.drift(cmd.Context(), s)
 	if err != nil {
@@ -119,13 +119,13 @@ func printDrift(a *api, cmd *cobra.Command, s *settings, dirs []string) error {
 	return errUnwell
 }
 
-// settings is what people chose for a cluster.
+// settings are the user settings of a cluster.
 type settings struct {
 	namespace string
 	release   helmRelease
 }
 
-// text formats the settings as a file that helm takes as --values. What is no chart value belongs into comments.
+// text formats the settings as a file for helm --values. Other information is in comments.
 func (s *settings) text() (string, error) {
 	values, err := yaml.JSONToYAML(s.release.Config)
 	if err != nil {
@@ -177,7 +177,7 @@ func readRelease(record []byte) (r helmRelease, err error) {
 	return r, nil
 }
 
-// stored is a Secret or ConfigMap of Helm. The data of a Secret is in base64 once more.
+// stored is a Secret or ConfigMap of Helm. The data of a Secret has an additional layer of base64.
 type stored struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Data     map[string]string `json:"data"`
@@ -207,7 +207,7 @@ func (a *api) settings(ctx context.Context, namespace string) (*settings, error)
 			return newest.settings(namespace, kind)
 		}
 	}
-	return nil, fmt.Errorf("no Secret or ConfigMap of namespace %s records the release %s: its manifests were applied without Helm (helm template), and their values are in the file that they were made with", namespace, name)
+	return nil, fmt.Errorf("no Secret or ConfigMap of namespace %s records the release %s: its manifests were applied without Helm (helm template), and their values are in the file that they were rendered with", namespace, name)
 }
 
 // current returns the newest deployed revision, or the newest of all if none is deployed.
@@ -238,7 +238,7 @@ func (s stored) settings(namespace, kind string) (*settings, error) {
 		r, err = readRelease(record)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s %s/%s is no record of a release by Helm 3 or 4: %w", strings.TrimSuffix(kind, "s"), namespace, s.Metadata.Name, err)
+		return nil, fmt.Errorf("%s %s/%s is not a release record of Helm 3 or 4: %w", strings.TrimSuffix(kind, "s"), namespace, s.Metadata.Name, err)
 	}
 	return &settings{namespace, r}, nil
 }

@@ -30,10 +30,10 @@ func newStatus(p *program) *cobra.Command {
 		Short: "Show the state of Berth in the whole cluster, and all problems",
 		Long: `Show nodes, addresses, pools, VPCs, Egresses, versions and all problems.
 
-In operator mode the command reads the objects of the nodes. In node mode it asks every
-berthd. With address pools it knows the blocks of nodes, but not their addresses; with
-ports of VPCs it knows the NICs. --details asks every node in all modes. Nodes that enforce
-network policies are always asked.
+In operator mode, the command reads the nodes' objects. In node mode, it queries every
+berthd. With address pools, it shows the blocks of nodes, but not their addresses; with
+VPC ports, it shows the NICs. --details queries every node in all modes. Nodes that enforce
+network policies are always queried.
 
 For more than 50 nodes the table lists only those with problems; --all lists all. JSON
 and YAML list all nodes. Exits with 2 on a problem.`,
@@ -46,7 +46,7 @@ and YAML list all nodes. Exits with 2 on a problem.`,
 				return err
 			}
 			s := statusOf(o)
-			s.Settings = settingsState(ctx, p)
+			s.Settings = settingsState(ctx, p, o)
 			return out.finish(cmd, s, !s.Healthy, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
 		},
 	}

@@ -67,7 +67,7 @@ func newTop(p *program) *cobra.Command {
 		Use:   "top",
 		Short: "Show subnets, ENIs, pools and nodes, fullest first",
 		Long: `Show subnets, ENIs, pools and nodes, fullest first. In operator mode the command reads
-NodeNetworks; in node mode, and with --details, it asks the nodes. Each table has 20 rows,
+NodeNetworks; in node mode, and with --details, it queries the nodes. Each table has 20 rows,
 or as many as --most; JSON and YAML have all.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

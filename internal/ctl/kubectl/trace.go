@@ -65,13 +65,13 @@ func newTrace(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace FROM TO",
 		Short: "Explain whether network policies allow a connection",
-		Long: `Explain whether network policies allow a connection, and which rule decides: by the API
-server's objects, and by what the nodes of both pods have in force. FROM and TO are
-[NAMESPACE/]POD or an IP address. Policies see connections behind the translation by
-Services, so name a pod behind a Service, and the port of the pod.
+		Long: `Explain whether network policies allow a connection, and which rule decides: according to
+the API server's objects, and to the policies in force on the nodes of both pods. FROM and TO
+are [NAMESPACE/]POD or an IP address. Policies match connections after the translation by
+Services, so name a pod behind the Service, and the port of the pod.
 
-Without --port, the connection is to a port that no rule names. Exits with 2 if a node
-differs or could not be queried.`,
+Without --port, the connection is to a port that no rule names. Exits with 2 if a node's
+result differs, or if a node could not be queried.`,
 		Example: `  kubectl berth trace shop/web-0 shop/db-0 --port 5432
   kubectl berth trace shop/web-0 192.0.2.7 --port 443`,
 		Args:              cobra.ExactArgs(2),
@@ -84,7 +84,7 @@ differs or could not be queried.`,
 			return out.finish(cmd, t, len(t.Trouble)+len(t.Unread) > 0, func(pr *view.Printer, _ bool) { writeTrace(pr, t) })
 		},
 	}
-	cmd.Flags().Uint16Var(&port, "port", 0, "destination port of the connection, behind the translation by Services")
+	cmd.Flags().Uint16Var(&port, "port", 0, "destination port of the connection, after the translation by Services")
 	cmd.Flags().StringVar(&protocol, "protocol", "tcp", "protocol: tcp, udp, sctp or icmp")
 	_ = cmd.RegisterFlagCompletionFunc("protocol", func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return starting([]string{"tcp", "udp", "sctp", "icmp"}, typed)
@@ -315,7 +315,7 @@ func (s TracedSide) of(e TraceEnd, node string) bool {
 	return e.Node == node && s.Pod != "" && !s.NodeOwn
 }
 
-// compare takes in what a node says.
+// compare adds a node's answer.
 func (s *TracedSide) compare(of policy.Direction, node string, d introspect.PolicyDecision, bad func(format string, args ...any)) {
 	s.Node = &d
 	direction := strings.ToLower(of.String())

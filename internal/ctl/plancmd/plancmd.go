@@ -36,8 +36,8 @@ type command struct {
 	show   bool
 }
 
-const long = `Simulate what settings of Berth do under a workload: addresses that nodes hold, EC2 calls, how
-long pods wait and which limits they reach, for several alternatives side by side.
+const long = `Simulate the effect of Berth's settings under a workload: the addresses that nodes hold, EC2
+calls, how long pods wait and which limits they reach, for several alternatives side by side.
 
 A scenario is a YAML or JSON file, "-" for standard input, or example:NAME for one that ships
 with Berth. The simulation runs the planner, the reconciler and the rate limiter of berthd and

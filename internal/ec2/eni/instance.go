@@ -128,7 +128,7 @@ func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, typ != "" }
 // retype requires the type to be determined again, because another one was configured.
 func (i *instance) retype() { i.typeKnown, i.limitsOf = false, "" }
 
-// seed takes the limits from a stored inventory, unless the instance is already known to have another type.
+// seed copies the limits from a stored inventory, unless the instance is already known to have another type.
 func (i *instance) seed(typ string, l cloud.Limits) {
 	if i.limits == (cloud.Limits{}) && (!i.typeKnown || typ == i.typ) {
 		i.limits, i.typ = l, typ

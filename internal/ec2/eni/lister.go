@@ -47,7 +47,8 @@ func (l Listing) since(times ...time.Time) bool {
 // Lister makes the observations of a reconciler. In node mode each method makes a call; in a process that serves
 // many nodes they share calls. Errors wrap those of the cloud.
 type Lister interface {
-	// List lists the ENIs of an instance, as of since or later.
+	// List lists the ENIs of an instance, as of since or later. A context with a positive cloud.Priority is that of a
+	// node without free addresses.
 	List(ctx context.Context, instanceID string, since time.Time) (Listing, error)
 	// Look describes one ENI, as of the call or later. The list is empty if the ENI does not exist.
 	Look(ctx context.Context, eniID string) (list []cloud.ENI, at time.Time, err error)

@@ -20,6 +20,7 @@ type observer struct {
 	placement *placement.Selector
 	releases  *releases
 	publisher *publisher
+	demand    *demand
 	own       *ownLister // nil unless process.lists
 }
 
@@ -28,9 +29,13 @@ type observer struct {
 // authority; the metadata service is never asked.
 func (o *observer) observe(ctx context.Context) {
 	start := o.cfg.Clock.Now()
+	repairs := o.repairDue(start) && !o.detachedUnknown() && !o.view.freshness.stale && !o.view.freshness.publishHeld
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	l, err := o.list(call, start)
 	cancel()
+	if repairs {
+		o.repaired(start, err)
+	}
 	if err == nil {
 		if err = o.take(ctx, l); err != nil && o.view.freshness.unconfirmed() && o.cfg.process.lists {
 			o.own.kept = l
@@ -39,6 +44,22 @@ func (o *observer) observe(ctx context.Context) {
 	o.cfg.acted(plan.Action{Kind: plan.Observe}, err, start)
 	if err != nil {
 		o.failed(err)
+	}
+	if repairs && cloud.ClassOf(err) == cloud.Throttled {
+		o.retries.forget(activityObserve) // nothing waits for it
+	}
+}
+
+// repaired adapts the time of the next listing for repair after one that started at start. Nothing waits for it, so one
+// that EC2 throttled is not repeated before.
+func (o *observer) repaired(start time.Time, err error) {
+	throttled := cloud.ClassOf(err) == cloud.Throttled
+	if err != nil && !throttled {
+		return
+	}
+	o.retries.stretch.took(o.cfg.Clock.Now().Sub(start))
+	if throttled {
+		o.view.freshness.repairAt(o.nextRepair(Whole))
 	}
 }
 
@@ -53,6 +74,9 @@ func (o *observer) list(ctx context.Context, now time.Time) (Listing, error) {
 		if o.detachedUnknown() && !o.view.freshness.stale {
 			return o.own.listDetached(ctx, o.cfg.InstanceID)
 		}
+	}
+	if !o.cfg.process.lists && !o.demand.supplied() {
+		ctx = cloud.WithPriority(ctx, 1)
 	}
 	return o.cfg.Fleet.Lister.List(ctx, o.cfg.InstanceID, o.view.freshness.staleSince)
 }
@@ -143,7 +167,7 @@ func (o *observer) nextRepair(listed Part) time.Time {
 	case !o.cfg.process.lists:
 		return time.Time{}
 	case listed == Whole:
-		return now.Add(o.cfg.jitter(o.cfg.ListingInterval))
+		return now.Add(o.retries.stretch.after(o.cfg.ListingInterval, o.cfg.jitter))
 	default:
 		return now
 	}

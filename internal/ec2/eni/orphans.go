@@ -46,7 +46,7 @@ func (o *orphans) due(now time.Time) time.Time { return retry.Earliest(now, o.at
 // collect searches for orphans once.
 func (o *orphans) collect(ctx context.Context) {
 	cfg, start := o.cfg, o.cfg.Clock.Now()
-	o.at = start.Add(cfg.jitter(cfg.CollectInterval))
+	o.at = start.Add(o.retries.stretch.after(cfg.CollectInterval, cfg.jitter))
 	c := Collector{
 		Cloud: cfg.Cloud, Cluster: cfg.Cluster, MinAge: cfg.OrphanAge, Seen: o.seen,
 		Alive: func(id string) bool { return id == cfg.InstanceID },
@@ -63,9 +63,17 @@ func (o *orphans) collect(ctx context.Context) {
 	}
 	cfg.acted(plan.Action{Kind: plan.Collect}, err, start)
 	cfg.Observer.Collected(found)
+	throttled := cloud.ClassOf(err) == cloud.Throttled
+	if found.Deleted+found.Refused == 0 && (err == nil || throttled) { // calls that only search
+		o.retries.stretch.took(cfg.Clock.Now().Sub(start))
+	}
+	if throttled {
+		o.retries.forget(activityCollect) // nothing waits for it
+		return
+	}
 	if err != nil {
 		o.retries.backOff(plan.Collect, err, cfg.Clock.Now())
-		if class := cloud.ClassOf(err); class == cloud.Throttled || class == cloud.Transient {
+		if class := cloud.ClassOf(err); class == cloud.Transient {
 			o.at, _ = o.retries.until(activityCollect)
 		}
 		return

@@ -67,7 +67,7 @@ func New(cfg Config) (*Reconciler, error) {
 	p := &publisher{cfg: &r.cfg, view: r.view, instance: &r.instance, ended: r.Ended}
 	r.observer = observer{
 		cfg: &r.cfg, view: r.view, instance: &r.instance, retries: &r.retries,
-		placement: &r.placement, publisher: p, own: r.observer.own,
+		placement: &r.placement, publisher: p, demand: &r.demand, own: r.observer.own,
 		releases: &releases{cfg: &r.cfg, view: r.view, publisher: p, retries: &r.retries},
 	}
 	r.actor = actor{

@@ -50,6 +50,7 @@ type retries struct {
 	failed   map[activity]*backoff
 	repeat   map[activity]*step // the step to repeat unchanged, by activity: throttled, reply lost, or resumed
 	podProbe podProbe
+	stretch  stretch // of the intervals of listings for repair and of searches for orphans, if this process makes them
 }
 
 func newRetries(cfg *Config) retries {

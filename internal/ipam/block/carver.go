@@ -57,76 +57,133 @@ func (c *Carver) Taken() int64 { return c.taken.count }
 // Next returns the start of the search for a free index, after the last one taken.
 func (c *Carver) Next() int64 { return c.next }
 
-// levels is the number of levels of 64-bit words above an index of 31 bits: 64^6 > 2^31.
+// levels is the number of levels of the tree of indexes: 64^6 > 2^31.
 const levels = 6
 
-// indexes is a set of indexes from 0 to MaxIndex. Bit i of word w of the lowest level is index 64w+i. In all other levels,
-// bit i of word w is set if word 64w+i below it is full. Words without a bit are not stored. A step up or down skips all
-// indexes of a word, so the first free index is at most 2*levels steps away.
+// indexes is a set of indexes from 0 to MaxIndex, as a tree whose nodes have 64 elements each: words of 64 indexes at the lowest
+// level, other nodes above. Nodes without an index are not stored. Every call walks the tree once, so its time does not depend on
+// how many indexes are in the set.
 type indexes struct {
-	level [levels]map[int64]uint64
+	root  *node
 	count int64
 }
 
-func newIndexes() (s indexes) {
-	for i := range s.level {
-		s.level[i] = make(map[int64]uint64)
+// node is a part of the set. Bit i of some is set if element i contains an index, bit i of full if it contains all.
+type node struct {
+	some, full uint64
+	words      []uint64 // of a node of the lowest level
+	nodes      []*node  // of the others; nil: empty
+}
+
+func newIndexes() indexes { return indexes{root: newNode(levels - 1)} }
+
+// newNode returns an empty node, whose elements are on the level below.
+func newNode(level int) *node {
+	if level == 1 {
+		return &node{words: make([]uint64, 64)}
 	}
-	return s
+	return &node{nodes: make([]*node, 64)}
 }
 
 const full = ^uint64(0)
 
 // add adds an index to the set.
 func (s *indexes) add(index int64) {
-	if s.level[0][index>>6]&bit(index) == 0 {
-		s.count++
-	}
-	for i := range s.level {
-		word := s.level[i][index>>6] | bit(index)
-		s.level[i][index>>6] = word
-		if word != full {
-			return
+	var path [levels]*node
+	n := s.root
+	for level := levels - 1; ; level-- {
+		path[level] = n
+		at := element(level, index)
+		n.some |= bit(at)
+		if level == 1 {
+			break
 		}
-		index >>= 6
+		if n.nodes[at] == nil {
+			n.nodes[at] = newNode(level - 1)
+		}
+		n = n.nodes[at]
+	}
+	word := &n.words[element(1, index)]
+	if *word&bit(index) != 0 {
+		return
+	}
+	s.count++
+	*word |= bit(index)
+	for level, below := 1, *word; level < levels && below == full; level++ {
+		path[level].full |= bit(element(level, index))
+		below = path[level].full
 	}
 }
 
 // remove removes an index from the set.
 func (s *indexes) remove(index int64) {
-	if s.level[0][index>>6]&bit(index) == 0 {
+	var path [levels]*node
+	n := s.root
+	for level := levels - 1; ; level-- {
+		path[level] = n
+		if level == 1 {
+			break
+		}
+		if n = n.nodes[element(level, index)]; n == nil {
+			return
+		}
+	}
+	word := &n.words[element(1, index)]
+	if *word&bit(index) == 0 {
 		return
 	}
 	s.count--
-	for i := range s.level {
-		was := s.level[i][index>>6]
-		if word := was &^ bit(index); word != 0 {
-			s.level[i][index>>6] = word
-		} else {
-			delete(s.level[i], index>>6)
+	*word &^= bit(index)
+	below := *word
+	for level := 1; level < levels; level++ {
+		n, at := path[level], element(level, index)
+		n.full &^= bit(at)
+		if below == 0 {
+			n.some &^= bit(at)
+			if level > 1 {
+				n.nodes[at] = nil
+			}
 		}
-		if was != full {
-			return
-		}
-		index >>= 6
+		below = n.some
 	}
 }
 
 // free returns the lowest index that is not in the set and not below from.
 func (s *indexes) free(from int64) int64 {
-	i := 0
-	for ; i < levels; i++ { // up, to a word with a free bit at or after from
-		if word := s.level[i][from>>6] | (bit(from) - 1); word != full {
-			from = from&^63 + firstZero(word)
-			break
-		}
-		from = from>>6 + 1
+	if index, ok := s.root.free(levels-1, from); ok {
+		return index
 	}
-	for ; i > 0 && i < levels; i-- { // down, to the lowest free index in that word
-		from = from<<6 + firstZero(s.level[i-1][from])
-	}
-	return from
+	return MaxIndex + 1
 }
+
+// free is free within a node; ok is false if all of its indexes from that one on are in the set.
+func (n *node) free(level int, from int64) (index int64, ok bool) {
+	if n == nil {
+		return from, true
+	}
+	for at := element(level, from); ; {
+		switch {
+		case n.full&bit(at) != 0:
+		case level > 1:
+			if index, ok = n.nodes[at].free(level-1, from); ok {
+				return index, true
+			}
+		default:
+			if word := n.words[at] | (bit(from) - 1); word != full {
+				return from&^63 + firstZero(word), true
+			}
+		}
+		later := n.full | bit(at) | (bit(at) - 1)
+		if later == full {
+			return 0, false
+		}
+		at = firstZero(later)
+		from = (from>>(6*(level+1))<<6 + at) << (6 * level)
+	}
+}
+
+// element returns which element of its node on a level contains an index.
+func element(level int, index int64) int64 { return index >> (6 * level) & 63 }
 
 func bit(index int64) uint64 { return 1 << (index & 63) }
 

@@ -158,6 +158,9 @@ func (e *podEnds) createLink() error {
 	attrs.HardwareAddr = pod.HostMAC
 	attrs.MTU = pod.MTU
 	attrs.Group = podGroup
+	// The kernel's default is a queue for each processor of the node, each with objects in sysfs. Pod links queue nothing,
+	// so one is enough, and makes ADD and DEL independent of the number of processors.
+	attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName = pod.IfName
 	veth.PeerHardwareAddr = pod.PodMAC

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
@@ -112,7 +113,7 @@ func (c *check) checkHostSide() error {
 		if c.peer == nil {
 			continue
 		}
-		if err := c.checkNeighbour(c.k.main, "the node", rtnl.PermanentNeighbour(c.host.Index, addr, c.peer.HardwareAddr)); err != nil {
+		if err := c.checkNeighbour(c.k.ns, "the node", rtnl.PermanentNeighbour(c.host.Index, addr, c.peer.HardwareAddr)); err != nil {
 			return err
 		}
 	}
@@ -132,7 +133,7 @@ func (c *check) checkPodSide() error {
 		if c.host == nil {
 			continue
 		}
-		if err := c.checkNeighbour(c.inPod, "the pod", rtnl.PermanentNeighbour(c.peer.Index, PodGateway(addr), c.host.HardwareAddr)); err != nil {
+		if err := c.checkNeighbour(c.ns, "the pod", rtnl.PermanentNeighbour(c.peer.Index, PodGateway(addr), c.host.HardwareAddr)); err != nil {
 			return err
 		}
 	}
@@ -184,10 +185,10 @@ func (c *check) checkWayOut(addr netip.Addr) error {
 }
 
 // checkNeighbour checks one end's permanent neighbour entry for the other end.
-func (c *check) checkNeighbour(in *netlink.Handle, who string, desired *netlink.Neigh) error {
+func (c *check) checkNeighbour(in netns.NsHandle, who string, desired *netlink.Neigh) error {
 	has, err := rtnl.HasNeighbour(in, desired)
 	if err != nil {
-		return fmt.Errorf("list neighbours of %s: %w", who, err)
+		return fmt.Errorf("look up a neighbour of %s: %w", who, err)
 	}
 	if !has {
 		c.differs("%s lacks the permanent neighbour entry of %s at %s", who, desired.IP, desired.HardwareAddr)

@@ -14,8 +14,9 @@ import (
 // were added, after its caller listed the desired pods.
 type podLinks struct {
 	mu      sync.Mutex
-	links   map[string]*podLink // guarded by mu, as are the elements
-	indexes map[int]string      // names of live links; guarded by mu
+	links   map[string]*podLink   // guarded by mu, as are the elements
+	indexes map[int]string        // names of live links; guarded by mu
+	addrs   map[netip.Addr]string // names of live links, by the addresses behind them; guarded by mu
 }
 
 type podLink struct {
@@ -44,7 +45,7 @@ const (
 )
 
 func newPodLinks() *podLinks {
-	return &podLinks{links: map[string]*podLink{}, indexes: map[int]string{}}
+	return &podLinks{links: map[string]*podLink{}, indexes: map[int]string{}, addrs: map[netip.Addr]string{}}
 }
 
 // acquire waits until no other call holds the link, and returns its state. The caller must release it.
@@ -97,9 +98,17 @@ func (c *podLinks) set(link string, state linkState, w wiring) {
 	defer c.mu.Unlock()
 	l := c.links[link]
 	delete(c.indexes, l.wired.index)
+	for _, a := range l.wired.addrs {
+		if c.addrs[a] == link { // otherwise a later pod has it
+			delete(c.addrs, a)
+		}
+	}
 	l.state, l.wired = state, w
 	if state == live {
 		c.indexes[w.index] = link
+		for _, a := range w.addrs {
+			c.addrs[a] = link
+		}
 	}
 }
 
@@ -146,12 +155,11 @@ func (c *podLinks) wiringAt(index int) (w wiring, ok bool) {
 func (c *podLinks) leadsTo(addr netip.Addr) (name string, w wiring, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for name, l := range c.links {
-		if l.state == live && slices.Contains(l.wired.addrs, addr) {
-			return name, l.wired, true
-		}
+	name, ok = c.addrs[addr]
+	if ok {
+		w = c.links[name].wired
 	}
-	return "", wiring{}, false
+	return name, w, ok
 }
 
 // detachedLinks lists the detached links, for forget.

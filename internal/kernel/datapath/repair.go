@@ -32,7 +32,6 @@ type Desired struct {
 // that was added since, and does not restore earlier addresses of a pod. It compares only the node's side of pods;
 // CheckPod compares both. It continues after a sysctl that cannot be set, an ENI without a link and a pod without a
 // namespace, and joins the errors.
-// namespace, and joins the errors.
 func (n *Node) Repair(ctx context.Context, want Desired) (repaired []string, err error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err

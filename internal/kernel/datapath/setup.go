@@ -18,7 +18,6 @@ import (
 //
 // Errors: ErrNoLink if no link has PrimaryMAC, or the link of an ENI that was set is gone; others name the sysctl,
 // rule or table.
-// rule or table.
 func (n *Node) Setup(ctx context.Context, c Config) error {
 	if err := n.begin(ctx); err != nil {
 		return err

@@ -18,27 +18,27 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// endedFor is how long packets of a connection that a policy ended are recognized: longer than a TCP
-// connection tries again without an answer (tcp_retries2 of Linux, about 15 minutes).
+// endedFor is how long packets of a connection that a policy ended are recognized: longer than TCP
+// retransmits without an answer (tcp_retries2 of Linux, about 15 minutes).
 const endedFor = 30 * time.Minute
 
 // endedUDPFor is the same for UDP: longer than connection tracking waits for an answer (nf_conntrack_udp_timeout_stream, two
-// minutes). A later flow of the other direction may have the same ports.
+// minutes), but short, because a later flow in the other direction may use the same ports.
 const endedUDPFor = 3 * time.Minute
 
-// Table is the table in the kernel of one network namespace.
+// Table is the policy table of one network namespace in the kernel.
 type Table struct {
 	ns netns.NsHandle
 
 	mu      sync.Mutex
-	conn    *nftables.Conn    // for changes; nil: none is open
-	have    *content          // in the kernel; nil: unknown
-	changes uint64            // how often the kernel was changed
-	missed  policy.SetChanges // what the kernel refused since then
+	conn    *nftables.Conn    // for changes; nil if closed
+	have    *content          // in the kernel; nil if unknown
+	changes uint64            // number of changes of the kernel
+	missed  policy.SetChanges // changes that the kernel has rejected since
 	answers answers
 	compile compiler
 	base    base
-	atOnce  int // elements in a transaction; see mostAtOnce
+	atOnce  int // maximum number of elements in a transaction; see mostAtOnce
 
 	tracking
 	subscription subscription
@@ -55,9 +55,9 @@ func newTable(ns netns.NsHandle, i *inside) *Table {
 	}
 }
 
-// Apply enforces the policies of the node's pods in one transaction. elements has the sets that policies name as they
-// are now, and changed what of them was different at the last call. When it
-// returns an error, the kernel has what it had before, and the next Apply replaces the whole table unless it is known what that is.
+// Apply enforces the policies of the node's pods in one transaction. elements has the current content of the sets that
+// policies name, and changed the differences from the last call. If it returns an error, the kernel keeps its previous
+// state, and the next Apply replaces the whole table unless that state is known.
 func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,14 +72,14 @@ func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) 
 		want, err = t.compile.content(pods, t.base)
 	}
 	if err != nil {
-		t.have = nil // it lacks what changed
+		t.have = nil // it lacks the changes
 		return err
 	}
 	return t.commit(&want, elements, changed)
 }
 
-// ApplyElements enforces changes of sets while pods and their policies stay as they are. If it returns ErrUnknown, nothing
-// changed.
+// ApplyElements enforces changes of sets if pods and their policies are unchanged. If it returns ErrUnknown, it has changed
+// nothing.
 func (t *Table) ApplyElements(elements Elements, changed policy.SetChanges) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -89,11 +89,11 @@ func (t *Table) ApplyElements(elements Elements, changed policy.SetChanges) erro
 	return t.commit(nil, elements, changed)
 }
 
-// ErrUnknown is returned by ApplyElements if the table in the kernel is unknown, or has to become another. Apply must be called
-// with the same changes.
+// ErrUnknown is returned by ApplyElements if the state of the table in the kernel is unknown, or its chains must change. The
+// caller must then call Apply with the same changes.
 var ErrUnknown = errors.New("the policy table is unknown")
 
-// withMissed adds changes to those that the kernel refused.
+// withMissed adds changes to those that the kernel has rejected.
 func (t *Table) withMissed(changed policy.SetChanges) policy.SetChanges {
 	if t.missed == nil {
 		return changed
@@ -145,7 +145,7 @@ func (t *Table) commit(want *content, elements Elements, changed policy.SetChang
 	return nil
 }
 
-// queue queues what leads from one content to another; nil: nothing is known about what the kernel has.
+// queue queues the difference between two contents; have is nil if the kernel's state is unknown.
 func (t *Table) queue(tx transaction, have, want *content) error {
 	if have != nil {
 		maps.Copy(tx.aliases, have.aliases)
@@ -166,8 +166,8 @@ func (t *Table) queue(tx transaction, have, want *content) error {
 // buffers hold the largest transaction, with some 160,000 elements of sets, and its acknowledgements, in bytes.
 const buffers = 64 << 20
 
-// connection returns the connection that stays open. To close one makes the kernel wait until what was removed before is
-// freed: some 10 ms, in which nobody else changes anything.
+// connection returns the connection, which stays open. Closing it makes the kernel wait until removed objects are freed:
+// about 10 ms, in which nobody else can change anything.
 func (t *Table) connection() (*nftables.Conn, error) {
 	if t.conn != nil {
 		return t.conn, nil
@@ -185,7 +185,7 @@ func (t *Table) connection() (*nftables.Conn, error) {
 	return conn, nil
 }
 
-// disconnect closes the connection, with what is queued there and answers that were not read.
+// disconnect closes the connection, and drops queued messages and unread answers.
 func (t *Table) disconnect() {
 	if t.conn != nil {
 		t.subscription.ignore(0) // another program may get the port ID
@@ -222,7 +222,7 @@ func (t *Table) Remove() error {
 	return nil
 }
 
-// Present tells whether the kernel has the table that was applied last, as far as its chains tell.
+// Present reports whether the kernel has the chains of the table that was applied last.
 func (t *Table) Present() (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -256,12 +256,12 @@ type transaction struct {
 	table    *nftables.Table
 	elements Elements
 	changed  policy.SetChanges
-	aliases  map[string]string // names of sets in the kernel, if they are others
-	staged   map[string]bool   // sets that were filled before
+	aliases  map[string]string // names of sets in the kernel, where they differ
+	staged   map[string]bool   // sets that are already filled
 }
 
-// change queues what leads from one content to another: first what is new, then what refers to it, at last the removal
-// of what nothing refers to any more.
+// change queues the difference between two contents: new objects first, then references to them, and last the removal of
+// objects without references.
 func (tx transaction) change(have, want content) error {
 	if have.lists == nil || have.lists != want.lists {
 		return tx.differ(have.flat(), want.flat())
@@ -323,7 +323,7 @@ func (tx transaction) differ(have, want content) error {
 	return nil
 }
 
-// lacking are the names of b that a lacks, in order.
+// lacking returns the names in b that a lacks, sorted.
 func lacking[V any](a, b map[string]V) []string {
 	return sorted(b, func(name string, _ V) bool {
 		_, there := a[name]
@@ -388,7 +388,8 @@ func (tx transaction) changeSet(name string, before set, there bool, now set) er
 	return nil
 }
 
-// changes tells whether a set that policies name has changed. Few sets change at a time, and a union may be of many.
+// changes reports whether a set that policies name has changed. It iterates over the changes, because few sets change at a time,
+// and a union may consist of many.
 func (tx transaction) changes(s set) bool {
 	for id := range tx.changed {
 		if s.has(id) {
@@ -398,7 +399,7 @@ func (tx transaction) changes(s set) bool {
 	return false
 }
 
-// replaces tells whether a set is filled again.
+// replaces reports whether a set is filled again.
 func (tx transaction) replaces(s set) bool {
 	for id, change := range tx.changed {
 		if change.Whole && s.has(id) {
@@ -408,7 +409,7 @@ func (tx transaction) replaces(s set) bool {
 	return false
 }
 
-// elementsOf returns which elements come to a set that policies name, and which go.
+// elementsOf returns the elements to add to and to remove from a set that policies name.
 func (tx transaction) elementsOf(s set, there bool) (come, gone []nftables.SetElement) {
 	coming, going := map[policy.Element]bool{}, map[policy.Element]bool{}
 	if there && !tx.replaces(s) {
@@ -424,7 +425,7 @@ func (tx transaction) elementsOf(s set, there bool) (come, gone []nftables.SetEl
 				}
 			}
 		}
-		if len(s.ids) > 1 && len(going) > 0 { // others of the sets may have them
+		if len(s.ids) > 1 && len(going) > 0 { // other sets of the union may have them
 			for _, id := range s.ids {
 				tx.elements(id, func(e policy.Element) { delete(going, e) })
 			}

@@ -12,29 +12,29 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// base is on what the chains depend that are the same whatever the policies are.
+// base is the input of the chains that do not depend on policies.
 type base struct {
 	log     bool // denied connections
 	tunnels bool // a pod has egress tunnels
-	// inside is the table of a pod's own network namespace. Then first and rest are the chains of its policies by way, as
-	// in judged.
+	// inside is set for the table in a pod's network namespace. first and rest are then the chains of its policies by way,
+	// as in judged.
 	inside      bool
 	first, rest [len(ways)]string
 }
 
-// chains returns the chains of a table. That of the node:
+// chains returns the chains of a table. The node's table has:
 //
-//	from-pods, to-pods            what the node forwards
-//	to-node                       what pods send to the node itself; behind IPVS, which takes packets for Services there
-//	ipvs-from-pods, ipvs-to-pods  what IPVS forwards. What the node's own programs send is not judged: a
-//	                              node reaches its pods
-//	judge-egress, judge-ingress   a connection's first packet
-//	judge-tunnelled               each packet in an egress tunnel, whose connections are tracked in the pod alone
-//	pass-egress, pass-ingress …   what a rule of the Admin tier passes on
+//	from-pods, to-pods            packets that the node forwards
+//	to-node                       packets from pods to the node itself; after IPVS, which takes packets for Services there
+//	ipvs-from-pods, ipvs-to-pods  packets that IPVS forwards. Packets from programs of the node are not judged: a
+//	                              node can always reach its pods
+//	judge-egress, judge-ingress   the first packet of a connection
+//	judge-tunnelled               each packet in an egress tunnel, because only the pod tracks its connections
+//	pass-egress, pass-ingress …   connections that a rule of the Admin tier passes to the next tier
 //
-// That of a pod has in place of the first five:
+// A pod's table has, instead of the first five:
 //
-//	from-pod, to-pod              what the pod sends and receives by the interfaces of the set links
+//	from-pod, to-pod              packets that the pod sends and receives on the interfaces of the set links
 func (b base) chains() []nft.Chain {
 	at := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, w way, first ...nft.Rule) nft.Chain {
 		return nft.Base(name, nftables.ChainTypeFilter, hook, &priority, append(first, nft.NewRule("judge", nft.GoTo("judge-"+w.name())))...)
@@ -93,34 +93,35 @@ func neighbourDiscovery() nft.Rule {
 	return nft.NewRule("neighbour discovery", nft.ICMPv6Between(133, 137), nft.Accept())
 }
 
-// beforePolicies are the rules that decide before a pod's policies do.
+// beforePolicies returns the rules that are evaluated before a pod's policies.
 func (b base) beforePolicies(w way) (rules []nft.Rule) {
 	tunnels := func(load func(int) nft.Exprs, do nft.Exprs) {
 		for _, family := range families {
 			rules = append(rules, nft.NewRule("egress tunnels", nft.Family(family), nft.Protocol(unix.IPPROTO_UDP), load(family), in(familyName(tunnelSet, family)), do))
 		}
 	}
-	if b.tunnels && w == egress { // all connections in a tunnel are one to the node
+	if b.tunnels && w == egress { // the node sees all connections in a tunnel as one
 		load := nft.TunnelTo
-		if b.inside { // the packets of tunnels are not tracked there
+		if b.inside { // packets of tunnels are not tracked there
 			load = nft.TunnelOut
 		}
 		tunnels(load, nft.GoTo("judge-"+tunnelled.name()))
 	}
 	rules = append(rules,
-		nft.NewRule("connections go on", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
-		// Without answers, as of UDP. Connection tracking confirms a flow when a packet of it has passed all chains, so none that is refused.
-		nft.NewRule("flows go on", nft.CtStatus(nft.CtConfirmed), nft.Accept()))
+		nft.NewRule("established connections", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
+		// Flows without answers, such as UDP. Connection tracking confirms a flow only when a packet has passed all chains, so never a
+		// rejected one.
+		nft.NewRule("confirmed flows", nft.CtStatus(nft.CtConfirmed), nft.Accept()))
 	switch {
 	case w != ingress:
 	case b.inside:
 		for _, family := range families {
 			rules = append(rules, nft.NewRule("the node's own", nft.Family(family), nft.Source(family), in(familyName(nodeSet, family)), nft.Accept()))
 		}
-	default: // probes of pods with strict branches come back by the VLAN. Elsewhere such a source may be forged, with IPv6
+	default: // probes of pods with strict branches arrive through the VLAN. On other links, such a source may be forged with IPv6
 		rules = append(rules, nft.NewRule("the node's own", nft.ComesBy(plug.VLANPrefix), nft.SourceIsLocal(), nft.Accept()))
 	}
-	if b.tunnels && w == ingress { // the pod takes nothing out of them but answers
+	if b.tunnels && w == ingress { // the pod accepts only replies from tunnels
 		tunnels(nft.TunnelFrom, nft.Accept())
 	}
 	for _, family := range families {
@@ -131,7 +132,7 @@ func (b base) beforePolicies(w way) (rules []nft.Rule) {
 	return rules
 }
 
-// plain refuses packets in a tunnel whose ports are not where they are looked for: with options, with extension headers, and
+// plain rejects packets in a tunnel whose ports are not at the expected offset: those with options or extension headers, and
 // fragments.
 func plain(family int) []nft.Rule {
 	refuse := func(parts ...nft.Exprs) nft.Rule {
@@ -150,7 +151,7 @@ func plain(family int) []nft.Rule {
 	return []nft.Rule{refuse(nft.Inner(0, 1), nft.Mask(0xf0), nft.IsNot(6<<4)), refuse(protocol)}
 }
 
-// refusals are the chains that refuse.
+// refusals returns the chains that reject packets.
 func (b base) refusals(w way) []nft.Chain {
 	notSYN := nft.Join(nft.Protocol(unix.IPPROTO_TCP), nft.Transport(13, 1), nft.Mask(finSynRstAck), nft.IsNot(syn))
 	refuse := []nft.Rule{nft.NewRule("count", nft.CountAs(w.refuse()))}
@@ -158,9 +159,9 @@ func (b base) refusals(w way) []nft.Chain {
 		refuse = append(refuse, nft.NewRule("log", nft.Within(logRate, logRate), nft.LogTo(LogGroup, prefixOf(w), logLength)))
 	}
 	refuse = append(refuse,
-		// A reset would end the allowed connection that a packet out of its window belongs to.
+		// A reset would end an allowed connection if the packet is outside of its window.
 		nft.NewRule("invalid", nft.CtState(expr.CtStateBitINVALID), nft.Drop()),
-		// A connection that goes on is told; a first packet may come too early, and comes again.
+		// Packets of a known connection are reset. A first packet is dropped: it may be too early, and will be retransmitted.
 		nft.NewRule("refused", notSYN, nft.Reset()),
 		nft.NewRule("refused", nft.Drop()))
 	chains := []nft.Chain{nft.Regular(w.refuse(), refuse...)}
@@ -182,7 +183,7 @@ const (
 	finSynRstAck = 0x17
 )
 
-// behindIPVS is a priority at the input hook behind those of IPVS, NF_IP_PRI_NAT_SRC - 2 and - 1
+// behindIPVS is a priority at the input hook after those of IPVS, NF_IP_PRI_NAT_SRC - 2 and - 1
 // (net/netfilter/ipvs/ip_vs_core.c, ip_vs_ops4).
 const behindIPVS = 200
 

@@ -23,8 +23,8 @@ type Expected struct {
 	Has bool
 }
 
-// Compare compares the kernel with what was applied, as far as it decides about connections of some pods of the node: rules,
-// which chains the pods' addresses lead to, and some elements of sets. The error says what differs.
+// Compare compares the kernel with what was applied, as far as it affects connections of some pods of the node: rules, the
+// chains that the pods' addresses lead to, and some elements of sets. The error names the difference.
 func (t *Table) Compare(pods []netip.Addr, elements []Expected) error {
 	for again := 0; ; again++ {
 		have, changes := t.snapshot()
@@ -38,10 +38,10 @@ func (t *Table) Compare(pods []netip.Addr, elements []Expected) error {
 	}
 }
 
-// maxCompares is how often the kernel is compared again because it was changed meanwhile.
+// maxCompares limits how often the comparison is repeated because the kernel's state was changed in the meantime.
 const maxCompares = 3
 
-// snapshot returns what was applied, and how many changes there were; nil: it is not known.
+// snapshot returns what was applied, nil if unknown, and the number of changes.
 func (t *Table) snapshot() (*content, uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -53,7 +53,7 @@ func (t *Table) snapshot() (*content, uint64) {
 	return &have, t.changes
 }
 
-// compare compares the kernel with a content. Maps of ports may be large, so changes do not wait for it.
+// compare compares the kernel with a content. It does not block changes, because maps of ports may be large.
 func (t *Table) compare(have content, pods []netip.Addr, elements []Expected) error {
 	present, err := t.present(have)
 	if err != nil {
@@ -89,8 +89,8 @@ func (t *Table) compare(have content, pods []netip.Addr, elements []Expected) er
 	return nil
 }
 
-// compareElement compares which sets have an element. Those that are not expected to have or to lack it are not looked at, and no
-// union with one of them. Nor are sets that no rule needs, since another policy accepts every peer.
+// compareElement checks which sets have an element. It ignores sets without an expectation and unions with one of these, and
+// sets that no rule needs because another policy accepts every peer.
 func (c content) compareElement(conn *netlink.Conn, e policy.Element, expected map[policy.SetID]bool) error {
 	for _, name := range sorted(c.sets, func(_ string, s set) bool { return len(s.ids) > 0 }) {
 		s := c.sets[name]
@@ -116,7 +116,7 @@ func (c content) compareElement(conn *netlink.Conn, e policy.Element, expected m
 	return nil
 }
 
-// compareMaps compares to which chains ports and the addresses of pods lead.
+// compareMaps compares the chains that ports and the addresses of pods lead to.
 func (c content) compareMaps(conn *nftables.Conn, pods []netip.Addr) error {
 	for _, name := range sorted(c.sets) {
 		s := c.sets[name]
@@ -159,7 +159,7 @@ func verdictChain(verdict []byte) string {
 	return ""
 }
 
-// hasElement tells whether a set of the table has an element.
+// hasElement reports whether a set of the table has an element.
 func hasElement(conn *netlink.Conn, set string, key []byte) (bool, error) {
 	nested := func(kind uint16, data []byte) []byte {
 		b, _ := netlink.MarshalAttributes([]netlink.Attribute{{Type: kind | unix.NLA_F_NESTED, Data: data}})

@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// compiler builds the contents of a table. It keeps what it compiled for the last one, so that a change of a pod does
-// not compile policies again. A policy's value never changes: one that changes has another pointer.
+// compiler builds the content of a table. It caches compiled policies, so that a change of a pod does not compile policies
+// again. Policies are immutable: a changed policy has another pointer.
 type compiler struct {
 	ids      uint64
 	base     base
@@ -22,13 +22,13 @@ type compiler struct {
 	pods     map[string]*judged // by the policies' IDs
 }
 
-// source is what is compiled: a policy for pods with or without egress tunnels.
+// source is the key of a compiled policy: the policy, for pods with or without egress tunnels.
 type source struct {
 	*policy.Policy
 	tunnels bool
 }
 
-// ways are those by which connections of such pods are judged.
+// ways returns the ways in which connections of such pods are judged.
 func (s source) ways() []way {
 	if s.tunnels {
 		return ways[:]
@@ -36,14 +36,14 @@ func (s source) ways() []way {
 	return ways[:2]
 }
 
-// compiled has the chains of a policy, if some pod needs them.
+// compiled contains the chains of a policy, if a pod needs them.
 type compiled struct {
 	*content
 	id uint64
 }
 
-// judged has the chains of pods with the same policies: by way the first one, and the one behind the Admin tier. jumps are the
-// policies that have chains of their own.
+// judged contains the chains of pods with the same policies: for each way the first chain, and the chain after the Admin tier.
+// jumps are the policies that have their own chains.
 type judged struct {
 	content
 	first, rest [len(ways)]string
@@ -60,7 +60,7 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 	}
 	if k.inside != nil {
 		if len(pods) != 1 {
-			return content{}, fmt.Errorf("%d pods, expected the one whose network namespace it is", len(pods))
+			return content{}, fmt.Errorf("%d pods, expected only the pod of this network namespace", len(pods))
 		}
 		by, err := next.judged(pods[0].Policies, next.base.tunnels, k)
 		if err != nil {
@@ -99,7 +99,7 @@ func (k *compiler) content(pods []Pod, b base) (content, error) {
 	return c, nil
 }
 
-// outgrew forgets what has unions with sets that have become too large.
+// outgrew drops cached content with unions whose sets have become too large.
 func (k *compiler) outgrew(sets map[policy.SetID]bool) {
 	ids := slices.Collect(maps.Keys(sets))
 	maps.DeleteFunc(k.pods, func(_ string, j *judged) bool { return j.inUnion(ids...) })
@@ -110,7 +110,7 @@ func (k *compiler) outgrew(sets map[policy.SetID]bool) {
 	}
 }
 
-// judged returns the chains of a pod with some policies.
+// judged returns the chains of pods with a list of policies.
 func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compiler) (by *judged, err error) {
 	var key []byte
 	for _, p := range policies {
@@ -147,7 +147,7 @@ func (k *compiler) judged(policies []*policy.Policy, tunnels bool, last *compile
 	return by, nil
 }
 
-// compile makes the chains of a policy, unless it has them.
+// compile compiles the chains of a policy unless they are cached.
 func (c *compiled) compile(from source, u *unions) error {
 	if c.content != nil {
 		return nil

@@ -37,10 +37,10 @@ type content struct {
 	chains   map[string]*chain
 	sets     map[string]set
 	counters map[string]Refused // without Packets
-	unions   *unions            // while it is compiled; nil: sets are not merged
-	aliases  map[string]string  // names of sets in the kernel, if they are others
-	// lists is what follows from the lists of policies that pods have, and not from the pods. While it is the same pointer, nothing in
-	// it has changed but elements of policies' sets.
+	unions   *unions            // during compilation; if nil, sets are not merged
+	aliases  map[string]string  // names of sets in the kernel, where they differ
+	// lists is the part that depends on the pods' lists of policies, but not on the pods. If the pointer is the same, only
+	// elements of policies' sets have changed.
 	lists *content
 }
 
@@ -48,14 +48,14 @@ func newContent(u *unions) content {
 	return content{chains: map[string]*chain{}, sets: map[string]set{}, counters: map[string]Refused{}, unions: u, aliases: map[string]string{}}
 }
 
-// add adds what another content has.
+// add adds another content.
 func (c *content) add(other content) {
 	maps.Copy(c.chains, other.chains)
 	maps.Copy(c.sets, other.sets)
 	maps.Copy(c.counters, other.counters)
 }
 
-// flat is a content with what its lists have.
+// flat returns a content that includes its lists.
 func (c content) flat() content {
 	if c.lists == nil {
 		return c
@@ -70,20 +70,20 @@ func (c content) flat() content {
 // chain is a chain that is identified by its text.
 type chain struct {
 	nft.Chain
-	text string // its rules as the kernel takes them
+	text string // its encoded rules
 }
 
-// set is a set or a verdict map. Of those that policies name the caller has the elements.
+// set is a set or a verdict map. The caller has the elements of sets that policies name.
 type set struct {
 	kind     nftables.Set   // without Table and Name
-	ids      []policy.SetID // whose elements it has, in order; several: in any of them
+	ids      []policy.SetID // the policy sets whose union it is, sorted
 	family   int
-	elements map[string]string // of others: key, and what a map leads to
+	elements map[string]string // of other sets: keys and, for a map, values
 	verdict  expr.VerdictKind  // of a map that leads to chains
 	fixed    bool              // its name is a hash of its elements
 }
 
-// has tells whether a set has the elements of a set that policies name.
+// has reports whether a set includes the elements of a set that policies name.
 func (s set) has(id policy.SetID) bool {
 	_, has := slices.BinarySearch(s.ids, id)
 	return has
@@ -98,13 +98,13 @@ const (
 	linkSet   = "links" // the interfaces that a pod's table is for
 )
 
-// families are both. eitherFamily has AF_UNSPEC for what may be of both.
+// families are IPv4 and IPv6. eitherFamily contains AF_UNSPEC, for matches of either family.
 var (
 	families     = [...]int{unix.AF_INET, unix.AF_INET6}
 	eitherFamily = [...]int{unix.AF_UNSPEC, unix.AF_INET, unix.AF_INET6}
 )
 
-// ofFamily matches a family; AF_UNSPEC: both.
+// ofFamily matches a family; AF_UNSPEC matches both.
 func ofFamily(family int) nft.Exprs {
 	if family == unix.AF_UNSPEC {
 		return nil
@@ -119,7 +119,7 @@ func familyName(name string, family int) string {
 	return name + "4"
 }
 
-// way is how connections are judged: by direction, and those that leave by an egress tunnel by the header inside.
+// way is a way in which connections are judged: by direction, or by the inner header if they leave through an egress tunnel.
 type way struct {
 	policy.Direction
 	tunnelled bool
@@ -132,7 +132,7 @@ var (
 	ways      = [...]way{ingress, egress, tunnelled}
 )
 
-// name names what belongs to a way.
+// name is part of the names of objects of a way.
 func (w way) name() string {
 	if w.tunnelled {
 		return "tunnelled"
@@ -140,25 +140,25 @@ func (w way) name() string {
 	return strings.ToLower(w.String())
 }
 
-// podMap leads from a pod's address to the ID of the chain of its policies, and passMap to that of those behind the Admin tier. When the kernel gets an element that leads to a chain, it looks at all that may follow, for all pods;
-// with IDs it need not for a pod that comes or goes.
+// podMap maps a pod's address to the ID of the chain of its policies, and passMap to the ID of the chain after the Admin tier. When an
+// element that leads to a chain is added, the kernel validates everything that may follow, for all pods. With IDs, it need not do so
+// when a pod is added or removed.
 func (w way) podMap() string  { return w.name() }
 func (w way) passMap() string { return "pass-" + w.name() }
 
-// chainMap is the map that leads from the IDs of podMap or passMap to chains. Each has its own: the kernel refuses chains that might lead to
-// themselves.
+// chainMap maps the IDs of podMap or passMap to chains. Each has its own map, because the kernel rejects possible loops of chains.
 func chainMap(of string) string { return "chains-" + of }
 
 // chainID is the ID of a chain whose name ends with a hash, as text of the length of idType.
 func chainID(chain string) string { return chain[len(chain)-int(idType.Bytes):] }
 
-// idType is that of chains' IDs: text, as people see it in nft(8).
+// idType is the type of chain IDs: text, so that nft(8) shows it.
 var idType = nftables.TypeIFName
 
-// refuse is the chain that refuses a packet, and the counter of those.
+// refuse is the name of the chain that rejects packets, and of its counter.
 func (w way) refuse() string { return "refuse-" + w.name() }
 
-// destination loads the destination of what is judged.
+// destination loads the destination address.
 func (w way) destination(family int) nft.Exprs {
 	if w.tunnelled {
 		return nft.InnerDestination(family)
@@ -166,7 +166,7 @@ func (w way) destination(family int) nft.Exprs {
 	return nft.Destination(family)
 }
 
-// own loads the address of the pod whose policies judge. peer loads the other one.
+// own loads the address of the pod whose policies apply. peer loads the other address.
 func (w way) own(family int) nft.Exprs {
 	if w.Direction == policy.Ingress {
 		return nft.Destination(family)
@@ -197,7 +197,7 @@ func (w way) portOf(family int, protocol byte) nft.Exprs {
 	return nft.PortOf(protocol)
 }
 
-// families are those for which ports are matched: each alone if that depends on the family.
+// families returns the families for which ports are matched: each separately if the match depends on the family.
 func (w way) families() []int {
 	if w.tunnelled {
 		return families[:]
@@ -220,8 +220,8 @@ func (w way) destinationAndPort(family int) nft.Exprs {
 	return nft.DestinationAndPort(family)
 }
 
-// addChains adds where lists of policies lead to the maps. A pod without an address does so too: an element that leads to a chain has the
-// kernel look at all that may follow, for which its ADD would wait.
+// addChains adds the chains of lists of policies to the maps, also for pods without an address: adding an element that leads to a
+// chain makes the kernel validate everything that may follow, and the pod's ADD would wait for that.
 func (c *content) addChains(by *judged) {
 	for i, w := range ways {
 		if first, rest := by.first[i], by.rest[i]; first != "" {
@@ -285,12 +285,12 @@ func (c *content) addSets() {
 	}
 }
 
-// addChain adds a chain unless it is there.
+// addChain adds a chain unless it exists.
 func (c *content) addChain(ch nft.Chain) error {
 	if _, there := c.chains[ch.Name]; there {
 		return nil
 	}
-	var comments []string // Present compares them too
+	var comments []string // part of the text, because Present compares them
 	for _, r := range ch.Rules {
 		comments = append(comments, r.Comment)
 	}
@@ -302,9 +302,8 @@ func (c *content) addChain(ch nft.Chain) error {
 	return nil
 }
 
-// addTiers adds the chain of some policies for a way, and returns its name, and that of the chain for
-// connections that the Admin tier passes. A name is empty if nothing is judged there. The chains of policies in jumps are
-// added by addPolicy.
+// addTiers adds the chain of a list of policies for a way, and returns its name and the name of the chain for connections that
+// the Admin tier passes. A name is empty if no policy applies there. addPolicy adds the chains of policies in jumps.
 func (c *judged) addTiers(w way, policies []*policy.Policy) (first, rest string, err error) {
 	var admin, namespaced, baseline []*policy.Policy
 	var isolating []policy.Ref
@@ -371,7 +370,7 @@ func policyChain(w way, p *policy.Policy) string {
 	return "policy-" + w.name() + "-" + hash([]*policy.Policy{p})
 }
 
-// hash identifies some policies by their names.
+// hash identifies a list of policies by their names.
 func hash(policies []*policy.Policy) string {
 	h := sha256.New()
 	for _, p := range policies {
@@ -380,10 +379,10 @@ func hash(policies []*policy.Policy) string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
-// comment shortens a text to what the kernel takes (NFT_USERDATA_MAXLEN is 256 bytes, of which nft(8) prints 128).
+// comment truncates a text to the length that the kernel accepts (NFT_USERDATA_MAXLEN is 256 bytes, of which nft(8) prints 128).
 func comment(text string) string { return text[:min(len(text), 120)] }
 
-// sorted are the keys of a map in order, or those of entries that are wanted.
+// sorted returns the sorted keys of a map, or those of wanted entries.
 func sorted[K cmp.Ordered, V any](m map[K]V, wanted ...func(K, V) bool) []K {
 	var keys []K
 	for k, v := range m {

@@ -15,15 +15,15 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// Refused counts packets that were refused. They are more than the connections, as TCP and others try again.
+// Refused counts rejected packets. There are more packets than connections, because TCP and other protocols retransmit.
 type Refused struct {
 	Direction policy.Direction
-	Policies  []policy.Ref // a rule of the one denies them, or none of those accepts them; empty: all of the direction
+	Policies  []policy.Ref // the policy with the rule that denies them, or those of which none accepts them; empty for the total of the direction
 	Packets   uint64
 }
 
-// Refused returns how many packets the table has refused since it was made, in all and by policies. Counters of policies
-// that no pod has any more are gone.
+// Refused returns the numbers of packets that the table has rejected since its creation, in total and by policies. It omits
+// policies that no pod has any more.
 func (t *Table) Refused() ([]Refused, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -54,43 +54,43 @@ func (t *Table) Refused() ([]Refused, error) {
 	return list, nil
 }
 
-// Denied is a packet that was refused: the first one of a connection, or one of a connection that a policy ended.
+// Denied is a rejected packet: the first one of a connection, or one of a connection that a policy ended.
 type Denied struct {
 	Direction policy.Direction
 	policy.Flow
 	SourcePort uint16 // 0 for protocols without ports
-	Tunnelled  bool   // in an egress tunnel: Flow is that of the packet inside
+	Tunnelled  bool   // in an egress tunnel; Flow is that of the inner packet
 }
 
-// LogGroup is the group of the kernel's log of packets (nfnetlink_log) for refused packets.
+// LogGroup is the group of the kernel's packet log (nfnetlink_log) for rejected packets.
 const LogGroup = 190
 
-// logRate is how many refused packets the kernel logs a second, of each way. logLength is how much of each, in bytes: headers, those
-// inside a tunnel, and extension headers.
+// logRate is the number of rejected packets per second that the kernel logs for each way. logLength is the logged length of each in
+// bytes, which includes headers, inner headers of tunnels, and extension headers.
 const (
 	logRate   = 100
 	logLength = 256
 )
 
-// logPrefix begins the prefix of what is logged. The way follows.
+// logPrefix is the beginning of the log prefix. The way follows.
 const logPrefix = Name + " "
 
 func prefixOf(w way) string { return logPrefix + w.name() }
 
-// Log receives refused packets from the kernel.
+// Log receives rejected packets from the kernel.
 type Log struct {
 	conn   *netlink.Conn
-	closed atomic.Bool // an error of conn says so in several ways
+	closed atomic.Bool // because conn reports this with different errors
 }
 
-// OpenLog begins to log refused packets, from the next Apply on. One process can do so at a time. It fails if the kernel lacks
-// nfnetlink_log.
+// OpenLog enables logging of rejected packets from the next Apply on. Only one process can do so at a time. It fails if the kernel
+// lacks nfnetlink_log.
 func (t *Table) OpenLog() (*Log, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(t.ns)})
 	if err != nil {
-		return nil, fmt.Errorf("open the log of refused packets: %w", err)
+		return nil, fmt.Errorf("open the log of rejected packets: %w", err)
 	}
-	_ = conn.SetOption(netlink.NoENOBUFS, true) // what is lost is counted
+	_ = conn.SetOption(netlink.NoENOBUFS, true) // lost packets are counted
 	for _, attribute := range []netlink.Attribute{
 		{Type: cfgCommand, Data: []byte{commandBind}},
 		{Type: cfgMode, Data: append(binary.BigEndian.AppendUint32(nil, logLength), copyPacket, 0)},
@@ -104,7 +104,7 @@ func (t *Table) OpenLog() (*Log, error) {
 		}
 		if err != nil {
 			_ = conn.Close()
-			return nil, fmt.Errorf("open the log of refused packets, group %d: %w", LogGroup, err)
+			return nil, fmt.Errorf("open the log of rejected packets, group %d: %w", LogGroup, err)
 		}
 	}
 	t.mu.Lock()
@@ -131,14 +131,14 @@ func (l *Log) Close() error {
 	return l.conn.Close()
 }
 
-// Receive waits for refused packets. It returns os.ErrClosed once the log is closed.
+// Receive waits for rejected packets. It returns os.ErrClosed once the log is closed.
 func (l *Log) Receive() ([]Denied, error) {
 	messages, err := l.conn.Receive()
 	if err != nil && l.closed.Load() {
 		return nil, os.ErrClosed
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the log of refused packets: %w", err)
+		return nil, fmt.Errorf("read the log of rejected packets: %w", err)
 	}
 	var list []Denied
 	for _, m := range messages {
@@ -177,7 +177,7 @@ func parse(data []byte) (d Denied, ok bool) {
 	return d, false
 }
 
-// read reads the headers of a packet, as far as they are there.
+// read reads the headers of a packet, which may be truncated.
 func (d *Denied) read(packet []byte) bool {
 	rest, ok := d.readIP(packet)
 	if ok && d.Tunnelled {

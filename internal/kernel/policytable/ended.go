@@ -18,14 +18,14 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// Connection is one that connection tracking knows, behind the translation of its destination: as the one that answers has it.
+// Connection is a connection in connection tracking, after the translation of its destination: as its destination sees it.
 type Connection struct {
 	policy.Flow
 	SourcePort uint16
 }
 
-// tracking lists and ends the connections of a network namespace. Its socket stays open, since closing one holds up changes of nftables: see
-// Table.connection.
+// tracking lists and ends the connections of a network namespace. Its socket stays open, because closing it delays changes of nftables:
+// see Table.connection.
 type tracking struct {
 	ns netns.NsHandle
 
@@ -34,7 +34,7 @@ type tracking struct {
 	closed bool // for good
 }
 
-// use calls do with the socket.
+// use calls do with the open socket.
 func (k *tracking) use(do func(h *netlink.Handle) error) (err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -49,7 +49,7 @@ func (k *tracking) use(do func(h *netlink.Handle) error) (err error) {
 		k.h = h
 	}
 	if err = do(k.h); err != nil {
-		k.reset() // with answers that were not read
+		k.reset() // drops unread answers
 	}
 	return err
 }
@@ -62,7 +62,7 @@ func (k *tracking) reset() {
 	}
 }
 
-// close closes the socket until it is used again; forGood: it cannot be.
+// close closes the socket until its next use or, with forGood, permanently.
 func (k *tracking) close(forGood bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -70,11 +70,11 @@ func (k *tracking) close(forGood bool) {
 	k.closed = k.closed || forGood
 }
 
-// Connections lists the connections that there are. It takes 10 ms and more, in which it holds up no change of the table.
+// Connections lists all connections. It takes 10 ms or more, and does not delay changes of the table.
 func (k *tracking) Connections() (list []Connection, err error) {
 	err = k.use(func(h *netlink.Handle) error {
 		flows, err := rtnl.Whole(func() ([]*netlink.ConntrackFlow, error) {
-			return h.ConntrackTableList(netlink.ConntrackTable, unix.AF_UNSPEC) // as long as for one family
+			return h.ConntrackTableList(netlink.ConntrackTable, unix.AF_UNSPEC) // takes as long as one family
 		})
 		if err != nil {
 			return fmt.Errorf("list connections: %w", err)
@@ -87,10 +87,10 @@ func (k *tracking) Connections() (list []Connection, err error) {
 	return list, err
 }
 
-// End ends those connections of a list that allowed rejects, and returns how many. It is called after policies have changed in the
-// kernel: connections that began before are not judged there again. Then their next packet is judged as a first one, and
-// answers are recognized for half an hour, those of UDP for three minutes, so that none begins a connection in the other direction. TCP is reset. Connections of
-// programs of the node itself go on.
+// End ends those connections of a list that allowed rejects, and returns their number. It is called after policies have changed in
+// the kernel, which does not judge existing connections again. Afterwards, their next packet is judged as a first one. Their replies
+// are recognized for half an hour (UDP: three minutes), so that none begins a connection in the other direction. TCP connections are
+// reset. Connections of programs of the node itself continue.
 func (t *Table) End(list []Connection, allowed func(policy.Flow) bool) (ended int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,7 +129,7 @@ func (t *Table) end(h *netlink.Handle, list []Connection, allowed func(policy.Fl
 	return ended, nil
 }
 
-// addresses are those of a network namespace.
+// addresses returns the addresses of a network namespace.
 func addresses(h *netlink.Handle) (map[netip.Addr]bool, error) {
 	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -153,14 +153,14 @@ func connectionOf(f *netlink.ConntrackFlow) Connection {
 	}
 }
 
-// refusals are connections that are to be ended.
+// refusals are the connections to end.
 type refusals map[Connection]bool
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (r refusals) MatchConntrackFlow(f *netlink.ConntrackFlow) bool { return r[connectionOf(f)] }
 
-// recognize brings the set of answers of ended connections up to date: those of refused come, and those of connections
-// that are allowed now go.
+// recognize updates the set of replies of ended connections: it adds those of refused, and removes those of connections that
+// are allowed now.
 func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow) bool) (err error) {
 	conn, err := t.connection()
 	if err != nil {
@@ -189,7 +189,7 @@ func (t *Table) recognize(family int, refused refusals, allowed func(policy.Flow
 	}
 	for c := range refused {
 		if c.Port == 0 && c.SourcePort == 0 {
-			continue // without ports: its next packet is judged as a new one
+			continue // without ports; its next packet is judged as a new connection
 		}
 		if key := c.reverse().encode(); !had[string(key)] {
 			e := nftables.SetElement{Key: key}
@@ -226,12 +226,12 @@ func endedType(family int) nftables.SetDatatype {
 	return nftables.MustConcatSetType(address, address, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeInetService)
 }
 
-// reverse is the connection as its answers have it.
+// reverse returns the connection as seen in its replies.
 func (c Connection) reverse() Connection {
 	return Connection{policy.Flow{Source: c.Destination, Destination: c.Source, Protocol: c.Protocol, Port: c.SourcePort}, c.Port}
 }
 
-// encode is a connection as a key of the set: each part begins a word of 32 bits.
+// encode returns a connection as a key of the set. Each part starts at a 32-bit word.
 func (c Connection) encode() []byte {
 	b := append(c.Source.AsSlice(), c.Destination.AsSlice()...)
 	b = append(b, c.Protocol, 0, 0, 0)

@@ -15,28 +15,28 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// inside is what a pod's table depends on besides policies. It is nil for the node's table.
+// inside is the input of a pod's table in addition to policies. It is nil for the node's table.
 type inside struct {
 	links []string
 	node  netns.NsHandle
-	addrs map[netip.Addr]bool // of the node, which always reaches its pods
+	addrs map[netip.Addr]bool // of the node, which can always reach its pods
 }
 
-// NewInside returns the table of a pod's network namespace, for interfaces whose packets do not pass the IP stack of the node:
-// its links are ports of a switch, or VLANs that were moved into the pod. Apply takes this pod only. A program in the pod with
-// CAP_NET_ADMIN can change the table, and one with CAP_NET_RAW can send frames that no chain sees.
+// NewInside returns the table of a pod's network namespace, for interfaces whose packets do not pass the node's IP stack: ports of
+// a switch, or VLANs that were moved into the pod. Apply accepts only this pod. A program in the pod with CAP_NET_ADMIN can change
+// the table, and one with CAP_NET_RAW can send frames that no chain sees.
 func NewInside(pod, node netns.NsHandle, links []string) *Table {
 	return newTable(pod, &inside{links: links, node: node})
 }
 
-// Inside is the table of a pod with what is open for it.
+// Inside is the table of a pod with its open log.
 type Inside struct {
 	*Table
-	Log *Log // nil: it cannot be opened
+	Log *Log // nil if it could not be opened
 }
 
-// OpenInside opens the table of a pod beside that of its node, t. id is that of the pod's network namespace; zero: not
-// checked. Errors: rtnl.ErrNoNetns.
+// OpenInside opens the table of a pod; t is the table of its node. id is the ID of the pod's network namespace, which is not
+// checked if zero. It returns rtnl.ErrNoNetns if there is no such namespace.
 func (t *Table) OpenInside(path string, id rtnl.NetnsID, links []string) (*Inside, error) {
 	node, err := rtnl.Identify(t.ns)
 	if err != nil {
@@ -47,7 +47,7 @@ func (t *Table) OpenInside(path string, id rtnl.NetnsID, links []string) (*Insid
 		return nil, err
 	}
 	i := &Inside{Table: NewInside(pod, t.ns, links)}
-	i.Log, _ = i.OpenLog() // a kernel without it says so for the node
+	i.Log, _ = i.OpenLog() // an error was already reported for the node
 	return i, nil
 }
 
@@ -84,7 +84,7 @@ func (i *inside) addTo(c *content) error {
 	links := set{kind: nftables.Set{KeyType: nftables.TypeIFName}, elements: map[string]string{}}
 	for _, name := range i.links {
 		if !rtnl.ValidName(name) {
-			return fmt.Errorf("%q is no name of an interface", name)
+			return fmt.Errorf("%q is not a valid interface name", name)
 		}
 		links.elements[string(nft.LinkName(name))] = ""
 	}
@@ -101,8 +101,8 @@ func (i *inside) addTo(c *content) error {
 	return nil
 }
 
-// notJudged tells which connections the table does not judge: those of the node's own programs; in a pod those of other
-// interfaces too.
+// notJudged returns addresses whose connections the table does not judge: those of the node's own programs and, in a pod, those of
+// other interfaces.
 func (i *inside) notJudged(h *netlink.Handle) (func(policy.Flow) bool, error) {
 	if i == nil {
 		own, err := addresses(h)

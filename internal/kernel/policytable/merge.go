@@ -17,20 +17,20 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// unions merges sets of addresses, so that one lookup finds what many would. A union repeats elements: an address that comes
-// is one element more in each, and a node needs memory for them. So large sets stay alone, and all unions together have a limit.
+// unions merges sets of addresses, so that one lookup replaces many. A union repeats elements: each address takes memory in each
+// union. Large sets are therefore not merged, and the total size of all unions is limited.
 type unions struct {
 	elements Elements
-	big      map[policy.SetID]bool // sets that were too large when a union was made, or are by now
+	big      map[policy.SetID]bool // sets that are too large for unions
 	sizes    map[policy.SetID]int  // during one Apply
-	weights  map[string]int        // of the unions that the table has, in elements
-	room     int                   // for further ones
+	weights  map[string]int        // number of elements of each union in the table
+	room     int                   // number of elements left for new unions
 }
 
 const (
-	mostMerged   = 1000           // elements of a set when it is merged
-	mostGrown    = 4 * mostMerged // a set with more is taken out of its unions
-	mostInUnions = 1 << 18        // elements of all unions, when they are made
+	mostMerged   = 1000           // maximum number of elements of a set when it is merged
+	mostGrown    = 4 * mostMerged // a set that has grown beyond this is removed from its unions
+	mostInUnions = 1 << 18        // maximum number of elements of all unions when they are created
 )
 
 func newUnions() *unions {
@@ -40,7 +40,7 @@ func newUnions() *unions {
 // begin begins an Apply.
 func (u *unions) begin(elements Elements) { u.elements, u.sizes = elements, map[policy.SetID]int{} }
 
-// prune forgets the unions and the large sets that the table does not have any more.
+// prune forgets unions and large sets that are no longer in the table.
 func (u *unions) prune(c content) {
 	u.room = mostInUnions
 	named := map[policy.SetID]bool{}
@@ -59,7 +59,7 @@ func (u *unions) prune(c content) {
 	})
 }
 
-// size is the number of a set's elements. ok is false if it is too large for a union.
+// size returns the number of a set's elements. ok is false if the set is too large for a union.
 func (u *unions) size(id policy.SetID) (n int, ok bool) {
 	if u.big[id] {
 		return 0, false
@@ -81,7 +81,7 @@ func count(elements Elements, id policy.SetID) (n int) {
 	return n
 }
 
-// split parts sets into those of a union, which has a name, and those that stay alone. nil merges nothing.
+// split divides sets into those of a union, with its name, and those that are not merged. A nil receiver merges nothing.
 func (u *unions) split(ids []policy.SetID) (name string, merged, alone []policy.SetID) {
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	if u == nil {
@@ -109,7 +109,7 @@ func (u *unions) split(ids []policy.SetID) (name string, merged, alone []policy.
 	return name, merged, alone
 }
 
-// outgrown returns which sets in unions have become too large, of those that changed.
+// outgrown returns those of the changed sets in unions that have become too large.
 func (u *unions) outgrown(in *content, elements Elements, changed policy.SetChanges) (list map[policy.SetID]bool) {
 	for id, change := range changed {
 		if len(change.Elements) == 0 || !in.lists.inUnion(id) || count(elements, id) <= mostGrown {
@@ -123,7 +123,7 @@ func (u *unions) outgrown(in *content, elements Elements, changed policy.SetChan
 	return list
 }
 
-// inUnion tells whether a union has a set.
+// inUnion reports whether a set is in a union.
 func (c *content) inUnion(ids ...policy.SetID) bool {
 	for _, s := range c.sets {
 		if len(s.ids) > 1 && slices.ContainsFunc(ids, s.has) {
@@ -133,18 +133,18 @@ func (c *content) inUnion(ids ...policy.SetID) bool {
 	return false
 }
 
-// What is merged, each pod with other policies has for itself. So policies with more rules, ports and peers than mostParts keep a chain that
-// all pods with them share, and so do those of a pod beyond the other limits, and those with named ports, which are seldom the same.
+// Merged rules exist once for each combination of policies. Policies with more rules, ports and peers than mostParts therefore keep a
+// chain that all of their pods share, as do policies of a pod beyond the other limits, and policies with named ports, which rarely match.
 const mostParts, mostPartsOfPod, mostAlone = 50, 1000, 10
 
-// cost is what rules cost if they are merged.
+// cost is the cost of merging rules.
 type cost struct {
 	parts    int // rules, ports and peers
 	alone    int // sets that are too large for a union
-	elements int // of unions, at most
+	elements int // maximum number of elements of unions
 }
 
-// of returns the cost of rules; ok is false if they are not to be merged.
+// of returns the cost of rules. ok is false if they must not be merged.
 func (u *unions) of(rules []policy.Rule) (c cost, ok bool) {
 	c.parts = len(rules)
 	for _, r := range rules {
@@ -163,13 +163,13 @@ func (u *unions) of(rules []policy.Rule) (c cost, ok bool) {
 	return c, c.parts <= mostParts
 }
 
-// portKey is what rules of several policies may have in common: all ports, or some of a protocol.
+// portKey identifies ports that rules of several policies may have in common: all ports, or a range of a protocol.
 type portKey struct {
 	policy.Ports
 	any bool
 }
 
-// peerSum is the peers of several rules.
+// peerSum collects the peers of several rules.
 type peerSum struct {
 	any    bool
 	ids    map[policy.SetID]bool
@@ -195,7 +195,7 @@ func (s *peerSum) rule() policy.Rule {
 	return policy.Rule{AnyPort: true, Peers: slices.Sorted(maps.Keys(s.ids)), Blocks: policy.Disjoint(slices.Collect(maps.Keys(s.blocks)))}
 }
 
-// accepted are ports with the same peers.
+// accepted is a group of ports with the same peers.
 type accepted struct {
 	peers  policy.Rule // for any port
 	any    bool
@@ -203,7 +203,7 @@ type accepted struct {
 	ranges []policy.Ports
 }
 
-// acceptedBy sums up what NetworkPolicies accept, in order. Whichever accepts a connection, it is accepted.
+// acceptedBy merges the rules of NetworkPolicies, in order. A connection is accepted if any of them accepts it.
 func acceptedBy(w way, policies []*policy.Policy) (list []*accepted) {
 	sums := map[portKey]*peerSum{}
 	for _, p := range policies {
@@ -250,8 +250,8 @@ func acceptedBy(w way, policies []*policy.Policy) (list []*accepted) {
 
 const acceptComment = "a NetworkPolicy accepts it"
 
-// addAccepts adds what NetworkPolicies accept, merged, so that a packet costs few lookups however many there are: ports lead by
-// a map to the chain of the peers that may reach them. It returns the rules for that, and the policies that are too large for it.
+// addAccepts adds the merged rules of NetworkPolicies, so that a packet takes few lookups regardless of their number: a map leads
+// from ports to the chain of the peers that may reach them. It returns these rules, and the policies that are too large to merge.
 func (c *content) addAccepts(w way, policies []*policy.Policy) (rules []nft.Rule, rest []*policy.Policy, err error) {
 	var small []*policy.Policy
 	room := cost{mostPartsOfPod, mostAlone, c.unions.room}
@@ -334,7 +334,7 @@ func (c *content) addPortMap(ports map[string]string) string {
 	return name
 }
 
-// portElement is a port as a key: each part begins a word of 32 bits.
+// portElement returns a port as a key. Each part starts at a 32-bit word.
 func portElement(p policy.Ports) []byte {
 	return []byte{p.Protocol, 0, 0, 0, byte(p.First >> 8), byte(p.First), 0, 0}
 }

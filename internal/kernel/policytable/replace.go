@@ -15,12 +15,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/nft"
 )
 
-// mostAtOnce is how many elements the kernel is told in one transaction. With more of them, sets that no rule names yet are filled before,
-// in transactions of this size: the kernel refuses messages of more than about 100 MB (EMSGSIZE).
+// mostAtOnce is the maximum number of elements in one transaction. With more elements, new sets are filled in advance in transactions of
+// this size, because the kernel rejects messages of more than about 100 MB (EMSGSIZE).
 const mostAtOnce = 1 << 18
 
-// stage fills the new sets that policies name, if they are too large for one transaction with the rest. They have names of their own in the
-// kernel, since a table that is replaced may have sets of the same names.
+// stage fills new sets that policies name in advance if they are too large for the main transaction. They get unique names in the kernel,
+// because the table to replace may have sets with the same names.
 func (t *Table) stage(tx *transaction, have, want content) error {
 	if want.lists == have.lists {
 		return nil
@@ -72,8 +72,8 @@ func (t *Table) stage(tx *transaction, have, want content) error {
 	return nil
 }
 
-// replaced returns what leads from what a set has to other elements. After a new connection to the operator, most sets have the same, which
-// would be too much for one transaction. Small ones are emptied.
+// replaced returns the difference between a set in the kernel and its desired elements. After a new connection to the operator, most
+// elements are unchanged, and rewriting all would be too much for one transaction. Small sets are emptied instead.
 func (tx transaction) replaced(handle *nftables.Set, want []nftables.SetElement) (come, gone []nftables.SetElement, err error) {
 	if len(want) <= mostMerged {
 		tx.conn.FlushSet(handle)
@@ -99,7 +99,7 @@ func (tx transaction) replaced(handle *nftables.Set, want []nftables.SetElement)
 	return come, gone, nil
 }
 
-// clear queues the removal of all that the table has in the kernel but for sets that were staged.
+// clear queues the removal of everything in the kernel's table except staged sets.
 func (tx transaction) clear() error {
 	if len(tx.staged) == 0 {
 		nft.Table{Family: tx.table.Family, Name: Name}.Remove(tx.conn)
@@ -144,7 +144,7 @@ func (tx transaction) clear() error {
 	return nil
 }
 
-// aliased is a rule's expression with the names that sets have in the kernel.
+// aliased returns a rule's expression with the kernel's names of sets.
 func (tx transaction) aliased(exprs nft.Exprs) nft.Exprs {
 	if len(tx.aliases) == 0 {
 		return exprs
@@ -160,10 +160,10 @@ func (tx transaction) aliased(exprs nft.Exprs) nft.Exprs {
 	return exprs
 }
 
-// answers are those of ended connections by family, and until when they are recognized.
+// answers are the replies of ended connections by family, with the time until which they are recognized.
 type answers map[int]map[string]time.Time
 
-// recall notes the answers that the kernel's table has: one that is replaced loses them.
+// recall reads the replies in the kernel's table, because replacing the table would lose them.
 func (a answers) recall(conn *nftables.Conn) error {
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}
 	there, err := nft.Table{Family: table.Family, Name: Name}.There(conn)
@@ -191,7 +191,7 @@ func (a answers) recall(conn *nftables.Conn) error {
 	return nil
 }
 
-// note remembers an answer of an ended connection.
+// note adds a reply of an ended connection.
 func (a answers) note(family int, key []byte, expires time.Duration) {
 	if a[family] == nil {
 		a[family] = map[string]time.Time{}
@@ -199,7 +199,7 @@ func (a answers) note(family int, key []byte, expires time.Duration) {
 	a[family][string(key)] = time.Now().Add(expires)
 }
 
-// restore queues the answers that were noted.
+// restore queues the replies that were read.
 func (a answers) restore(conn *nftables.Conn) error {
 	now := time.Now()
 	for family, known := range a {
@@ -225,8 +225,8 @@ func endedHandle(family int) *nftables.Set {
 	}
 }
 
-// isRefusal tells whether the kernel refused a transaction for what it asks. It has what it had before. With other errors, what it has may
-// not be what was applied last.
+// isRefusal reports whether the kernel rejected a transaction because of its content, and so kept its state. After other errors, the
+// kernel's state may differ from what was applied last.
 func isRefusal(err error) bool {
 	return slices.ContainsFunc([]error{unix.EMSGSIZE, unix.ENOMEM, unix.ENOSPC, unix.EMLINK, unix.E2BIG}, func(e error) bool { return errors.Is(err, e) })
 }

@@ -190,7 +190,7 @@ func TestLargeSetsAreFilledBefore(t *testing.T) {
 	must(t, table.Remove())
 }
 
-// A change that the kernel refuses for its size leaves the table known: the next one has both changes, and only these.
+// A change that the kernel rejects for its size leaves the table known: the next one has both changes, and only these.
 func TestRefusedChangesAreAddedToTheNextOne(t *testing.T) {
 	w := newWorld(t, nil)
 	pod, peer := pair("10.0.1.2", "fd00:1::2"), netip.MustParseAddr("10.0.9.9")

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// addPolicy adds the chain of a policy's rules for a way, and the sets that they name.
+// addPolicy adds the chain of a policy's rules for a way, and the sets in these rules.
 func (c *content) addPolicy(w way, p *policy.Policy) error {
 	if len(p.Rules[w.Direction]) == 0 {
 		return nil
@@ -46,9 +46,9 @@ func (c *content) addPolicy(w way, p *policy.Policy) error {
 	return c.addChain(nft.Regular(name, rules...))
 }
 
-// rulesOf returns the rules of nftables for one rule of a policy. The number of rules and what a packet costs grow with peers
-// plus ports: where a rule has more than one of both, a chain of peers leads to a chain of ports, whose end returns to the next
-// rule of the policy.
+// rulesOf returns the nftables rules for one rule of a policy. The number of rules, and the cost of a packet, grow with the sum of
+// peers and ports, not the product: if a rule has several of both, a chain of peers leads to a chain of ports, which returns to the
+// next rule of the policy.
 func (c *content) rulesOf(w way, p *policy.Policy, r *policy.Rule, index int, do nft.Exprs) ([]nft.Rule, error) {
 	text := fmt.Sprintf("%s rule %d %s", w.Direction, index, r.Action)
 	if r.Name != "" {
@@ -87,7 +87,7 @@ func (c *content) rulesOf(w way, p *policy.Policy, r *policy.Rule, index int, do
 	return rules, nil
 }
 
-// peersOf returns a match for each peer of a rule that is of a family; AF_UNSPEC: that may be of both.
+// peersOf returns a match for each peer of a rule in a family; AF_UNSPEC stands for peers of either family.
 func (c *content) peersOf(w way, r *policy.Rule, family int) (list []nft.Exprs) {
 	if r.AnyPeer {
 		switch both := len(r.Named) == 0 && !w.tunnelled || r.AnyPort; {
@@ -149,7 +149,7 @@ func disjoint(ports []policy.Ports) (list []policy.Ports) {
 	}) {
 		n := len(list) - 1
 		switch {
-		case p.First > p.Last: // none
+		case p.First > p.Last: // empty
 		case n >= 0 && list[n].Protocol == p.Protocol && int(p.First) <= int(list[n].Last)+1:
 			list[n].Last = max(list[n].Last, p.Last)
 		default:
@@ -183,7 +183,7 @@ func (c *content) addUnion(family int, union string, ids []policy.SetID) string 
 	return name
 }
 
-// key is an element of a policy's set as the kernel has it; ok is false if it is of the other family.
+// key returns the kernel's key of an element of a policy's set. ok is false if the element is of the other family.
 func (s set) key(e policy.Element) (key []byte, ok bool) {
 	if rtnl.FamilyOf(e.Addr) != s.family {
 		return nil, false
@@ -195,7 +195,7 @@ func (s set) key(e policy.Element) (key []byte, ok bool) {
 	return key, true
 }
 
-// addBlocks adds the set of some networks and returns its name.
+// addBlocks adds a set of networks and returns its name.
 func (c *content) addBlocks(family int, blocks []netip.Prefix) string {
 	h := sha256.New()
 	for _, b := range blocks {
@@ -212,7 +212,7 @@ func (c *content) addBlocks(family int, blocks []netip.Prefix) string {
 	return name
 }
 
-// addPorts adds the set of some ports of one protocol and returns its name.
+// addPorts adds a set of ports of one protocol and returns its name.
 func (c *content) addPorts(ports []policy.Ports) string {
 	s := set{kind: nftables.Set{KeyType: nftables.TypeInetService, Interval: true}, elements: map[string]string{}, fixed: true}
 	h := sha256.New()
@@ -225,7 +225,7 @@ func (c *content) addPorts(ports []policy.Ports) string {
 	return name
 }
 
-// differ are the elements that have to go and to come.
+// differ returns the elements to remove and to add.
 func (s set) differ(from set) (gone, come []nftables.SetElement) {
 	for _, key := range sorted(from.elements, func(key, before string) bool {
 		now, still := s.elements[key]
@@ -242,7 +242,7 @@ func (s set) differ(from set) (gone, come []nftables.SetElement) {
 	return gone, come
 }
 
-// element is an element as netlink takes it; networks and ranges of ports are two.
+// element returns an element in netlink's form. Networks and port ranges consist of two.
 func (s set) element(key string) []nftables.SetElement {
 	switch {
 	case s.kind.Interval && s.family == unix.AF_UNSPEC:

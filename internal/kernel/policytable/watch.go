@@ -21,14 +21,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/nft"
 )
 
-// Forget has the next Apply replace the whole table: other software may have changed it.
+// Forget makes the next Apply replace the whole table, because other software may have changed it.
 func (t *Table) Forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.have = nil
 }
 
-// There tells whether the kernel has a table of this name.
+// There reports whether the kernel has a table of this name.
 func (t *Table) There() (bool, error) {
 	conn, err := t.open()
 	if err != nil {
@@ -37,8 +37,8 @@ func (t *Table) There() (bool, error) {
 	return nft.Table{Family: nftables.TableFamilyINet, Name: Name}.There(conn)
 }
 
-// Watch sends what programs of other names than this one's change in the table, until ctx ends. Several changes in a row are one.
-// An empty text says that changes may have been missed. The channel is closed when it cannot go on.
+// Watch sends changes of the table by programs with another name until ctx ends. It merges consecutive changes. An empty text means
+// that changes may have been missed. The channel is closed when watching fails.
 func (t *Table) Watch(ctx context.Context) (<-chan string, error) {
 	name, err := os.ReadFile("/proc/self/comm")
 	if err != nil {
@@ -73,15 +73,15 @@ func (t *Table) Watch(ctx context.Context) (<-chan string, error) {
 	return w.changes, nil
 }
 
-// subscription is the socket of Watch. The kernel sends it no messages about changes by the table's own connection: there are some for each pod
-// that starts and one for each element of a set, and reading them takes time from what makes these changes.
+// subscription is the socket of Watch. It filters messages about changes by the table's own connection: there are several for each
+// starting pod and one for each set element, and reading them would slow down these changes.
 type subscription struct {
-	mu     sync.Mutex        // guards below; held while the socket is configured or closed
-	socket *nl.NetlinkSocket // nil: nobody watches
-	own    uint32            // port ID of the table's connection, which is in each message about its changes; 0: it has none
+	mu     sync.Mutex        // guards the fields below; held while the socket is configured or closed
+	socket *nl.NetlinkSocket // nil if nobody watches
+	own    uint32            // port ID of the table's connection, part of each message about its changes; 0 if there is none
 }
 
-// begin takes the socket of a Watch.
+// begin registers the socket of a Watch.
 func (s *subscription) begin(socket *nl.NetlinkSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *subscription) end(socket *nl.NetlinkSocket) {
 	socket.Close()
 }
 
-// ignore notes the port ID of the table's connection, before it changes anything; 0: the connection is about to be closed.
+// ignore sets the port ID of the table's connection before it changes anything, or 0 before the connection is closed.
 func (s *subscription) ignore(own uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,8 +107,8 @@ func (s *subscription) ignore(own uint32) {
 	s.filter()
 }
 
-// filter has the kernel send what is wanted, with mu held. If it cannot, it sends everything, and the program's name tells which changes
-// are its own.
+// filter installs the filter in the kernel, with mu held. Without the filter, the kernel sends all messages, and the program's name
+// identifies its own changes.
 func (s *subscription) filter() {
 	if s.socket == nil {
 		return
@@ -131,17 +131,17 @@ func (s *subscription) filter() {
 type watcher struct {
 	process string
 	changes chan string
-	pending string // in the transaction whose end was not read yet
+	pending string // change in the current transaction
 }
 
 func (w *watcher) tell(what string) {
 	select {
 	case w.changes <- what:
-	default: // an earlier one was not received yet
+	default: // an earlier change has not been received yet
 	}
 }
 
-// whatChanged are the messages about a table's content, in all of which the table's name is attribute 1.
+// whatChanged describes the messages about a table's content. The table's name is attribute 1 in all of them.
 var whatChanged = map[uint16]string{
 	unix.NFT_MSG_NEWTABLE: "the table was changed", unix.NFT_MSG_DELTABLE: "the table was removed",
 	unix.NFT_MSG_NEWCHAIN: "a chain was added", unix.NFT_MSG_DELCHAIN: "a chain was removed",
@@ -150,7 +150,7 @@ var whatChanged = map[uint16]string{
 	unix.NFT_MSG_NEWSETELEM: "elements of a set were added", unix.NFT_MSG_DELSETELEM: "elements of a set were removed",
 }
 
-// message reads one message. The kernel names the program at the end of a transaction only, so changes wait until then.
+// message processes one message. The kernel names the program only at the end of a transaction, so changes are kept until then.
 func (w *watcher) message(kind uint16, data []byte) {
 	if kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(data) < 4 {
 		return

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -214,10 +216,27 @@ func NeighbourOf(n netlink.Neigh) Neighbour {
 	return Neighbour{n.LinkIndex, AddrOf(n.IP), n.HardwareAddr.String()}
 }
 
-// HasNeighbour reports whether a namespace has a permanent neighbour entry.
-func HasNeighbour(h *netlink.Handle, desired *netlink.Neigh) (bool, error) {
-	list, err := PermanentNeighbours(h, desired.LinkIndex, desired.Family)
-	return slices.ContainsFunc(list, func(n netlink.Neigh) bool { return NeighbourOf(n) == NeighbourOf(*desired) }), err
+// HasNeighbour reports whether a namespace has a permanent neighbour entry. It asks for this entry: a list has the entries
+// of all links, as the kernel keeps one table for all namespaces.
+func HasNeighbour(ns netns.NsHandle, desired *netlink.Neigh) (bool, error) {
+	s, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
+	req.AddData(&netlink.Ndmsg{Family: uint8(desired.Family), Index: uint32(desired.LinkIndex)})
+	req.AddData(nl.NewRtAttr(netlink.NDA_DST, desired.IP))
+	replies, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	if errors.Is(err, unix.ENOENT) || err == nil && len(replies) == 0 {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	have, err := netlink.NeighDeserialize(replies[0])
+	return err == nil && have.State&netlink.NUD_PERMANENT != 0 && NeighbourOf(*have) == NeighbourOf(*desired), err
 }
 
 // PermanentNeighbours lists the permanent neighbour entries of a family on a link, or on all links (0).

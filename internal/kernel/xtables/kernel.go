@@ -2,6 +2,7 @@ package xtables
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -44,15 +45,13 @@ const (
 	counterSize = 16 // xt_counters
 )
 
-// attempts bounds how often a table that other software changes meanwhile is read again.
-const attempts = 10
-
 // Remove removes rules and chains from a table of iptables-legacy (ip6tables-legacy) of the calling thread's network
-// namespace, in one step, and returns what it removed. A table that the namespace does not have is left so.
+// namespace, in one step, and returns what it removed. It does not create tables that the namespace lacks.
 //
-// The kernel refuses the change if the number of entries has changed since they were read. Programs that change a
-// table otherwise in this moment, microseconds, are only kept from it by a lock in a file of the node's /run.
-func Remove(ipFamily int, name string, s Select) (removed []string, err error) {
+// Meanwhile it holds the lock of programs that change such tables. A program that takes no lock (iptables without -w does)
+// may lose a change that it makes in the same microseconds, unless it changes the number of entries: then the kernel refuses
+// the removal.
+func Remove(ctx context.Context, ipFamily int, name string, s Select) (removed []string, err error) {
 	f := families[ipFamily]
 	names, err := os.ReadFile(f.names)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,33 +68,56 @@ func Remove(ipFamily int, name string, s Select) (removed []string, err error) {
 		return nil, fmt.Errorf("open a raw socket for iptables-legacy: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	for range attempts {
-		if removed, err = f.remove(fd, name, s); !errors.Is(err, unix.EAGAIN) {
-			break
-		}
-	}
-	if err != nil {
+	if removed, err = f.remove(ctx, fd, name, s); err != nil {
 		return nil, fmt.Errorf("table %s of iptables-legacy: %w", name, err)
 	}
 	return removed, nil
 }
 
-func (f family) remove(fd int, name string, s Select) ([]string, error) {
+// attempts bounds how often a table that a program without the lock changes meanwhile is read again.
+const attempts = 10
+
+func (f family) remove(ctx context.Context, fd int, name string, s Select) (removed []string, err error) {
+	c, err := f.plan(fd, name, s)
+	if !errors.Is(err, unix.EAGAIN) && (err != nil || len(c.removed) == 0) { // the lock is not needed
+		return nil, err
+	}
+	release, err := lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	for range attempts {
+		if c, err = f.plan(fd, name, s); err == nil && len(c.removed) > 0 {
+			err = f.replace(fd, name, c.next, c.kept)
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.removed, nil
+}
+
+// change is a change of a table.
+type change struct {
+	next    table
+	kept    []bool // entries of the former table
+	removed []string
+}
+
+// plan reads a table, and returns the change that removes what is selected.
+func (f family) plan(fd int, name string, s Select) (c change, err error) {
 	old, number, err := f.read(fd, name)
 	if err != nil {
-		return nil, err
+		return c, err
 	}
-	next, kept, removed, err := old.without(s)
-	if err != nil {
-		return nil, err
+	if c.next, c.kept, c.removed, err = old.without(s); err == nil && len(c.kept) != number {
+		err = fmt.Errorf("read %d entries, expected %d", len(c.kept), number)
 	}
-	if len(kept) != number {
-		return nil, fmt.Errorf("read %d entries, expected %d", len(kept), number)
-	}
-	if len(removed) == 0 {
-		return nil, nil
-	}
-	return removed, f.replace(fd, name, next, kept)
+	return c, err
 }
 
 // read reads a table and the number of its entries.
@@ -125,7 +147,7 @@ func (f family) read(fd int, name string) (t table, number int, err error) {
 	return t, int(word(1 + 2*hooks)), nil
 }
 
-// get reads a socket option into b, whose beginning says what is asked for.
+// get reads a socket option into b, which begins with the request.
 func (f family) get(fd, option int, b []byte) error {
 	size := uint32(len(b))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(f.level), uintptr(option), uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)

@@ -2,6 +2,7 @@
 //
 //	xtables.go  what is removed: a function of the table's bytes
 //	kernel.go   tables of the calling thread's network namespace
+//	lock.go     the lock of programs that change tables
 //
 // The layouts are those of 64-bit Linux: struct ipt_entry and ip6t_entry (linux/netfilter_ipv4/ip_tables.h,
 // linux/netfilter_ipv6/ip6_tables.h), struct xt_entry_match and xt_entry_target (linux/netfilter/x_tables.h).
@@ -19,7 +20,7 @@ type Select struct {
 	Comment func(text string) bool // rules with a comment
 }
 
-// Chains that the kernel calls by itself, in the order of its hooks.
+// The built-in chains, in the order of the kernel's hooks.
 var builtin = [hooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
 const hooks = 5

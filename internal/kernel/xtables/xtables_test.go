@@ -2,6 +2,9 @@ package xtables
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
@@ -81,7 +84,7 @@ func TestRemove(t *testing.T) {
 			remove := func(table string) (removed []string) {
 				t.Helper()
 				if err := ns.Do(path, func() (err error) {
-					removed, err = Remove(family, table, mine)
+					removed, err = Remove(t.Context(), family, table, mine)
 					return err
 				}); err != nil {
 					t.Fatal(err)
@@ -99,6 +102,22 @@ func TestRemove(t *testing.T) {
 			want := []string{
 				"chain MINE-0", "chain MINE-1", "a rule of chain PREROUTING", "a rule of chain PREROUTING", "a rule of chain POSTROUTING", "a rule of chain KEEP",
 			}
+			release, err := lock(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := ns.Do(path, func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), 3*lockRetry)
+				defer cancel()
+				removed, err := Remove(ctx, family, "nat", mine)
+				if len(removed) > 0 || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another program holds the lock of iptables-legacy, /run/xtables.lock") {
+					return fmt.Errorf("removed %v while another program held the lock, error: %w", removed, err)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+			release()
 			got := remove("nat")
 			slices.Sort(got)
 			if slices.Sort(want); !slices.Equal(got, want) {

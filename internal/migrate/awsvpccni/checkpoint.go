@@ -80,15 +80,38 @@ func (f files) setAside() (changed bool, err error) {
 	if err != nil || unreadable != nil {
 		return false, errors.Join(err, unreadable)
 	}
+	if changed, err = f.take(); changed || err != nil {
+		return changed, err
+	}
 	if !aside {
-		err = f.stage(c)
-	} else if _, missing := os.Lstat(f.checkpoint()); missing == nil {
+		if err := f.stage(c); err != nil {
+			return false, err
+		}
+	}
+	fenced, err := foreign.Fence(f.run)
+	if err == nil && !fenced { // ipamd may have written its first one just now
+		_, err = f.take()
+	}
+	return fenced || !aside, err
+}
+
+// take moves ipamd's checkpoint aside, in place of an older one, and leaves the one that keeps ipamd from starting. Both
+// happen at once: whatever ipamd writes meanwhile is either moved or stays in place, from where the next call moves it.
+func (f files) take() (changed bool, err error) {
+	_, err = os.Lstat(f.checkpoint())
+	if errors.Is(err, fs.ErrNotExist) || f.fenced() {
 		return false, nil
 	}
-	if err != nil {
-		return false, err
+	if err == nil {
+		err = statefile.Replace(f.aside(), foreign.Moved, 0o644)
 	}
-	return true, statefile.Replace(f.checkpoint(), foreign.Moved, 0o644)
+	if err == nil {
+		err = statefile.Exchange(f.aside(), f.checkpoint())
+	}
+	if err != nil {
+		return false, fmt.Errorf("set ipamd's checkpoint aside: %w", err)
+	}
+	return true, nil
 }
 
 // stage writes the checkpoint that is set aside.
@@ -107,16 +130,38 @@ func (f files) stage(c foreign.Checkpoint) error {
 	return statefile.Replace(f.aside(), append(data, '\n'), 0o644)
 }
 
-// restore puts the checkpoint back, from which ipamd starts.
+// restore puts the checkpoint back, from which ipamd starts. One that ipamd has written in its place stays.
 func (f files) restore() (changed bool, err error) {
-	err = os.Rename(f.aside(), f.checkpoint())
-	if errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(f.aside()); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
+	}
+	if _, err = foreign.Fence(f.run); err == nil { // a reboot may have removed it
+		err = statefile.Exchange(f.aside(), f.checkpoint())
 	}
 	if err != nil {
 		return false, fmt.Errorf("restore ipamd's checkpoint: %w", err)
 	}
-	return true, nil
+	if !isMoved(f.aside()) {
+		return false, errors.Join(errors.New("ipamd has written its checkpoint meanwhile: stop it, and repeat the command"), statefile.Exchange(f.aside(), f.checkpoint()))
+	}
+	return true, f.dropMoved()
+}
+
+// dropMoved removes a file that only keeps ipamd from starting, from where a checkpoint is set aside.
+func (f files) dropMoved() error {
+	if !isMoved(f.aside()) {
+		return nil
+	}
+	if err := os.Remove(f.aside()); err != nil {
+		return fmt.Errorf("remove what is left of a rollback: %w", err)
+	}
+	return nil
+}
+
+// isMoved reports whether a file is the checkpoint with which ipamd refuses to start.
+func isMoved(path string) bool {
+	data, err := statefile.Read(path)
+	return err == nil && bytes.Equal(data, foreign.Moved)
 }
 
 // configuration is a CNI configuration.
@@ -189,15 +234,12 @@ func move(from, to string) (changed bool, err error) {
 }
 
 // fenced reports whether ipamd refuses to start.
-func (f files) fenced() bool {
-	data, err := statefile.Read(f.checkpoint())
-	return err == nil && bytes.Equal(data, foreign.Moved)
-}
+func (f files) fenced() bool { return isMoved(f.checkpoint()) }
 
 // unfence lets ipamd start on a node from which nothing has moved: berthd has started there once.
 func (f files) unfence() (changed bool, err error) {
-	if !f.fenced() {
-		return false, nil
+	if err := f.dropMoved(); err != nil || !f.fenced() {
+		return false, err
 	}
 	if err := os.Remove(f.checkpoint()); err != nil {
 		return false, fmt.Errorf("remove the checkpoint that keeps ipamd from starting: %w", err)

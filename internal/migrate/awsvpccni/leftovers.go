@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/xtables"
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/plugins"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
@@ -28,25 +30,65 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	if err := n.files.formerRuns(ctx); err != nil {
 		return p.Report, fmt.Errorf("%w: stop it first", err)
 	}
-	s, err := n.survey(ctx)
+	s, err := p.surveyFinished(ctx, n)
 	if err != nil {
 		return p.Report, err
 	}
-	p.Pods = s.plan().Pods
-	if left := migrate.Count(p.Pods, migrate.Adopt) + migrate.Count(p.Pods, migrate.Replace); left > 0 {
-		return p.Report, fmt.Errorf("%d pods are still the Amazon VPC CNI's: apply, or delete those that must be replaced, before you finish", left)
+	taken, err := n.files.take()
+	if err != nil {
+		return p.Report, err
 	}
+	if taken { // ipamd may have written it after the survey, and cannot write it any more
+		p.Changed = append(p.Changed, setCheckpointAside)
+		if s, err = p.surveyFinished(ctx, n); err != nil {
+			restored, failed := n.files.restore()
+			if restored {
+				p.Changed = append(p.Changed, putCheckpointBack)
+			}
+			return p.Report, errors.Join(err, failed)
+		}
+	}
+	legacy := func(survey) ([]string, error) { return removeLegacyFilters(ctx) }
 	var errs []error
-	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, removeVLANs, removeFilters, removeLegacyFilters, n.removeFiles} {
+	for _, step := range []func(survey) ([]string, error){n.removeRules, n.removeTables, removeVLANs, removeFilters, legacy, n.removeFiles} {
 		changed, err := step(s)
 		p.Changed = append(p.Changed, changed...)
 		errs = append(errs, err)
 	}
-	err = errors.Join(errs...)
+	removed, kept, err := plugins.Folders{Bin: n.o.Config.CNIBinDir, Conf: n.o.Config.CNIConfDir, Results: n.results()}.Remove(module, programs...)
+	p.Changed, p.Kept = append(p.Changed, removed...), kept
+	err = errors.Join(append(errs, err)...)
 	if err != nil {
 		p.Problems = append(p.Problems, err.Error())
 	}
 	return p.Report, err
+}
+
+// surveyFinished surveys the node, and returns an error while pods on it are the Amazon VPC CNI's.
+func (p *progress) surveyFinished(ctx context.Context, n *Node) (survey, error) {
+	s, err := n.survey(ctx)
+	if err != nil {
+		return s, err
+	}
+	p.Pods = s.plan().Pods
+	if left := migrate.Count(p.Pods, migrate.Adopt) + migrate.Count(p.Pods, migrate.Replace); left > 0 {
+		return s, fmt.Errorf("%d pods are still the Amazon VPC CNI's: apply, or delete those that must be replaced, before you finish", left)
+	}
+	return s, nil
+}
+
+// module is the Go module of the Amazon VPC CNI, and programs are what it installs beside the reference plugins, which other
+// configurations may use.
+const module = "github.com/aws/amazon-vpc-cni-k8s"
+
+var programs = []string{"aws-cni", "egress-cni", "aws-cni-support.sh"}
+
+// results returns the folder of libcni's results, if the container runtime uses them to end pods.
+func (n *Node) results() string {
+	if !plugins.EndsByResult(n.o.Config.CRISocket) {
+		return ""
+	}
+	return filepath.Join(n.o.CNICache, "results")
 }
 
 // removeRules removes the policy rules of the Amazon VPC CNI.
@@ -210,10 +252,10 @@ func isFormerComment(text string) bool {
 var filterTables = []string{"nat", "mangle", "filter"}
 
 // removeLegacyFilters removes chains and rules of the Amazon VPC CNI from iptables-legacy.
-func removeLegacyFilters(survey) (changed []string, err error) {
+func removeLegacyFilters(ctx context.Context) (changed []string, err error) {
 	for _, family := range families {
 		for _, table := range filterTables {
-			removed, err := xtables.Remove(family, table, xtables.Select{Chain: isFormerChain, Comment: isFormerComment})
+			removed, err := xtables.Remove(ctx, family, table, xtables.Select{Chain: isFormerChain, Comment: isFormerComment})
 			if err != nil {
 				return changed, err
 			}

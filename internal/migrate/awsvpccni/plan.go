@@ -18,7 +18,7 @@ type pod struct {
 	adopt adopt.Pod // of Adopt and Adopted
 }
 
-// pods decides what becomes of each pod: those of the checkpoint, those that Berth created, and those that the checkpoint
+// pods decides the fate of each pod: those of the checkpoint, those that Berth created, and those that the checkpoint
 // does not list, such as those with branches.
 func (s survey) pods() (list []pod) {
 	known := map[int]bool{}

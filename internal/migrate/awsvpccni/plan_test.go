@@ -1,6 +1,9 @@
 package awsvpccni
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -212,13 +215,76 @@ func TestFenceOutlastsFinish(t *testing.T) {
 	}
 	unfence(false) // ipamd's own
 	for i := range 2 {
+		taken, err := n.files.take()
+		check.OK(t, err)
+		check.Equal(t, taken, i == 0, "take, call %d", i+1)
 		changed, err := n.removeFiles(survey{})
 		check.OK(t, err)
-		check.Equal(t, len(changed), 3*(1-i), "removed files, call %d", i+1)
+		check.Equal(t, len(changed), 2*(1-i), "removed files, call %d", i+1)
 		check.Equal(t, n.files.fenced(), true, "fenced")
 	}
 	unfence(true)
 	unfence(false)
+}
+
+// surveyed is the metadata service of a node on which something happens when it is surveyed.
+type surveyed func() error
+
+func (s surveyed) Identity(context.Context) (cloud.Identity, error) {
+	return cloud.Identity{InstanceID: "i-1"}, s()
+}
+
+func (surveyed) AttachedENIs(context.Context) ([]cloud.AttachedENI, error) { return nil, nil }
+
+// checkpointed is a node with ipamd's checkpoint.
+func checkpointed(t *testing.T, happens func(n *Node, survey int) error) *Node {
+	surveys := 0
+	var n *Node
+	n, err := New(Options{NetnsDirs: []string{t.TempDir()}, Proc: t.TempDir(), CNICache: t.TempDir(), Metadata: surveyed(func() error {
+		surveys++
+		return happens(n, surveys)
+	})})
+	check.OK(t, err)
+	t.Cleanup(func() { check.OK(t, n.Close()) })
+	n.o.Config.StateDir = t.TempDir()
+	n.files = files{run: t.TempDir(), conf: t.TempDir()}
+	check.OK(t, os.WriteFile(n.files.checkpoint(), []byte(emptyCheckpoint), 0o644))
+	return n
+}
+
+const emptyCheckpoint = `{"version":"vpc-cni-ipam/1","allocations":[]}`
+
+// A refused finish leaves ipamd's checkpoint where it was, and reports it if that was changed meanwhile.
+func TestRefusedFinish(t *testing.T) {
+	for at, changed := range map[int][]string{1: nil, 2: {setCheckpointAside, putCheckpointBack}} {
+		refusal := errors.New("refused")
+		n := checkpointed(t, func(_ *Node, survey int) error {
+			if survey == at {
+				return refusal
+			}
+			return nil
+		})
+		r, err := n.Finish(t.Context())
+		if !errors.Is(err, refusal) || !slices.Equal(r.Changed, changed) {
+			t.Errorf("refused at survey %d: changed %q, %v, want %q and the refusal", at, r.Changed, err, changed)
+		}
+		data, err := os.ReadFile(n.files.checkpoint())
+		if _, aside := os.Lstat(n.files.aside()); err != nil || string(data) != emptyCheckpoint || aside == nil {
+			t.Errorf("refused at survey %d: checkpoint = %s, %v, set aside: %v", at, data, err, aside == nil)
+		}
+	}
+}
+
+// A rollback that sets a checkpoint aside looks at it, as ipamd may have written it after the survey.
+func TestRollbackSurveysAgain(t *testing.T) {
+	n := checkpointed(t, func(n *Node, _ int) error { return os.WriteFile(n.files.aside(), []byte("{"), 0o644) })
+	p := &progress{}
+	if err := n.rollback(t.Context(), survey{}, p); err == nil || !slices.Equal(p.Changed, []string{setCheckpointAside}) {
+		t.Errorf("rollback() = %v, changed %q, want an error about the checkpoint, which is aside", err, p.Changed)
+	}
+	if data, err := os.ReadFile(n.files.aside()); err != nil || string(data) != "{" {
+		t.Errorf("checkpoint aside = %s, %v, want it unchanged", data, err)
+	}
 }
 
 // Rules of the Amazon VPC CNI are told from those of others, which stay.
@@ -397,6 +463,62 @@ func TestCheckpointAsideIsOutdated(t *testing.T) {
 	data, err := os.ReadFile(f.checkpoint())
 	check.OK(t, err)
 	check.Equal(t, string(data), string(foreign.Moved), "checkpoint in place")
+}
+
+// ipamd writes checkpoints while its checkpoint is set aside and put back: the last one is never lost, and is not taken for
+// the one from which it shall start.
+func TestCheckpointsWrittenMeanwhile(t *testing.T) {
+	f := files{run: t.TempDir(), conf: t.TempDir()}
+	const most = 200
+	write := func(i int) { // as ipamd does
+		tmp := f.checkpoint() + ".tmp1"
+		check.OK(t, os.WriteFile(tmp, fmt.Appendf(nil, `{"version":"vpc-cni-ipam/1","allocations":[{"containerID":"%d","ipv4":"10.0.0.5"}]}`, i), 0o644))
+		check.OK(t, os.Rename(tmp, f.checkpoint()))
+	}
+	write(0)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range most {
+			write(i + 1)
+		}
+	}()
+	for ended := false; !ended; {
+		select {
+		case <-done:
+			ended = true
+		default:
+		}
+		if _, err := f.setAside(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, aside, unreadable, err := f.read()
+	if err != nil || unreadable != nil || !aside || len(c.Allocations) != 1 || c.Allocations[0].ContainerID != fmt.Sprint(most) {
+		t.Fatalf("read() = %+v, %v, %v, %v, want the last checkpoint, aside", c, aside, unreadable, err)
+	}
+	write(most + 1)
+	if changed, err := f.restore(); err == nil || changed {
+		t.Errorf("restore() = %v, %v, want an error: ipamd has written another one", changed, err)
+	}
+	if c, aside, _, err := f.read(); err != nil || aside || c.Allocations[0].ContainerID != fmt.Sprint(most+1) {
+		t.Errorf("read() after restore = %+v, %v, %v, want the last checkpoint in place", c, aside, err)
+	}
+}
+
+// A rollback that was killed right after it had put the checkpoint back leaves a file, which the next one removes.
+func TestKilledRollbackLeavesNothing(t *testing.T) {
+	f := files{run: t.TempDir(), conf: t.TempDir()}
+	check.OK(t, os.WriteFile(f.checkpoint(), []byte(`{"version":"vpc-cni-ipam/1","allocations":[]}`), 0o644))
+	check.OK(t, os.WriteFile(f.aside(), foreign.Moved, 0o644))
+	if _, aside, _, err := f.read(); aside || err != nil {
+		t.Errorf("read() = aside %v, %v", aside, err)
+	}
+	changed, err := f.unfence()
+	check.OK(t, err)
+	check.Equal(t, changed, false, "unfence")
+	left, _ := filepath.Glob(filepath.Join(f.run, "*"))
+	check.Equal(t, strings.Join(left, " "), f.checkpoint(), "files")
 }
 
 // An unreadable checkpoint is not set aside: its pods would be lost.

@@ -1,12 +1,13 @@
 // Package awsvpccni migrates one node from the Amazon VPC CNI, and back.
 //
 //	survey.go      what is on the node, as values
-//	plan.go        what becomes of each pod, and what is in the way: a function of the survey
+//	plan.go        each pod's fate and the obstacles: a function of the survey
 //	system.go      migrate.System: the steps, in an order that a kill cannot break
+//	verify.go      migrate.System.Verify: what is wrong with the node
 //	checkpoint.go  ipamd's checkpoint, aside while pods are Berth's
 //	links.go       links, rules and routes of the node
 //	leftovers.go   what the Amazon VPC CNI leaves on a node
-//	settings.go    settings of the aws-node DaemonSet as values of the chart
+//	chartvalues    settings of the aws-node DaemonSet as values of the chart
 package awsvpccni
 
 import (
@@ -19,6 +20,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/migrate/awsvpccni/chartvalues"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
@@ -35,7 +37,6 @@ const (
 	mainTable     = 254
 	branchTables  = 100 // plus the VLAN: table of a branch
 	lastVLAN      = 4094
-	networkName   = "aws-cni"
 	conflist      = "10-aws.conflist"
 	branchPrefix  = "vlan" // of links of pods with a branch, enforcing mode strict
 	linkHashLen   = 11
@@ -91,7 +92,7 @@ type saved struct {
 	checkpoint foreign.Checkpoint
 	aside      bool  // the checkpoint is set aside: an apply has begun
 	hidden     bool  // the CNI configuration is set aside
-	unreadable error // entries of the checkpoint that make no sense
+	unreadable error // invalid entries of the checkpoint
 	cards      bool  // there are checkpoints of other network cards
 }
 
@@ -189,7 +190,7 @@ func (n *Node) survey(ctx context.Context) (s survey, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, networkName), former.has("portmap")
+	s.network, s.formerName, s.hostPorts = n.o.Config.CNINetwork, cmp.Or(former.Name, chartvalues.NetworkName), former.has("portmap")
 	s.prefix, s.hidden = former.prefix(), n.files.hidden()
 	if s.links, s.trunks, err = n.links(); err != nil {
 		return s, err

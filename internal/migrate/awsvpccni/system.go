@@ -19,10 +19,8 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
-	"github.com/berthnet/berth/internal/migrate/reach"
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
@@ -132,6 +130,12 @@ func (n *Node) open(s survey) (*attachment.Store, error) {
 	return store, err
 }
 
+// What a step reports of ipamd's checkpoint.
+const (
+	setCheckpointAside = "set ipamd's checkpoint aside: ipamd refuses to start"
+	putCheckpointBack  = "put ipamd's checkpoint back: ipamd can start"
+)
+
 // progress collects what a step changed.
 type progress struct{ migrate.Report }
 
@@ -146,7 +150,7 @@ func (p *progress) did(changed bool, err error, what, point string) error {
 	return failpoint.Hit(point)
 }
 
-// exclusively runs a command on the surveyed node while neither daemon runs, and reports what becomes of each pod after it.
+// exclusively runs a command on the surveyed node while neither daemon runs, and reports each pod's fate afterwards.
 func (n *Node) exclusively(ctx context.Context, command string, run func(survey, *progress) error) (migrate.Report, error) {
 	p := &progress{migrate.Report{From: migrate.AmazonVPCCNI, Command: command}}
 	end, err := n.begin(ctx)
@@ -168,17 +172,34 @@ func (n *Node) exclusively(ctx context.Context, command string, run func(survey,
 // Apply implements migrate.System.
 func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	return n.exclusively(ctx, "apply", func(s survey, p *progress) error {
-		if blocked := s.plan().Blocked(); len(blocked) > 0 {
-			return fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
+		if err := s.blocked(); err != nil {
+			return err
 		}
 		return n.apply(ctx, s, p)
 	})
 }
 
+// blocked returns an error if the plan has an obstacle that blocks.
+func (s survey) blocked() error {
+	blocked := s.plan().Blocked()
+	if len(blocked) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s. %s", blocked[0].What, blocked[0].Remedy)
+}
+
 func (n *Node) apply(ctx context.Context, s survey, p *progress) error {
 	changed, err := n.files.setAside()
-	if err := p.did(changed, err, "set ipamd's checkpoint aside: ipamd refuses to start", "migrate.checkpoint.after"); err != nil {
+	if err := p.did(changed, err, setCheckpointAside, "migrate.checkpoint.after"); err != nil {
 		return err
+	}
+	if changed { // ipamd may have written it after the survey
+		if s, err = n.survey(ctx); err == nil {
+			err = s.blocked()
+		}
+		if err != nil {
+			return err
+		}
 	}
 	held, err := install.Hold(n.o.Config.CNIConfDir, n.o.Config.CNIConfName, install.Network{Name: n.o.Config.CNINetwork, Socket: n.o.Config.Socket})
 	if err := p.did(held, err, "wrote Berth's CNI configuration: new pods wait for berthd", "migrate.hold.after"); err != nil {
@@ -253,15 +274,14 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 			return err
 		}
 		if !begun {
-			unfenced, err := n.files.unfence()
-			if unfenced {
+			changed, err := n.files.unfence()
+			if changed {
 				p.Changed = append(p.Changed, "removed the checkpoint that keeps ipamd from starting")
 			}
 			return err
 		}
-		if left := s.unconvertible(); len(left) > 0 {
-			p.Problems = left
-			return errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
+		if err := p.convertible(s); err != nil {
+			return err
 		}
 		return n.rollback(ctx, s, p)
 	})
@@ -277,6 +297,14 @@ func (s survey) begun() (bool, error) {
 		return false, fmt.Errorf("neither ipamd's checkpoint nor %s is set aside, and %d pods are Berth's: the migration was finished, or never applied", conflist, len(s.records))
 	}
 	return false, nil
+}
+
+// convertible returns an error if pods have no form of the Amazon VPC CNI, and reports them as problems.
+func (p *progress) convertible(s survey) error {
+	if p.Problems = s.unconvertible(); len(p.Problems) > 0 {
+		return errors.New("pods that the Amazon VPC CNI cannot serve are left: delete them first")
+	}
+	return nil
 }
 
 // unconvertible describes pods for which the Amazon VPC CNI has no form.
@@ -304,7 +332,17 @@ func (s survey) unconvertible() (list []string) {
 
 func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
 	if !s.aside { // from here on ipamd cannot start
-		if _, err := n.files.setAside(); err != nil {
+		changed, err := n.files.setAside()
+		if changed { // ipamd may have written it after the survey
+			p.Changed = append(p.Changed, setCheckpointAside)
+			if err == nil {
+				s, err = n.survey(ctx)
+			}
+			if err == nil {
+				err = errors.Join(s.unreadable, p.convertible(s))
+			}
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -347,7 +385,7 @@ func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
 	}
 	changed, err = n.files.restore()
 	if changed {
-		p.Changed = append(p.Changed, "put ipamd's checkpoint back: ipamd can start")
+		p.Changed = append(p.Changed, putCheckpointBack)
 	}
 	return err
 }
@@ -396,84 +434,4 @@ func (s survey) staged() (c foreign.Checkpoint) {
 		c.Allocations = append(c.Allocations, a)
 	}
 	return c
-}
-
-// Verify implements migrate.System.
-func (n *Node) Verify(ctx context.Context) (migrate.Report, error) {
-	r, err := migrate.Lasting(func() (migrate.Report, error) {
-		r := migrate.Report{From: migrate.AmazonVPCCNI, Command: "verify"}
-		s, err := n.survey(ctx)
-		if err != nil {
-			return r, err
-		}
-		r.Pods = s.plan().Pods
-		r.Problems, err = verify(ctx, s, n.files.formerRuns(ctx), r.Pods)
-		return r, err
-	})
-	if err == nil && len(r.Problems) > 0 {
-		err = fmt.Errorf("%d problems", len(r.Problems))
-	}
-	return r, err
-}
-
-// verify returns what is wrong with the node. runs is the error of formerRuns; pods learn how they were reached.
-func verify(ctx context.Context, s survey, runs error, pods []migrate.Pod) (problems []string, err error) {
-	problems = append(s.both(runs), s.twice()...)
-	data, err := datapath.Open("")
-	if err != nil {
-		return problems, err
-	}
-	defer func() { err = errors.Join(err, data.Close()) }()
-	for _, r := range s.records {
-		if r.Lease.Empty() || r.State != attachment.Ready {
-			continue
-		}
-		if err := data.CheckPod(ctx, daemon.PodOf(r)); err != nil {
-			problems = append(problems, fmt.Sprintf("%s/%s: %v", r.Pod.Namespace, r.Pod.Name, err))
-		}
-	}
-	silent, err := reach.Pods(ctx, "", pods)
-	return append(problems, silent...), err
-}
-
-// both describes how ipamd could hand out addresses of Berth's pods. runs is the error of formerRuns.
-func (s survey) both(runs error) (list []string) {
-	if len(s.records) == 0 {
-		return nil
-	}
-	if runs != nil {
-		list = append(list, runs.Error()+", beside Berth's pods")
-	}
-	if !s.aside && s.checkpoint.Version != "" {
-		list = append(list, fmt.Sprintf("%s lets ipamd start, which would hand out addresses of Berth's pods: stop it and apply again", foreign.CheckpointName))
-	}
-	return list
-}
-
-// twice describes addresses with several owners, and rules that mislead packets of Berth's pods.
-func (s survey) twice() (list []string) {
-	for _, r := range s.records {
-		for _, a := range r.Lease.Addrs() {
-			for _, l := range s.links {
-				if slices.Contains(l.addresses, a) && l.name != r.HostLink {
-					list = append(list, fmt.Sprintf("%s of %s/%s is also behind link %s", a, r.Pod.Namespace, r.Pod.Name, l.name))
-				}
-			}
-			for _, rule := range s.rules {
-				if (rule.Priority == ruleToPod || rule.Priority == ruleFromPod) && rule.Address().Addr() == a {
-					list = append(list, fmt.Sprintf("%s of %s/%s has the former rule %d", a, r.Pod.Namespace, r.Pod.Name, rule.Priority))
-				}
-			}
-		}
-	}
-	for i, x := range s.links {
-		for _, y := range s.links[:i] {
-			for _, a := range x.addresses {
-				if !x.isBerths() && !y.isBerths() && slices.Contains(y.addresses, a) {
-					list = append(list, fmt.Sprintf("%s is behind links %s and %s", a, y.name, x.name))
-				}
-			}
-		}
-	}
-	return list
 }

@@ -9,7 +9,7 @@
 // them.
 //
 //	observe.go   what the node has of Coil
-//	plan.go      what becomes of each pod, and what is in the way (pure decisions)
+//	plan.go      each pod's fate and the obstacles (pure functions)
 //	node.go      the steps on a node
 //	leftovers.go tables and files that Coil leaves
 //	egress.go    clients of Coil's Egresses

@@ -230,7 +230,7 @@ func TestClientsOfRecordedEgresses(t *testing.T) {
 				e.seen("adopted", false)
 				e.announce()
 				e.with(func(n *coil.Node) {
-					if _, err := n.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "sends through Coil's gateways still") {
+					if _, err := n.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "still sends through Coil's gateways") {
 						t.Errorf("finish with clients of Coil: %v", err)
 					}
 				})

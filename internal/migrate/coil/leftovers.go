@@ -6,12 +6,15 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/plugins"
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
@@ -38,7 +41,7 @@ func (l *hostLinks) removeTables() (changed []string, err error) {
 
 // removeFiles removes Coil's files. A configuration in which Coil is chained stays, since it is another network's too.
 func (n *Node) removeFiles(s state) (changed []string, err error) {
-	files := []string{n.cfg.Plugin}
+	var files []string
 	if at, ok := n.cfg.CoilAddress.(*net.UnixAddr); ok {
 		files = append(files, at.Name)
 	}
@@ -56,6 +59,17 @@ func (n *Node) removeFiles(s state) (changed []string, err error) {
 		changed = append(changed, "removed "+f)
 	}
 	return changed, nil
+}
+
+// removePlugin removes Coil's plugin, unless something uses it.
+func (c Config) removePlugin(r *migrate.Report) error {
+	f := plugins.Folders{Bin: filepath.Dir(c.Plugin), Conf: c.ConfFolder}
+	if c.EndsByResult && len(c.ResultFolders) > 0 {
+		f.Results = c.ResultFolders[0]
+	}
+	removed, kept, err := f.Remove("github.com/cybozu-go/coil", filepath.Base(c.Plugin))
+	r.Changed, r.Kept = append(r.Changed, removed...), kept
+	return err
 }
 
 // removeUnreachable removes Berth's unreachable routes to the node's blocks. Its table is looked up before Coil's, so they

@@ -45,9 +45,8 @@ type Config struct {
 	ResultFolders []string // of libcni
 	ConfFolder    string   // of CNI configurations
 	Plugin        string   // Coil's binary
-
-	CoilAddress net.Addr // at which coild answers
-
+	EndsByResult  bool     // the container runtime ends pods with the configuration of their results
+	CoilAddress   net.Addr // at which coild answers
 	// Known are the pods of Coil v1 on this node, from a dump of its etcd; nil: Coil v2.
 	Known []etcd.Known
 }
@@ -91,7 +90,7 @@ func (n *Node) begin(ctx context.Context) (a *adopt.Adopter, end func(), err err
 		return nil, nil, err
 	}
 	if len(bad) > 0 {
-		return nil, nil, fmt.Errorf("the record %s is damaged: start berthd, which keeps its addresses back", bad[0].File)
+		return nil, nil, fmt.Errorf("the record %s is damaged: start berthd, which reserves its addresses", bad[0].File)
 	}
 	if a, err = adopt.New(store, n.kernel, n.cfg.Netns, time.Now, n.log); err != nil {
 		return nil, nil, err
@@ -246,16 +245,16 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, err
 	}
 	if s.daemon {
-		return migrate.Report{}, fmt.Errorf("%w: stop it first, or it takes the addresses of all pods for free", errCoildRuns)
+		return migrate.Report{}, fmt.Errorf("%w: stop it first, or it treats the addresses of all pods as free", errCoildRuns)
 	}
 	for _, p := range s.pods {
 		if f, why := p.fate(); !p.chained() && (f == migrate.Adopt || f == migrate.Replace) {
-			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s is Coil's still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
+			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s still belongs to Coil: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, reason(f, why))
 		}
 	}
 	for _, p := range s.pods {
 		if p.Egress.inForce {
-			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s sends through Coil's gateways still: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, p.egressRemedy())
+			return migrate.Report{}, fmt.Errorf("pod %s/%s of link %s still sends through Coil's gateways: %s", p.Pod.Namespace, p.Pod.Name, p.Link.Name, p.egressRemedy())
 		}
 	}
 	berth, err := n.announced(ctx)
@@ -267,6 +266,9 @@ func (n *Node) Finish(ctx context.Context) (migrate.Report, error) {
 	}
 	changed, err := n.finish(ctx, s)
 	r, failed := n.report(ctx, "finish", changed, nil)
+	if err == nil {
+		err = n.cfg.removePlugin(&r)
+	}
 	return r, errors.Join(err, failed)
 }
 
@@ -281,7 +283,7 @@ func (n *Node) announced(ctx context.Context) (list []netip.Prefix, err error) {
 	return list, err
 }
 
-// finish removes what is Coil's. The rule goes first: that it is gone says that a rollback is too late.
+// finish removes what Coil created. It removes the rule first: without the rule, a rollback is refused.
 func (n *Node) finish(ctx context.Context, s state) (changed []string, err error) {
 	for _, r := range s.rules {
 		if err := n.links.host.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
@@ -377,7 +379,7 @@ func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
 		return migrate.Report{}, err
 	}
 	if n.cfg.Known == nil && len(s.rules) == 0 {
-		return migrate.Report{}, fmt.Errorf("rule %d of table %d is gone, so finish has begun: Coil takes pods' addresses for free", foreign.CoilRulePriority, foreign.CoilPodTable)
+		return migrate.Report{}, fmt.Errorf("rule %d of table %d is gone, so finish has begun: Coil treats pods' addresses as free", foreign.CoilRulePriority, foreign.CoilPodTable)
 	}
 	records, err := n.records()
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/node/foreign"
 )
 
-// pod is an interface of a pod that Coil made.
+// pod is an interface of a pod that Coil created.
 type pod struct {
 	foreign.CoilPod
 	Pod      attachment.Pod
@@ -34,7 +34,7 @@ type pod struct {
 	Egress   egressUse
 }
 
-// state is what a node has of Coil.
+// state is Coil's state on a node.
 type state struct {
 	pods    []pod
 	records []attachment.Record // of attachments that Berth created, or whose link is gone
@@ -49,7 +49,7 @@ type state struct {
 // chained reports whether another network made the interface, and Coil added egress alone.
 func (p pod) chained() bool { return p.Pool == "" && p.Container != "" }
 
-// adopted reports whether Berth has the pod.
+// adopted reports whether Berth has a record of the pod.
 func (p pod) adopted() bool { return p.Recorded != nil }
 
 // observe reads the node. It changes nothing.
@@ -146,7 +146,7 @@ func (c Config) podsOf(links []netlink.Link, routes []foreign.Route, names map[s
 // linkOfV1 is the name of a pod's link on the node by Coil v1.
 var linkOfV1 = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
 
-// withUnknown adds the pods of Coil v1 that nothing names. They have routes in the main table, and no alias.
+// withUnknown adds pods of Coil v1 that are not in the dump. They have routes in the main table, but no alias.
 func withUnknown(list []pod, links []foreign.Link, routes []foreign.Route) []pod {
 	for _, l := range links {
 		if l.Alias != "" || !linkOfV1.MatchString(l.Name) || slices.ContainsFunc(list, func(p pod) bool { return p.Link.Name == l.Name }) {

@@ -34,7 +34,7 @@ func (s state) decide(from, network string) migrate.Plan {
 	p.Steps = []migrate.Step{
 		{Name: stepAdopt, Done: left == 0, What: fmt.Sprintf("adopt %d pods while they run; aliases, routes of Coil's tables and gateways stay, so that rollback can give the pods back", left)},
 		{Name: stepEgress, Done: inForce == 0, What: fmt.Sprintf("berthd, once it runs, gives %d clients tunnels to Berth's gateways; their TCP connections through Coil's gateways are reset then, since their NAT state is there, and all other connections go on; Coil's tunnels stay, unused, so that rollback can restore them", clients)},
-		{Name: stepFinish, Done: s.finished(), Final: true, What: "remove Coil's rule, and then the alias, the routes and the gateway of each pod: from the first of them on, Coil takes the addresses for free"},
+		{Name: stepFinish, Done: s.finished(), Final: true, What: "remove Coil's rule, and then the alias, the routes and the gateway of each pod: from the first of them on, Coil treats the addresses as free"},
 	}
 	if clients == 0 {
 		p.Steps = slices.DeleteFunc(p.Steps, func(step migrate.Step) bool { return step.Name == stepEgress })
@@ -43,11 +43,11 @@ func (s state) decide(from, network string) migrate.Plan {
 	return p.Complete()
 }
 
-// fates returns what becomes of each pod.
+// fates returns the fate of each pod.
 func (s state) fates() (list []migrate.Pod) {
 	for _, p := range s.pods {
 		if p.chained() {
-			continue // it keeps the interface that another network made
+			continue // it keeps the interface that another CNI plugin created
 		}
 		m := migrate.Pod{
 			Namespace: p.Pod.Namespace, Name: p.Pod.Name, ContainerID: p.Container, Interface: p.IfName,
@@ -71,7 +71,7 @@ func (s state) fates() (list []migrate.Pod) {
 	return list
 }
 
-// fate returns what becomes of a pod, and why if it must be replaced.
+// fate returns the fate of a pod, and the reason if it must be replaced.
 func (p pod) fate() (migrate.Fate, string) {
 	switch {
 	case p.adopted():
@@ -79,9 +79,9 @@ func (p pod) fate() (migrate.Fate, string) {
 	case p.Link.Index == 0:
 		return migrate.Gone, ""
 	case p.Container == "":
-		return migrate.Replace, "neither Coil nor the container runtime tells the ID of its container"
+		return migrate.Replace, "neither Coil nor the container runtime knows the ID of its container"
 	case p.Egress.client && p.Pod.Name == "":
-		return migrate.Replace, "it uses an Egress of Coil, and the container runtime does not tell its name, by which berthd finds its Egress"
+		return migrate.Replace, "it uses an Egress of Coil, and its name, by which berthd finds its Egress, is not known to the container runtime"
 	case len(p.Addrs) == 0:
 		return migrate.Replace, "no route of Coil leads to it, so its address is unknown"
 	case !oneOfEach(p.Addrs):
@@ -117,7 +117,7 @@ func (s state) finished() bool {
 	return !left && clients == 0 && len(s.rules) == 0 && len(s.exports) == 0 && s.conf == ""
 }
 
-// obstacles returns what is in the way of Apply.
+// obstacles returns the obstacles to Apply.
 func (s state) obstacles(network string) (list []migrate.Obstacle) {
 	if s.daemon {
 		list = append(list, migrate.Obstacle{
@@ -127,7 +127,7 @@ func (s state) obstacles(network string) (list []migrate.Obstacle) {
 	}
 	if s.network != "" && s.network != network && !s.chained {
 		list = append(list, migrate.Obstacle{
-			What:   fmt.Sprintf("the CNI configuration names the network %s, and Berth's is to be %s: the DEL of an adopted pod would not find it", s.network, network),
+			What:   fmt.Sprintf("the CNI configuration names the network %s, and Berth's is %s: the DEL of an adopted pod would not find it", s.network, network),
 			Remedy: fmt.Sprintf("set --cni-network=%s (cni.network of the chart) for berthd and for this command", s.network), Blocks: true,
 		})
 	}
@@ -162,7 +162,7 @@ func (s state) obstacles(network string) (list []migrate.Obstacle) {
 	if n := len(s.pods); n > 0 && s.unnamed() > 0 {
 		list = append(list, migrate.Obstacle{
 			What:   fmt.Sprintf("the names of %d of %d pods are unknown: the container runtime keeps no results below /var/lib/cni", s.unnamed(), n),
-			Remedy: "they are adopted all the same; berthctl lists them without their names",
+			Remedy: "they are adopted anyway; berthctl lists them without their names",
 		})
 	}
 	return list

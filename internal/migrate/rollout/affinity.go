@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// affinity is a pod's affinity as JSON. Fields that are not named here are kept.
+// affinity is a pod's affinity as JSON. Other fields are kept.
 type affinity map[string]json.RawMessage
 
 // term is a term of a required node affinity. A node must match one of the terms.
@@ -27,10 +27,10 @@ const (
 	ofTerms  = "nodeSelectorTerms"
 )
 
-// away is the requirement that keeps pods from labelled nodes.
+// away is the requirement that keeps pods away from labelled nodes.
 var away = requirement{Label, "NotIn", []string{Moving, Serving}}
 
-// parse returns an affinity, its node affinity, the required part of that, and the terms. Empty text has none.
+// parse returns an affinity, its node affinity, the required part of that, and its terms. An empty text has no terms.
 func parse(text json.RawMessage) (whole, node, must affinity, terms []term, err error) {
 	whole, node, must = affinity{}, affinity{}, affinity{}
 	into := func(of affinity, key string, v any) {
@@ -48,7 +48,7 @@ func parse(text json.RawMessage) (whole, node, must affinity, terms []term, err 
 	return whole, node, must, terms, nil
 }
 
-// Away returns an affinity with the further requirement that pods keep away from labelled nodes. Nothing else changes.
+// Away returns an affinity with the additional requirement that keeps pods away from labelled nodes.
 func Away(text json.RawMessage) (json.RawMessage, error) {
 	whole, node, must, terms, err := parse(text)
 	if err != nil {

@@ -23,36 +23,36 @@ const (
 	Cordon       Kind = "cordon"        //
 	Uncordon     Kind = "uncordon"      //
 	Evict        Kind = "evict"         // evict Pod
-	Fence        Kind = "fence"         // make the controllers of the leaving system forget the node; Value is the direction
+	Fence        Kind = "fence"         // make the leaving system's controllers ignore the node; Value is the direction
 	Untaint      Kind = "untaint"       // remove the taint of the former system
 	StartTool    Kind = "start tool"    // run the node tool with the verb Value
 	DiscardTool  Kind = "discard tool"  // delete the node tool's pod
 )
 
-// Action is something to do.
+// Action is a change to make.
 type Action struct {
 	Kind   Kind
 	Node   string // empty for the whole cluster
 	Value  string
 	Pod    Pod
 	Record Record // for Write
-	What   string // for people; empty for what they need not know
+	What   string // description for the user; empty if it is not shown
 }
 
-// Wait is something that others must do.
+// Wait describes something to wait for.
 type Wait struct{ Node, What string }
 
-// Decision is what follows from a State.
+// Decision contains the next actions for a State.
 type Decision struct {
 	Actions []Action
 	Waits   []Wait
-	Failed  map[string]string // nodes that cannot go on, and why
-	Skipped map[string]string // nodes that cannot be begun, and why
+	Failed  map[string]string // nodes that cannot continue, with the reason
+	Skipped map[string]string // nodes that cannot be started, with the reason
 	Refused string            // why nothing is done at all
-	Done    bool              // nothing is left to do, but for nodes that failed
+	Done    bool              // nothing is left to do, except for failed nodes
 }
 
-// Next returns what to do next. Actions are to be done in their order; the first error ends the round.
+// Next returns the next actions. They must be performed in order, and the first error ends the round.
 func Next(s State, from string, o Options) Decision {
 	if why := refuse(&s, from, &o); why != "" {
 		return Decision{Refused: why}
@@ -78,7 +78,7 @@ func Next(s State, from string, o Options) Decision {
 	return d
 }
 
-// nodes adds what to do for nodes, those under way first, and reports whether something is left to do for one.
+// nodes adds actions for nodes, starting with those in progress, and reports whether any work is left.
 func (o *Options) nodes(d *Decision, nodes []Node) (left bool) {
 	moving := 0
 	for i := range nodes {
@@ -91,7 +91,7 @@ func (o *Options) nodes(d *Decision, nodes []Node) (left bool) {
 	for i := range nodes {
 		n := &nodes[i]
 		under := o.concerns(n) && o.begun(n)
-		if !under && n.Tool != nil { // its result was taken, or nobody waits for it
+		if !under && n.Tool != nil { // its result was processed, or is not needed
 			d.Actions = append(d.Actions, Action{Kind: DiscardTool, Node: n.Name})
 		}
 		if under || !o.concerns(n) {
@@ -118,7 +118,7 @@ func (o *Options) concerns(n *Node) bool {
 	return o.Direction == Apply || n.Record.Direction != "" || n.Label != ""
 }
 
-// begun reports whether the node is under way in the direction of the run.
+// begun reports whether the node is in progress in the direction of the run.
 func (o *Options) begun(n *Node) bool {
 	return n.Record.Direction == o.Direction || o.Direction == Finish && n.Record.Direction == Apply
 }
@@ -140,13 +140,13 @@ func refuse(s *State, from string, o *Options) string {
 func refuseSystems(s *State, from string, o *Options) string {
 	switch {
 	case s.From != "" && s.From != from:
-		return fmt.Sprintf("a migration from %s is under way: roll it back or finish it first", s.From)
+		return fmt.Sprintf("a migration from %s is in progress: roll it back or finish it first", s.From)
 	case !s.Berthd.Exists:
 		return fmt.Sprintf("DaemonSet %s does not exist: install Berth with the chart value migration.from=%s", s.Berthd.Name, from)
 	case !s.Former.Exists && s.From == "" && o.Direction != Rollback:
-		return fmt.Sprintf("DaemonSet %s does not exist: nothing is to be moved from %s, or its DaemonSet has another name (--daemonset)", s.Former.Name, from)
+		return fmt.Sprintf("DaemonSet %s does not exist: there is nothing to migrate from %s, or its DaemonSet has another name (--daemonset)", s.Former.Name, from)
 	case !s.Former.Exists && s.From != "" && o.Direction != Finish:
-		return fmt.Sprintf("DaemonSet %s does not exist any more: install it as it was, or end the migration with apply --finish", s.Former.Name)
+		return fmt.Sprintf("DaemonSet %s no longer exists: install it as it was, or end the migration with apply --finish", s.Former.Name)
 	case !s.Berthd.Confined && s.Former.Exists:
 		return fmt.Sprintf("DaemonSet %s would run on nodes that %s serves: set the chart value migration.from=%s", s.Berthd.Name, s.Former.Name, from)
 	}
@@ -162,11 +162,11 @@ func refuseNodes(s *State, from string, o *Options) string {
 	case o.Direction == Finish && s.From == "":
 		return "no migration was begun"
 	case o.Direction == Rollback && finished >= 0:
-		return fmt.Sprintf("what %s left on node %s was removed by apply --finish: the migration cannot be undone", from, s.Nodes[finished].Name)
+		return fmt.Sprintf("apply --finish has removed the state of %s from node %s: the migration cannot be undone", from, s.Nodes[finished].Name)
 	case o.Direction == Finish && unmoved >= 0:
 		return fmt.Sprintf("node %s is not moved and verified: run apply first", s.Nodes[unmoved].Name)
 	case o.Direction == Rollback && s.From == "" && labelled >= 0:
-		return fmt.Sprintf("node %s has the label %s, but no migration is recorded, so that nothing says what to roll back to", s.Nodes[labelled].Name, Label)
+		return fmt.Sprintf("node %s has the label %s, but no migration is recorded that could be rolled back", s.Nodes[labelled].Name, Label)
 	}
 	return ""
 }
@@ -184,7 +184,7 @@ func (o *Options) prepare(s *State) *Action {
 	return nil
 }
 
-// last returns what is done once every node is at its end, or nil.
+// last returns the next action after all nodes are done, or nil.
 func (o *Options) last(s *State) *Action {
 	rest := func(d Direction) bool {
 		return slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.involved() && !n.done(d) })
@@ -201,7 +201,7 @@ func (o *Options) last(s *State) *Action {
 	}
 }
 
-// unfit returns why a node cannot be begun, or "".
+// unfit returns why a node cannot be started, or "".
 func (o *Options) unfit(n *Node) string {
 	foreign := n.Record.Direction == "" && n.Label != "" // somebody else set the label, such as the node's kubelet
 	switch {
@@ -215,15 +215,15 @@ func (o *Options) unfit(n *Node) string {
 	return ""
 }
 
-const bothRun = "the daemons of both systems run: both would hand out addresses"
+const bothRun = "the daemons of both systems run, and both would assign addresses"
 
 // begin returns the first action for a node.
 func (o *Options) begin(n *Node) Action {
 	r := Record{Direction: o.Direction, Surveyed: !o.runs(Survey), Cordoned: n.Record.Cordoned}
 	switch {
 	case o.Direction == Rollback:
-		r.Surveyed, r.Applied = true, n.Label == "" // nothing was moved yet
-	case n.Record.Direction == "" && n.Label != "": // it registered with the label, or its kubelet set it: the node tool tells whether all is well
+		r.Surveyed, r.Applied = true, n.Label == "" // nothing has been moved yet
+	case n.Record.Direction == "" && n.Label != "": // it registered with the label, or its kubelet has set it: the node tool verifies it
 		r.Surveyed, r.Applied = true, true
 	}
 	return write(n, r, "begun")
@@ -233,8 +233,8 @@ func write(n *Node, r Record, what string) Action {
 	return Action{Kind: Write, Node: n.Name, Record: r, What: what}
 }
 
-// replaced returns the UIDs of the pods of a report that the arriving system cannot serve, and that are on the node
-// according to the API server: the report is the word of the node, and must not have pods of other nodes evicted.
+// replaced returns the UIDs of pods that the arriving system cannot serve according to a report, and that are on the node
+// according to the API server: a node's report must not cause evictions of pods of other nodes.
 func replaced(n *Node, pods []migrate.Pod) (uids []string) {
 	for _, p := range pods {
 		i := slices.IndexFunc(n.Pods, func(of Pod) bool { return of.Namespace == p.Namespace && of.Name == p.Name })

@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/migrate"
 )
 
-// node adds the next action of a node that is under way, or what it waits for.
+// node adds the next action, or wait, of a node in progress.
 func (o *Options) node(d *Decision, n *Node) {
 	if o.Failed[n.Name] != "" {
 		return
@@ -43,7 +43,7 @@ func (o *Options) node(d *Decision, n *Node) {
 	}
 }
 
-// settle adds the next action of a node that the arriving system serves, or what it waits for.
+// settle adds the next action, or wait, of a node that the arriving system serves.
 func (o *Options) settle(d *Decision, n *Node) {
 	r := &n.Record
 	switch {
@@ -65,7 +65,7 @@ func (o *Options) settle(d *Decision, n *Node) {
 	}
 }
 
-// switchOff takes the node from the leaving system, and reports whether neither system runs on it.
+// switchOff stops the leaving system on the node, and reports whether neither system runs on it.
 func (o *Options) switchOff(d *Decision, n *Node, leaving, arriving Daemon) bool {
 	r, leaves, controlled := &n.Record, "the former daemon", n.FormerControls
 	if o.Direction == Rollback {
@@ -83,9 +83,9 @@ func (o *Options) switchOff(d *Decision, n *Node, leaving, arriving Daemon) bool
 		d.wait(n, leaves+" to end")
 	case arriving != Absent: // it ran before the label was set
 		d.wait(n, "both daemons to end")
-	case !o.InPlace && o.evict(d, n, func(Pod) bool { return true }): // pods that come again on the node get no address now
+	case !o.InPlace && o.evict(d, n, func(Pod) bool { return true }): // recreated pods get no address on the node now
 	case controlled:
-		d.Actions = append(d.Actions, Action{Kind: Fence, Node: n.Name, Value: string(o.Direction), What: "the operator of the system that leaves no longer manages it"})
+		d.Actions = append(d.Actions, Action{Kind: Fence, Node: n.Name, Value: string(o.Direction), What: "the leaving system's operator no longer manages it"})
 	default:
 		return true
 	}
@@ -125,7 +125,7 @@ func (o *Options) unmanaged(pods []Pod) string {
 	return fmt.Sprintf("pod %s/%s must be replaced, and no controller would create it again: delete it, or use --evict-unmanaged", pods[i].Namespace, pods[i].Name)
 }
 
-// Obstacles returns what keeps a node from being moved, as far as it is known without the node tool.
+// Obstacles returns the obstacles to moving a node that are known without the node tool.
 func (o *Options) Obstacles(n *Node) (all []string) {
 	if n.Record.Direction != "" {
 		return nil
@@ -139,14 +139,14 @@ func (o *Options) Obstacles(n *Node) (all []string) {
 	return all
 }
 
-// tool runs the node tool, and takes its result.
+// tool runs the node tool, and processes its result.
 func (o *Options) tool(d *Decision, n *Node, verb string) {
 	t := n.Tool
 	switch {
 	case t == nil:
 		d.Actions = append(d.Actions, Action{Kind: StartTool, Node: n.Name, Value: verb})
 		return
-	case t.Verb != verb: // of an earlier step, whose result was taken
+	case t.Verb != verb: // of an earlier step, whose result was processed
 		d.Actions = append(d.Actions, Action{Kind: DiscardTool, Node: n.Name})
 		return
 	case t.Running:
@@ -168,7 +168,10 @@ func (o *Options) tool(d *Decision, n *Node, verb string) {
 			what = "moved and verified"
 		case string(Finish):
 			r.Finished = true
-			what = "nothing of the former system is left"
+			what = "the former system's state is removed"
+			if kept := t.Report.Kept; len(kept) > 0 {
+				what = "the former system's state is removed, except " + strings.Join(kept, "; ")
+			}
 		default:
 			r.Applied, r.Replace, r.Adopted = true, replaced(n, t.Report.Pods), migrate.Count(t.Report.Pods, migrate.Adopted)
 			r.Replaced += len(r.Replace)
@@ -181,7 +184,7 @@ func (o *Options) tool(d *Decision, n *Node, verb string) {
 	d.Actions = append(d.Actions, write(n, r, what), Action{Kind: DiscardTool, Node: n.Name})
 }
 
-// Problems returns why a run of the node tool did not do what it should.
+// Problems returns the reasons why a run of the node tool failed.
 func (t *Tool) Problems() (all []string) {
 	switch {
 	case t.Err != "":

@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,19 +21,19 @@ type Cluster interface {
 	Do(ctx context.Context, a Action) error
 }
 
-// BlockedError is the error of an action that is refused for now, such as an eviction by a PodDisruptionBudget.
+// BlockedError is the error of an action that is temporarily rejected, such as an eviction by a PodDisruptionBudget.
 type BlockedError struct{ Why string }
 
 func (e *BlockedError) Error() string { return e.Why }
 
-// interval is the time between two rounds in which nothing was done.
+// interval is the time between two rounds without actions.
 const interval = 2 * time.Second
 
-// Patience is how long errors of the API server may last.
+// Patience is how long errors of the API server are tolerated.
 const Patience = 5 * time.Minute
 
-// Run moves nodes until nothing is left to do. progress is called for every action and every new reason to wait. The
-// error names the nodes that failed; a later run continues where this one ended.
+// Run moves nodes until nothing is left to do. It calls progress for every action and every new reason to wait. The
+// error names the nodes that failed. A later run continues where this one ended.
 func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock, progress func(node, what string)) error {
 	o.Failed = map[string]string{}
 	told := map[string]string{}
@@ -51,12 +52,14 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 			return context.Cause(ctx)
 		case errors.As(err, &refused):
 			return err
+		case Untrusted(err) != nil:
+			return Untrusted(err)
 		case err == nil:
 			healthy = clk.Now()
 		case clk.Now().Sub(healthy) > Patience:
-			return fmt.Errorf("no success for %s: %w", Patience, err)
+			return fmt.Errorf("failing for %s: %w", Patience, err)
 		default:
-			tell("", "will be retried: "+err.Error())
+			tell("", "will retry: "+err.Error())
 		}
 		if done {
 			return failures(o.Failed)
@@ -69,12 +72,21 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 	}
 }
 
+// Untrusted explains an error about a certificate of the API server that does not verify. It returns nil for other errors,
+// which may be those of an outage.
+func Untrusted(err error) error {
+	if _, is := errors.AsType[*tls.CertificateVerificationError](err); !is {
+		return nil
+	}
+	return fmt.Errorf("the certificate of the API server does not verify: check server, certificate-authority and tls-server-name of the cluster in the kubeconfig, and this machine's clock: %w", err)
+}
+
 // refusedError is the reason why nothing is done.
 type refusedError struct{ why string }
 
 func (e *refusedError) Error() string { return e.why }
 
-// round observes and acts until it must wait for others.
+// round observes and acts until it must wait.
 func round(ctx context.Context, c Cluster, from string, o *Options, tell func(node, what string)) (done bool, err error) {
 	for {
 		s, err := c.Observe(ctx)

@@ -1,14 +1,14 @@
 // Package rollout decides how the nodes of a cluster move from another network to Berth, and back. Decisions are functions
-// of values: Next returns what to do next for what was observed. Run is the loop around it.
+// of values: Next returns the next actions for an observed state. Run is the loop around it.
 //
-// A node is served by the former system while it has no label, by nobody while the label is Moving, and by Berth while it
-// is Serving. The DaemonSets of both systems select nodes by it, so both never run on a node, whenever the tool is killed.
+// A node without the label belongs to the former system, with the value Moving to neither, and with Serving to Berth. The
+// DaemonSets of both systems select nodes by the label, so they never run on the same node, even if the tool is killed.
 //
-//	state.go     what is observed and recorded
-//	next.go      what to do next
+//	state.go     the observed and the recorded state
+//	next.go      the next actions
 //	node.go      the steps of one node
 //	run.go       the loop
-//	affinity.go  the requirement on nodes that keeps the two DaemonSets apart
+//	affinity.go  the node affinity that separates the two DaemonSets
 package rollout
 
 import (
@@ -17,23 +17,23 @@ import (
 	"github.com/berthnet/berth/internal/migrate"
 )
 
-// Label is the key of the label of Nodes that says which system serves them.
+// Label is the key of the Node label that selects the system of a node.
 const Label = "berth.dev/network"
 
-// The values of Label. Nodes without it are the former system's.
+// The values of Label. Nodes without it belong to the former system.
 const (
-	Moving  = "moving" // neither system's
+	Moving  = "moving" // belongs to neither system
 	Serving = "berth"
 )
 
-// Direction is where a node goes.
+// Direction is the direction in which a node moves.
 type Direction string
 
 // The directions.
 const (
 	Apply    Direction = "apply"
 	Rollback Direction = "rollback"
-	Finish   Direction = "finish" // removes what the former system left; no way back
+	Finish   Direction = "finish" // removes the former system's state; cannot be undone
 )
 
 // Daemon is the state of a daemon on a node.
@@ -54,16 +54,16 @@ type DaemonSet struct {
 	Confined bool
 }
 
-// State is what was observed of a cluster.
+// State is the observed state of a cluster.
 type State struct {
-	From     string // the former system of the migration that was begun; empty if none was
+	From     string // the former system of the recorded migration, or ""
 	Former   DaemonSet
 	Berthd   DaemonSet
-	Restored bool // nothing of Former was changed, or it is as it was
+	Restored bool // Former is unchanged or restored
 	Nodes    []Node
 }
 
-// Node is what was observed of a node.
+// Node is the observed state of a node.
 type Node struct {
 	Name     string
 	Label    string // value of Label
@@ -75,17 +75,17 @@ type Node struct {
 	// FormerControls and BerthControls are set while a controller of the cluster manages the node's addresses.
 	FormerControls, BerthControls bool
 
-	Pods   []Pod  // those with an address of the pod network
+	Pods   []Pod  // pods with an address of the pod network
 	Tool   *Tool  // the pod of the node tool, if it exists
-	Record Record // what the migration wrote about the node
+	Record Record // the migration's record of the node
 }
 
 // Pod is a pod with an address of the pod network.
 type Pod struct {
 	Namespace, Name, UID string
-	// Bound is set if its controller creates it again on the same node.
+	// Bound is set if its controller recreates it on the same node.
 	Bound bool
-	// Unmanaged is set if no controller creates it again.
+	// Unmanaged is set if no controller recreates it.
 	Unmanaged bool
 	// Ending is set once it is being deleted. It holds its address until it is gone.
 	Ending bool
@@ -100,18 +100,18 @@ type Tool struct {
 	Report  *migrate.Report
 }
 
-// Verbs of the node tool that are no directions.
+// Verbs of the node tool that are not directions.
 const (
 	Survey = "plan"
 	Verify = "verify"
 )
 
-// Record is what the migration remembers about a node. Everything else is observed.
+// Record is the recorded state of a node. Everything else is observed.
 type Record struct {
-	Direction Direction `json:"direction,omitempty"` // empty: the node was not begun, or is back
-	Surveyed  bool      `json:"surveyed,omitempty"`  // the node tool saw no obstacle
+	Direction Direction `json:"direction,omitempty"` // empty if the node was not started, or was moved back
+	Surveyed  bool      `json:"surveyed,omitempty"`  // the node tool found no obstacle
 	Cordoned  bool      `json:"cordoned,omitempty"`  // by the migration
-	Applied   bool      `json:"applied,omitempty"`   // the node tool did what Direction says
+	Applied   bool      `json:"applied,omitempty"`   // the node tool has completed Direction
 	Replace   []string  `json:"replace,omitempty"`   // UIDs of pods that the arriving system cannot serve
 	Verified  bool      `json:"verified,omitempty"`
 	Finished  bool      `json:"finished,omitempty"`
@@ -119,15 +119,15 @@ type Record struct {
 	Replaced  int       `json:"replaced,omitempty"` // pods that were evicted
 }
 
-// Options are a person's choices.
+// Options are the user's options.
 type Options struct {
 	Direction      Direction
 	InPlace        bool     // the node tool adopts pods; otherwise pods are replaced
 	Verbs          []string // verbs of the node tool that the former system has
 	Nodes          []string // only these, if any
 	MaxUnavailable int      // number of nodes that move at a time
-	EvictUnmanaged bool     // also evict pods that no controller creates again
-	// Failed are the nodes that failed in this run, and why. They stay as they are, and no other node is begun.
+	EvictUnmanaged bool     // also evict pods that no controller recreates
+	// Failed are the nodes that failed in this run, and why. They stay as they are, and no further node is started.
 	Failed map[string]string
 }
 
@@ -150,12 +150,12 @@ func (n *Node) done(d Direction) bool {
 	}
 }
 
-// involved reports whether the node is, or was, the former system's.
+// involved reports whether the node belongs, or belonged, to the former system.
 func (n *Node) involved() bool {
 	return n.Former != Absent || n.Label != "" || n.Record.Direction != ""
 }
 
-// Describe returns the state of a node for people, or "" if the migration does not concern it.
+// Describe describes the state of a node, or returns "" if the migration does not concern it.
 func Describe(n *Node) string {
 	switch {
 	case n.Record.Finished:

@@ -1,8 +1,8 @@
-// Package adopt takes over the links of running pods from another network, and gives them back. The pods keep their
+// Package adopt takes over the links of running pods from another network, and returns them. The pods keep their
 // addresses, connections and network namespaces.
 //
-// berthd must not run meanwhile. Every step can be repeated after the process was killed: the attachment's record is
-// written before the kernel changes, and removed after it has the former state again.
+// berthd must not run at the same time. Every step can be repeated after the process was killed: the attachment's record is
+// written before the kernel changes, and removed after the kernel has the former state again.
 package adopt
 
 import (
@@ -37,7 +37,7 @@ type Kernel interface {
 // Adopter takes over and gives back the attachments of one node. It is used by one goroutine at a time.
 type Adopter struct {
 	store  *attachment.Store
-	kernel Kernel // nil: TakeOver is not used
+	kernel Kernel // may be nil if TakeOver is not used
 	ns     netns.NsHandle
 	host   *netlink.Handle
 	log    *slog.Logger
@@ -75,7 +75,7 @@ type Pod struct {
 	Keep bool
 }
 
-// TakeOver makes an attachment Berth's. It returns false if it was before, and nothing was left to do.
+// TakeOver makes an attachment Berth's. It returns false if it was Berth's already, and nothing was left to do.
 func (a *Adopter) TakeOver(ctx context.Context, p Pod) (changed bool, err error) {
 	rec, known := a.store.Get(p.Key)
 	switch {
@@ -224,7 +224,7 @@ func (a *Adopter) removeFormer(former attachment.Adopted, link int) (removed boo
 	return removed, failpoint.Hit("adopt.routes.after")
 }
 
-// alignMTU gives the link on the node the MTU of its end in the pod. Another plugin may have changed one end alone.
+// alignMTU sets the MTU of the link on the node to that of its end in the pod, because another plugin may have changed only one.
 func (a *Adopter) alignMTU(links datapath.PodLinks) error {
 	host, err := a.host.LinkByIndex(links.HostIndex)
 	if err == nil && host.Attrs().MTU != links.MTU {
@@ -248,7 +248,7 @@ func (a *Adopter) keepFormer(former attachment.Adopted, link int) (changed bool,
 	return changed, nil
 }
 
-// Settle removes the former state that TakeOver kept. It leaves the record alone, and may be called while berthd runs.
+// Settle removes the former state that TakeOver kept. It does not change the record, and may be called while berthd runs.
 func (a *Adopter) Settle(rec attachment.Record) (changed bool, err error) {
 	if rec.Adopted == nil {
 		return false, nil

@@ -15,9 +15,9 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// GiveBack gives an attachment to another network. former is the state that the network expects of an attachment that
-// Berth created; the state of an adopted one is in its record. The other network must have been told before, since
-// the record is removed at the end. An attachment without a link ended meanwhile; only its record is removed.
+// GiveBack returns an attachment to another network. former is the state that the network expects for an attachment that
+// Berth created; the state of an adopted one is in its record. The other network's state must contain the attachment first,
+// because its record is removed at the end. If the link is gone, the pod has ended, and only the record is removed.
 func (a *Adopter) GiveBack(ctx context.Context, rec attachment.Record, former attachment.Adopted) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -51,8 +51,8 @@ func (a *Adopter) giveBack(rec attachment.Record, former attachment.Adopted) err
 	return a.store.Delete(rec.Key)
 }
 
-// linkOf returns the link of an attachment under its own or its former name, or nil. The former name may be made of the pod's
-// name only, so that a link with another MAC address is that of a later pod of the same name.
+// linkOf returns the link of an attachment under its own or its former name, or nil. The former name may depend only on the
+// pod's name, so a link with another MAC address belongs to a later pod of the same name.
 func (a *Adopter) linkOf(rec attachment.Record) (netlink.Link, error) {
 	for _, name := range []string{rec.HostLink, rec.Adopted.HostLink} {
 		link, err := a.host.LinkByName(name)

@@ -78,7 +78,7 @@ func (f *folder) overwrite(name string, data []byte) error {
 		data = append(data, '\n')
 	}
 	// Allocate all space before writing, because a partial write would damage the record.
-	if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(data))); err != nil {
+	if err := allocate(file, len(data)); err != nil {
 		return fmt.Errorf("allocating space in %s: %w", name, err)
 	}
 	_, err = file.WriteAt(data, 0)

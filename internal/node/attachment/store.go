@@ -27,7 +27,8 @@ type Store struct {
 	records map[Key]Record
 	byAddr  map[netip.Addr]Key
 	byLink  map[string]Key
-	byPort  map[string]Key // by the port ID of a NIC
+	byPort  map[string]Key   // by the port ID of a NIC
+	of      map[string][]Key // by container ID
 	cooling map[netip.Addr]Cooling
 
 	freed *freedList
@@ -57,7 +58,7 @@ func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error
 	}
 	s := &Store{
 		files: files, node: node, log: log,
-		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, byLink: map[string]Key{}, byPort: map[string]Key{},
+		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, byLink: map[string]Key{}, byPort: map[string]Key{}, of: map[string][]Key{},
 		cooling: map[netip.Addr]Cooling{},
 	}
 	bad, err := s.load()
@@ -123,6 +124,16 @@ func (s *Store) Records() []Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.AppendSeq(make([]Record, 0, len(s.records)), maps.Values(s.records))
+}
+
+// Of returns the attachments of a container, in no particular order.
+func (s *Store) Of(containerID string) (list []Record) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, key := range s.of[containerID] {
+		list = append(list, s.records[key])
+	}
+	return list
 }
 
 // Cooling returns the cooling record of addr.
@@ -272,6 +283,7 @@ func (s *Store) DeleteCooling(addr netip.Addr) error {
 // index adds r to the maps. s.mu is held.
 func (s *Store) index(r Record) {
 	s.records[r.Key] = r
+	s.of[r.Key.ContainerID] = append(s.of[r.Key.ContainerID], r.Key)
 	s.byLink[r.HostLink] = r.Key
 	for _, a := range r.Lease.Held() {
 		s.byAddr[a] = r.Key
@@ -284,6 +296,10 @@ func (s *Store) index(r Record) {
 // drop removes r from the maps. s.mu is held.
 func (s *Store) drop(r Record) {
 	delete(s.records, r.Key)
+	keys := slices.DeleteFunc(s.of[r.Key.ContainerID], func(k Key) bool { return k == r.Key })
+	if s.of[r.Key.ContainerID] = keys; len(keys) == 0 {
+		delete(s.of, r.Key.ContainerID)
+	}
 	if s.byLink[r.HostLink] == r.Key {
 		delete(s.byLink, r.HostLink)
 	}

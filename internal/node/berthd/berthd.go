@@ -225,7 +225,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 	}
 	o := daemon.Options{
 		Source: src, Kernel: net, Parts: n.parts(store), Store: store, Quarantined: bad, InspectNetns: n.deps.InspectNetns,
-		Node:    daemon.Node{NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM, Chained: n.cfg.IPAM == config.IPAMNone},
+		Node:    daemon.Node{NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM, Chained: n.cfg.IPAM == config.IPAMNone, Fixed: settingsCondition(n.cfg.Drift)},
 		Times:   daemon.Times{WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval},
 		Repair:  daemon.Repair{Tell: n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove},
 		Metrics: n.metrics, Clock: n.clock, Log: n.log,
@@ -250,6 +250,18 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 	}
 	go m.follow(ctx)
 	return daemon.New(o).Run(ctx, n.front)
+}
+
+// settingsCondition returns the condition SettingsAsInstalled, or none if it is not known what the chart installed.
+func settingsCondition(d config.Drift) []daemon.Condition {
+	if d.Installed == nil {
+		return nil
+	}
+	c := daemon.Condition{Type: daemon.ConditionSettings, Healthy: true, Reason: "AsInstalled"}
+	if message := d.Message(); message != "" {
+		c.Healthy, c.Reason, c.Message = false, "Drifted", message
+	}
+	return []daemon.Condition{c}
 }
 
 // foreign returns the observer of other software on the node, or nil where Berth hands out no addresses of the node.

@@ -36,7 +36,7 @@ func (n *node) openPolicies(store *attachment.Store) error {
 			err = n.removePolicies(table, store)
 		}
 		if err != nil {
-			n.log.Warn("removing network policies, which are off by now", "err", err)
+			n.log.Warn("removing the network policies left by an earlier run, since network policies are off", "err", err)
 		}
 		return nil
 	}
@@ -69,7 +69,7 @@ func openInside(table PolicyTable) func(networkpolicy.Inside) (networkpolicy.Pod
 			return nil, nil, err
 		}
 		if t.Log == nil {
-			return t, nil, nil // as of the node, which says so
+			return t, nil, nil // the caller logs this for the node's table
 		}
 		return t, t.Log, nil
 	}
@@ -99,11 +99,11 @@ func (n *node) removePolicies(table PolicyTable, store *attachment.Store) error 
 			err = errors.Join(err, removeInside(table, *of))
 		}
 	}
-	if err == nil { // the last one, as it tells of the others
+	if err == nil { // last, since pods are searched only while it exists
 		err = table.Remove()
 	}
 	if err == nil {
-		n.log.Info("removed network policies, which are off by now", "stored", stored)
+		n.log.Info("removed the network policies left by an earlier run, since network policies are off", "stored", stored)
 	}
 	return err
 }

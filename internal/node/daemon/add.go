@@ -140,7 +140,7 @@ func (a *attachments) clear(ctx context.Context, rec attachment.Record) error {
 // setUp brings an attachment to ready or, failing that, undoes all of it, including the lease. until is the
 // deadline for parts to carry traffic. A panic leaves the record for the next start or DEL.
 func (a *attachments) setUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {
-	if err := a.begin(rec); err != nil {
+	if err := a.begin(ctx, rec); err != nil {
 		a.source.Cancel(rec.Key)
 		return attachment.Record{}, err
 	}
@@ -171,11 +171,31 @@ func (a *attachments) giveUp(ctx context.Context, rec attachment.Record, cause e
 
 // begin writes the record of the attachment that is about to be set up. Without a record nothing is changed
 // in the kernel: a link with this name may belong to another attachment.
-func (a *attachments) begin(rec attachment.Record) error {
+func (a *attachments) begin(ctx context.Context, rec attachment.Record) error {
 	if err := failpoint.Hit("daemon.add.leased"); err != nil {
 		return err
 	}
+	if err := awaitPorts(ctx, a.store, a.reaper, rec); err != nil {
+		return err
+	}
 	return a.put(rec)
+}
+
+// awaitPorts waits for the reaper if it removes a NIC of an ended sandbox with a port of this attachment.
+func awaitPorts(ctx context.Context, store *attachment.Store, r *reaper, rec attachment.Record) error {
+	for _, nic := range rec.NICs {
+		holder, held := store.ByPort(nic.Port)
+		if !held || holder.Key == rec.Key || holder.State != attachment.Releasing {
+			continue
+		}
+		soon, cancel := context.WithTimeout(ctx, kernelTimeout)
+		err := r.await(soon, holder.HostLink, attachment.Netns{})
+		cancel()
+		if err != nil {
+			return fmt.Errorf("port %s is not unplugged yet from container %s: %w", nic.Port, holder.Key.ContainerID, err)
+		}
+	}
+	return nil
 }
 
 func (a *attachments) trySetUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {

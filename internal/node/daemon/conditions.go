@@ -22,6 +22,7 @@ const (
 	ConditionWritable   = "RecordsWritable"
 	ConditionInstalled  = "PluginInstalled"
 	ConditionChain      = "ChainComplete"
+	ConditionSettings   = "SettingsAsInstalled"
 )
 
 // conditionDocs describes when each condition is healthy.
@@ -30,12 +31,13 @@ var conditionDocs = [][2]string{
 	{ConditionForwarding, "no other packet filter on the node drops forwarded packets by default"},
 	{ConditionARP, "ARP requests of pods, which could fill the node's neighbour table, are dropped"},
 	{ConditionExclusive, "neither a link of the node nor other software on it has an address that belongs to pods"},
-	{ConditionSole, "no other pod network on the node hands out addresses or holds some; with `--ipam=port` and `none` the condition does not exist"},
+	{ConditionSole, "no other pod network on the node assigns or holds addresses; with `--ipam=port` and `none` the condition does not exist"},
 	{ConditionSupply, "an address was usable at least once, and no ADD waits for one"},
 	{ConditionRecords, "all attachment records could be read"},
 	{ConditionWritable, "attachment records can be written"},
 	{ConditionInstalled, "plugin and configuration are installed, if berthd is configured to install them"},
 	{ConditionChain, "the plugins chained after berth that exist on the node work; with --ipam=none, berth comes after another network's plugin"},
+	{ConditionSettings, "arguments and environment of berthd are those that the chart installed; the condition does not exist if no chart installed them"},
 	{"EgressReady", "the node's kernel supports the tunnels of Egress clients, if egress is enabled"},
 }
 

@@ -78,6 +78,8 @@ type Node struct {
 	// Chained means that another network's plugins create the pods' interfaces and run before Berth's. The
 	// source has no addresses then.
 	Chained bool
+	// Fixed are conditions that do not change while the daemon runs.
+	Fixed []Condition
 }
 
 // Times are time limits and intervals.

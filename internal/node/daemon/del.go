@@ -29,6 +29,8 @@ func (a *attachments) del(ctx context.Context, key attachment.Key) error {
 		return a.unlessHeldBack(key, a.quarantine.del(ctx, key))
 	case rec.State == attachment.Pending:
 		return a.undo(ctx, rec)
+	case a.parts.linger(rec):
+		return a.unlessHeldBack(key, a.releaseLater(ctx, rec))
 	default:
 		return a.unlessHeldBack(key, a.release(ctx, rec, "DEL"))
 	}
@@ -42,20 +44,11 @@ func (a *attachments) del(ctx context.Context, key attachment.Key) error {
 func (a *attachments) release(ctx context.Context, rec attachment.Record, why string) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
-	if rec.State != attachment.Releasing {
-		rec.State = attachment.Releasing
-		if err := a.put(rec); err != nil {
-			return err
-		}
-	}
-	if err := failpoint.Hit("daemon.del.marked"); err != nil {
+	if ended, err := a.awaitFinish(kctx, rec); ended || err != nil {
 		return err
 	}
-	full, err := a.cooling.begin(kctx, rec.Lease.Held(), attachment.Cooling{Key: rec.Key, HostLink: rec.HostLink})
+	full, err := a.beginRelease(kctx, &rec)
 	if err != nil {
-		return err
-	}
-	if err := failpoint.Hit("daemon.del.cooling"); err != nil {
 		return err
 	}
 	if err := a.wiring.unwire(kctx, rec); err != nil {
@@ -70,15 +63,93 @@ func (a *attachments) release(ctx context.Context, rec attachment.Record, why st
 	if full != nil {
 		return recordFailure(&heldBack{full})
 	}
+	return a.endRelease(rec, why)
+}
+
+// beginRelease marks the record as releasing and writes the cooling records. full is their error if there was no space.
+func (a *attachments) beginRelease(ctx context.Context, rec *attachment.Record) (full, err error) {
+	if rec.State != attachment.Releasing {
+		rec.State = attachment.Releasing
+		if err := a.put(*rec); err != nil {
+			return nil, err
+		}
+	}
+	if err := failpoint.Hit("daemon.del.marked"); err != nil {
+		return nil, err
+	}
+	full, err = a.cooling.begin(ctx, rec.Lease.Held(), attachment.Cooling{Key: rec.Key, HostLink: rec.HostLink})
+	if err != nil {
+		return nil, err
+	}
+	return full, failpoint.Hit("daemon.del.cooling")
+}
+
+// endRelease removes the record of an attachment that is detached, and lets its addresses cool.
+func (a *attachments) endRelease(rec attachment.Record, why string) error {
 	if err := a.store.Delete(rec.Key); err != nil {
 		return recordFailure(err)
 	}
-	err = failpoint.Hit("daemon.del.unrecorded")
+	err := failpoint.Hit("daemon.del.unrecorded")
 	a.parts.gone(rec)
 	a.source.Release(rec.Key)
 	a.cooling.add(a.clock.Boot(), rec.Lease.Held()...)
 	a.log.Info("released", rec.ForLog("why", why)...)
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
+}
+
+// releaseLater is release for an attachment whose parts linger: after the reply the reaper removes the parts and then the
+// record, which withholds addresses and ports until then. If the daemon stops first, the next start does so.
+func (a *attachments) releaseLater(ctx context.Context, rec attachment.Record) error {
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	if ended, err := a.awaitFinish(kctx, rec); ended || err != nil {
+		return err
+	}
+	full, err := a.beginRelease(kctx, &rec)
+	if err != nil {
+		return err
+	}
+	if err := a.wiring.detach(kctx, rec); err != nil {
+		return err
+	}
+	if full != nil {
+		return a.release(ctx, rec, "DEL")
+	}
+	a.reaper.addFinish(rec.HostLink, rec.Netns, func(ctx context.Context) error { return a.finish(ctx, rec) })
+	return nil
+}
+
+// finish completes releaseLater, without the container's lock: others who hold it await the reaper before they change
+// the attachment.
+func (a *attachments) finish(ctx context.Context, rec attachment.Record) error {
+	if _, ok := a.store.Get(rec.Key); !ok {
+		return nil
+	}
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	if err := a.parts.remove(kctx, rec); err != nil {
+		return err
+	}
+	if err := kctx.Err(); err != nil { // parts may have ended early
+		return err
+	}
+	if err := failpoint.Hit("daemon.del.detached"); err != nil {
+		return err
+	}
+	return a.endRelease(rec, "DEL")
+}
+
+// awaitFinish waits for the reaper if it finishes the release of an attachment. The caller holds the container's lock.
+// ended means that the attachment has no record any longer.
+func (a *attachments) awaitFinish(ctx context.Context, rec attachment.Record) (ended bool, err error) {
+	if rec.State != attachment.Releasing {
+		return false, nil
+	}
+	if err := a.reaper.await(ctx, rec.HostLink, attachment.Netns{}); err != nil {
+		return false, kernelFailure(err)
+	}
+	_, ok := a.store.Get(rec.Key)
+	return !ok, nil
 }
 
 // gc releases the attachments of one network that are not in valid. It keeps those added

@@ -65,7 +65,7 @@ func TestPodWithEgress(t *testing.T) {
 		t.Errorf("egress in /ip-manager/pod = %+v", got)
 	}
 
-	mustDel(t, r, "a")
+	mustDelAll(t, r, "a")
 	n.tunnels.want(t)
 	if len(n.tunnels.reported) != 0 {
 		t.Errorf("reported to the operator: %v, want nothing", n.tunnels.reported)
@@ -256,8 +256,8 @@ func TestEgressIsRepaired(t *testing.T) {
 	cleared := n.tunnels.count("Clear")
 	n.tunnels.lose()
 	waitFor(t, func() bool { n.clock.Advance(time.Second); return n.tunnels.count("Apply") > applied })
-	mustDel(t, r, "a")
-	mustDel(t, r, "b")
+	mustDelAll(t, r, "a")
+	mustDelAll(t, r, "b")
 	if a, c := n.tunnels.count("Apply")-applied, n.tunnels.count("Clear")-cleared; a != 1 || c != 0 {
 		t.Errorf("Apply was called %d times and Clear %d times, want 1 and 0", a, c)
 	}
@@ -271,10 +271,17 @@ func TestPodIsRemovedIfEgressCannotBeCleared(t *testing.T) {
 	r.egress.says("pod-a", testEgress("nat"))
 	mustAdd(t, r, "a", n.newNetns("a"))
 	n.tunnels.set("Clear", errors.New("busy"))
-	mustDel(t, r, "a")
+	mustDelAll(t, r, "a")
 	if len(r.Store.Records()) != 0 || len(n.tunnels.reported) != 0 {
 		t.Errorf("records %v, reported %v; want none", r.Store.Records(), n.tunnels.reported)
 	}
+}
+
+// mustDelAll is mustDel, and waits until the reaper has removed what lingers.
+func mustDelAll(t *testing.T, r *running, container string) {
+	t.Helper()
+	mustDel(t, r, container)
+	must(t, r.reaper.await(within(t), hostLinkName(keyFor(container)), attachment.Netns{}))
 }
 
 // Running pods are updated concurrently; one that blocks or fails does not delay the others.
@@ -438,7 +445,7 @@ func TestCrashesDuringEgressChanges(t *testing.T) {
 			r.egress.says("pod-a", was)
 			mustAdd(t, r, "a", "/run/netns/a")
 			n.tunnels.settles(t, "internet/nat")
-			mustDel(t, r, "a")
+			mustDelAll(t, r, "a")
 			n.tunnels.want(t)
 		})
 	}

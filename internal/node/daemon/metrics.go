@@ -132,16 +132,16 @@ var (
 
 	famAddresses = metric.New("berth_addresses", "gauge", "Addresses of this node, by state: used, warm, cooling, not-ready or withdrawn.", "state")
 	famOnNode    = metric.New("berth_addresses_on_node", "gauge", "Pod addresses that other software added to a link of the node, by holder: pod (a running pod, which is unreachable) or nobody (withheld from pods).", "held_by")
-	famByOthers  = metric.New("berth_addresses_held_by_others", "gauge", "Addresses of this node's ENIs or blocks that other software on the node has, so that no pod of Berth gets them, by what it is: amazon-vpc-cni, coil, cilium, calico or other-software.", "by")
+	famByOthers  = metric.New("berth_addresses_held_by_others", "gauge", "Addresses of this node's ENIs or blocks that other software on the node uses and Berth therefore does not assign, by software: amazon-vpc-cni, coil, cilium, calico or other-software.", "by")
 	famWaiting   = metric.New("berth_waiting_adds", "gauge", "ADDs that are waiting for an address.")
-	famReap      = metric.New("berth_reap_pending", "gauge", "Links of released pods that are not removed yet.")
+	famReap      = metric.New("berth_reap_pending", "gauge", "Released pods of which links or other parts are not removed yet.")
 	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, 0 otherwise.", "type")
 	famRepairs   = metric.New("berth_repairs_total", "counter", "Pieces of kernel state that other software changed and berthd restored.")
 
-	famNICRepairs = metric.New("berth_nic_repairs_total", "counter", "Corrections of the NICs of running pods, by what was done (again: plugged again; changed: NICs added, removed, replaced or given other addresses) and result: success or error.", "done", "result")
+	famNICRepairs = metric.New("berth_nic_repairs_total", "counter", "Corrections of the NICs of running pods, by action (again: plugged again; changed: NICs added, removed, replaced or given other addresses) and result: success or error.", "done", "result")
 
 	// EgressClients is the gauge of the egress part.
-	EgressClients    = metric.New("berth_egress_clients", "gauge", "Pods of this node that are clients of an Egress, by state: set-up, or changing (being changed, or waiting for a retry). None without egress.", "state")
+	EgressClients    = metric.New("berth_egress_clients", "gauge", "Pods of this node that are clients of an Egress, by state: set-up, or changing (being changed, or waiting for a retry). Absent without egress.", "state")
 	famEgressChanges = metric.New("berth_egress_changes_total", "counter", "Changes and repairs of the egress of running pods, by result: success or error.", "result")
 
 	famPodEvents = metric.New("berth_pod_events_total", "counter", "Events on pods and updates of their counts, by result: written, refused (by the API server) or dropped (too many at once, or no API server for minutes).", "result")

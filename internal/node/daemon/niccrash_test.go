@@ -125,7 +125,7 @@ func TestCrashesWithParts(t *testing.T) {
 
 // addTo completes an ADD whose record exists.
 func (r *running) addTo(rec attachment.Record) error {
-	err := r.attachments.begin(rec)
+	err := r.attachments.begin(context.Background(), rec)
 	if err == nil {
 		_, err = r.attachments.trySetUp(context.Background(), rec, time.Now().Add(time.Minute))
 	}

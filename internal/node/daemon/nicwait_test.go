@@ -193,3 +193,33 @@ func TestSweepIgnoresWaitingAdd(t *testing.T) {
 		n.board.want(t, "p-1")
 	})
 }
+
+// DEL of a pod with a branch returns before its branch is unplugged. The next sandbox of the pod, whose ADD gets the same
+// port, waits for that.
+func TestADDWaitsForTheBranchOfTheFormerSandbox(t *testing.T) {
+	n := newPortNode(t)
+	r := n.start()
+	r.source.Nothing = true
+	r.nics.bind("pod-a", testBranch("b-1"))
+	mustAdd(t, r, "a", n.newNetns("a"))
+	block, entered := make(chan struct{}), make(chan struct{})
+	n.board.onEnter("Unplug", func() { close(entered); <-block })
+	mustDel(t, r, "a")
+	next := addOf("b", n.newNetns("b"))
+	next.Pod = addOf("a", "").GetPod()
+	added := make(chan error, 1)
+	go func() {
+		_, err := r.client.Add(within(t), next)
+		added <- err
+	}()
+	<-entered // the ADD ended the batching delay
+	if rec, ok := r.Store.Get(keyFor("a")); !ok || rec.State != attachment.Releasing {
+		t.Errorf("record after the DEL: %v, exists %v; want releasing", rec.State, ok)
+	}
+	close(block)
+	must(t, <-added)
+	n.board.want(t, "b-1")
+	if _, ok := r.Store.Get(keyFor("a")); ok {
+		t.Error("the record of the former sandbox still exists")
+	}
+}

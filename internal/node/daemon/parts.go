@@ -32,6 +32,19 @@ func (ps parts) setUp(ctx context.Context, rec attachment.Record) (_ attachment.
 	return rec, err
 }
 
+// linger reports whether a record has state of parts, all of which may be removed after the reply to DEL.
+func (ps parts) linger(rec attachment.Record) bool {
+	found := false
+	for _, p := range ps {
+		has, lingers := p.Lingers(rec)
+		if has && !lingers {
+			return false
+		}
+		found = found || has
+	}
+	return found
+}
+
 // outlive reports whether a record has state of a part that a reboot may leave on the node.
 func (ps parts) outlive(rec attachment.Record) bool {
 	return slices.ContainsFunc(ps, func(p part.Part) bool {

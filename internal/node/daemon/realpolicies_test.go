@@ -212,7 +212,7 @@ func TestPoliciesOfRealPods(t *testing.T) {
 	}
 	path := mustSpace(t)
 	if _, err := p.add(s, "unknown", path); err == nil || cnierror.Of(err).Reason != "policies-unknown" ||
-		!strings.Contains(err.Error(), "berth-operator has not told this node which network policies select pod default/unknown; it has not been connected since") {
+		!strings.Contains(err.Error(), "berth-operator has not sent this node the network policies of pod default/unknown; it has not been connected since") {
 		t.Errorf("the ADD of a pod that nobody knows: %v", err)
 	}
 	if !never() {
@@ -274,7 +274,7 @@ func TestPoliciesOfPodsThatRunAlready(t *testing.T) {
 		return c.Reason
 	}
 	waitFor(t, func() bool { return reason() == "Unknown" })
-	s.conditions.want(t, networkpolicy.ConditionReady, false, "Unknown: berth-operator has not told this node yet which network policies its pods have: ConfigMap")
+	s.conditions.want(t, networkpolicy.ConditionReady, false, "Unknown: berth-operator has not sent this node any network policies yet: ConfigMap")
 	if there, err := p.table.There(); there || err != nil || !stranger.reaches(server) || !echoes(forbidden) {
 		t.Errorf("policies are in force before anybody knows them: %v", err)
 	}

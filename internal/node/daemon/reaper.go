@@ -2,7 +2,10 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -13,16 +16,17 @@ import (
 )
 
 // Removing a link takes the kernel about 20 ms, and links removed together share that time. Therefore links
-// are batched and removed after the reply.
+// are batched and removed after the reply. So is the state of parts that lingers (part.Kernel).
 const (
 	reapGather  = 50 * time.Millisecond // batching delay when no call waits for a link
 	reapBatch   = 256
 	reapTimeout = 30 * time.Second
 	reapRetry   = 100 * time.Millisecond // doubles up to reapMax, with jitter
 	reapMax     = 5 * time.Second
+	reapAtOnce  = 8 // concurrent removals of parts' state
 )
 
-// reaper removes links whose attachments are already gone.
+// reaper removes links whose attachments are already gone, and finishes the removal of attachments whose parts linger.
 type reaper struct {
 	remove func(ctx context.Context, links []string) error
 	clock  clock.Clock
@@ -34,13 +38,14 @@ type reaper struct {
 	pending map[string]*reaping
 }
 
-// reaping is one link that is being removed.
+// reaping is one attachment of which something is being removed.
 type reaping struct {
-	link  string
-	netns attachment.Netns
-	since time.Time
-	done  chan struct{} // closed when the link is gone
-	err   error         // error of the last attempt
+	link   string // name of its host link
+	netns  attachment.Netns
+	since  time.Time
+	finish func(context.Context) error // removes lingering parts and the record, before the link; nil: nothing but the link is left
+	done   chan struct{}               // closed when the link is gone
+	err    error                       // error of the last attempt
 }
 
 func newReaper(remove func(context.Context, []string) error, clk clock.Clock, log *slog.Logger) *reaper {
@@ -52,13 +57,24 @@ func newReaper(remove func(context.Context, []string) error, clk clock.Clock, lo
 }
 
 // add queues a link unless it is already queued.
-func (r *reaper) add(link string, ns attachment.Netns) {
+func (r *reaper) add(link string, ns attachment.Netns) { r.addFinish(link, ns, nil) }
+
+// addFinish is add for an attachment whose removal is not complete: finish completes it, and is repeated until it
+// succeeds. The attachment's record exists until then.
+func (r *reaper) addFinish(link string, ns attachment.Netns, finish func(context.Context) error) {
 	r.mu.Lock()
 	if r.pending[link] == nil {
-		r.pending[link] = &reaping{link: link, netns: ns, since: r.clock.Now(), done: make(chan struct{})}
+		r.pending[link] = &reaping{link: link, netns: ns, since: r.clock.Now(), finish: finish, done: make(chan struct{})}
 	}
 	r.mu.Unlock()
 	r.wake.Set()
+}
+
+// has reports whether a link is queued.
+func (r *reaper) has(link string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pending[link] != nil
 }
 
 // await returns once no queued link has this name or an end in this
@@ -73,9 +89,20 @@ func (r *reaper) await(ctx context.Context, link string, ns attachment.Netns) er
 		select {
 		case <-p.done:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return errors.Join(context.Cause(ctx), r.failure(link, ns))
 		}
 	}
+}
+
+// failure returns the last error of the removal that await waits for.
+func (r *reaper) failure(link string, ns attachment.Netns) error {
+	p := r.find(link, ns)
+	if p == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return p.err
 }
 
 func (r *reaper) find(link string, ns attachment.Netns) *reaping {
@@ -85,7 +112,7 @@ func (r *reaper) find(link string, ns attachment.Netns) *reaping {
 		return p
 	}
 	for _, p := range r.pending {
-		if ns.Same(p.netns) {
+		if ns.Same(p.netns) && (p.finish == nil || ns.Path == p.netns.Path) { // the kernel uses inode numbers again
 			return p
 		}
 	}
@@ -137,7 +164,6 @@ func (r *reaper) drain(ctx context.Context) {
 			return
 		}
 		err := r.reap(ctx, batch)
-		r.reaped(batch, err)
 		if err == nil {
 			backoff = retry.Backoff{}
 			continue
@@ -145,30 +171,80 @@ func (r *reaper) drain(ctx context.Context) {
 		now := r.clock.Now()
 		backoff.Fail(now, reapRetry, reapMax)
 		wait := backoff.Until.Sub(now)
-		r.log.Warn("removing pod links failed, will try again", "links", len(batch), "in", wait, "err", err)
+		r.log.Warn("removing pods failed, will try again", "pods", len(batch), "in", wait, "err", err)
 		select {
 		case <-ctx.Done():
 			return
+		case <-r.hurry: // one of them may succeed that did not fail
 		case <-r.clock.After(wait):
 		}
 	}
 }
 
-func (r *reaper) reap(ctx context.Context, links []string) error {
+// reap removes the links of attachments that need nothing else, finishes the others, and removes the links of those for which
+// that succeeded.
+func (r *reaper) reap(ctx context.Context, batch []reaping) error {
 	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
 	defer cancel()
-	return r.remove(ctx, links)
-}
-
-// batch returns the oldest queued links.
-func (r *reaper) batch() []string {
-	var links []string
-	for _, p := range r.list() {
-		if links = append(links, p.link); len(links) == reapBatch {
-			break
+	var plain []string
+	var rest []reaping
+	for _, p := range batch {
+		if p.finish == nil {
+			plain = append(plain, p.link)
+		} else {
+			rest = append(rest, p)
 		}
 	}
-	return links
+	err := r.removeLinks(ctx, plain)
+	errs := make([]error, len(rest))
+	var each sync.WaitGroup
+	turns := make(chan struct{}, reapAtOnce)
+	for i, p := range rest {
+		turns <- struct{}{}
+		each.Go(func() {
+			defer func() { <-turns }()
+			errs[i] = finished(ctx, p)
+		})
+	}
+	each.Wait()
+	var links []string
+	for i, p := range rest {
+		if errs[i] == nil {
+			links = append(links, p.link)
+		} else {
+			r.reaped([]string{p.link}, errs[i])
+		}
+	}
+	return errors.Join(err, errors.Join(errs...), r.removeLinks(ctx, links))
+}
+
+// finished finishes an attachment, and returns a panic as an error.
+func finished(ctx context.Context, p reaping) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("finish the removal of %s: panic: %v\n%s", p.link, v, debug.Stack())
+		}
+	}()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return p.finish(ctx)
+}
+
+// removeLinks removes links, of which there may be none.
+func (r *reaper) removeLinks(ctx context.Context, links []string) error {
+	if len(links) == 0 {
+		return nil
+	}
+	err := r.remove(ctx, links)
+	r.reaped(links, err)
+	return err
+}
+
+// batch returns the oldest queued attachments.
+func (r *reaper) batch() []reaping {
+	list := r.list()
+	return list[:min(len(list), reapBatch)]
 }
 
 // reaped ends the waits for removed links, and stores the error of the others.

@@ -29,6 +29,9 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		return fmt.Errorf("recovering the node's state: %w", err)
 	}
 	d.conditions.set(ConditionDataPath, true, "SetUp", "")
+	for _, c := range d.Fixed {
+		d.conditions.set(c.Type, c.Healthy, c.Reason, c.Message)
+	}
 	if d.repairer != nil {
 		// Before the source may assign or release an address that somebody has.
 		if err := d.repairer.lookAtAddresses(ctx); err != nil {

@@ -65,7 +65,7 @@ func (s *sweeper) sweep(ctx context.Context) {
 // finish retries failed operations, unless a call about the container is in progress, such as an ADD
 // that waits for NICs.
 func (s *sweeper) finish(ctx context.Context, rec attachment.Record) {
-	if s.attachments.clock.Now().Sub(rec.Since) < kernelTimeout {
+	if s.attachments.clock.Now().Sub(rec.Since) < kernelTimeout || s.attachments.reaper.has(rec.HostLink) {
 		return // most likely in progress
 	}
 	unlock, ok := s.attachments.locks.try(rec.Key.ContainerID)

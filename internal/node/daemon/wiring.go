@@ -48,13 +48,21 @@ func (w *wiring) wireLease(ctx context.Context, rec attachment.Record) (attachme
 // removes the lease even if a part fails. The error is a Failure.
 func (w *wiring) unwire(ctx context.Context, rec attachment.Record) error {
 	err := w.parts.remove(ctx, rec)
+	if failed := w.detach(ctx, rec); failed != nil {
+		return failed
+	}
+	return err
+}
+
+// detach is unwire without the parts.
+func (w *wiring) detach(ctx context.Context, rec attachment.Record) error {
 	if rec.Lease.Empty() {
-		return err
+		return nil
 	}
 	if err := w.kernel.DetachPod(ctx, rec.HostLink, rec.Lease.Held()); err != nil {
 		return kernelFailure(err)
 	}
-	return err
+	return nil
 }
 
 // check returns an error that describes how the kernel differs from a record, or nil, and changes nothing.

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// What Coil v2 has in the kernel, by default; each is a flag of coild.
+// Defaults of Coil v2's kernel state; each is a flag of coild.
 const (
-	CoilPodTable     = 116 // a route to each pod, by its host-side veth
+	CoilPodTable     = 116 // a route to each pod, through its host-side veth
 	CoilExportTable  = 119 // a route to each block, for the routing daemon
 	CoilRulePriority = 2000
 	CoilProtocol     = 30
@@ -16,9 +16,9 @@ const (
 
 // CoilAlias is the alias of a host-side veth of Coil v2.
 type CoilAlias struct {
-	Pool      string // empty: Coil is chained, without addresses
-	Container string // the container's ID; of a chained interface the pod's UID
-	IfName    string // in the pod
+	Pool      string // empty if Coil is chained, without addresses
+	Container string // the container's ID, or the pod's UID for a chained interface
+	IfName    string // name in the pod
 }
 
 // String returns the alias as Coil writes it.
@@ -43,7 +43,7 @@ type Link struct {
 	Alias string
 }
 
-// Route is a route of the node to one address, by a link and without a gateway. Berth's own are none of them.
+// Route is a route of the node to a single address through a link, without a gateway. Berth's own routes are excluded.
 type Route struct {
 	Addr     netip.Addr
 	Table    int
@@ -51,15 +51,15 @@ type Route struct {
 	Link     int // index
 }
 
-// CoilPod is an interface of a pod that Coil v2 made.
+// CoilPod is an interface of a pod that Coil v2 created.
 type CoilPod struct {
 	CoilAlias
 	Link  Link
-	Addrs []netip.Addr // by the routes of a table, sorted; none if the routes are gone
+	Addrs []netip.Addr // from the routes of a table, sorted; none if the routes are gone
 }
 
-// CoilPods returns the interfaces whose links have an alias of Coil's, by the name of the link. Their addresses are those of
-// the routes in a table, which is CoilPodTable unless coild was told otherwise.
+// CoilPods returns the interfaces whose links have an alias of Coil, by link name. Their addresses are those of the routes in
+// a table, CoilPodTable unless coild is configured otherwise.
 func CoilPods(links []Link, routes []Route, table int) (pods []CoilPod) {
 	addrs := map[int][]netip.Addr{}
 	for _, r := range routes {

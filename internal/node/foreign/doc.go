@@ -1,4 +1,4 @@
-// Package foreign tells which addresses somebody other than Berth holds on a node, and who: by the node's routes and
-// links, by what other pod networks remember, and by network namespaces. It decides over values; the little that it reads
-// itself are small files.
+// Package foreign finds addresses on a node that are held by software other than Berth, and their holders: from the node's
+// routes and links, the state files of other pod networks, and network namespaces. It decides over values, and reads only
+// small files itself.
 package foreign

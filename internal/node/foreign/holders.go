@@ -11,20 +11,20 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 )
 
-// Which evidence counts. Only root on the node makes routes in the node's namespace, and writes what another daemon
-// remembers: both count. What is inside a pod's namespace is up to the pod, which could claim every address of the node:
-// it only confirms what the other daemon remembers.
+// Trust in evidence: only root on the node can create routes in the node's namespace and write another daemon's state, so
+// both are trusted. A pod controls its own namespace and could claim every address of the node there, so addresses in
+// namespaces only confirm the other daemon's state.
 
-// Holder is somebody other than Berth who has an address on the node.
+// Holder is software other than Berth that has an address on the node.
 type Holder struct {
 	Addr   netip.Addr
 	System System
 	Pod    string // NAMESPACE/NAME, if known
-	Link   string // of the node, if known
-	Table  int    // of the route by Link
+	Link   string // link on the node, if known
+	Table  int    // table of the route through Link
 }
 
-// String is such as "10.0.0.7 (Amazon VPC CNI, pod default/web-0)".
+// String returns a text such as "10.0.0.7 (Amazon VPC CNI, pod default/web-0)".
 func (h Holder) String() string {
 	where := ""
 	switch {
@@ -36,7 +36,7 @@ func (h Holder) String() string {
 	return fmt.Sprintf("%s (%s%s)", h.Addr, h.System, where)
 }
 
-// Evidence is what was read of a node at one moment.
+// Evidence is a snapshot of a node.
 type Evidence struct {
 	Now        time.Time
 	Routes     []datapath.ForeignRoute
@@ -44,14 +44,14 @@ type Evidence struct {
 	Answers    map[System]bool // daemons that run
 	// InPods reports whether a network namespace of other software has an address.
 	InPods func(netip.Addr) bool
-	// Adopted reports whether Berth has taken over a container, which the other daemon still remembers.
+	// Adopted reports whether Berth has taken over a container that is still in the other daemon's state.
 	Adopted func(containerID string) bool
 }
 
-// settling is how long the Amazon VPC CNI may take from the allocation of an address until the node has the route to it.
+// settling is the maximum time that the Amazon VPC CNI takes from allocating an address to creating its route.
 const settling = 5 * time.Minute
 
-// Holders returns who holds addresses, by address, one holder each.
+// Holders returns one holder for each held address, ordered by address.
 func Holders(e Evidence) (list []Holder) {
 	routed := map[netip.Addr]int{} // index in list
 	for _, r := range e.Routes {
@@ -82,7 +82,7 @@ func Holders(e Evidence) (list []Holder) {
 // System is a pod network other than Berth.
 type System string
 
-// The systems that are told apart.
+// The systems that Berth distinguishes.
 const (
 	AmazonVPCCNI System = "Amazon VPC CNI"
 	Coil         System = "Coil"
@@ -97,7 +97,7 @@ func (s System) Label() string { return strings.ReplaceAll(strings.ToLower(strin
 // Systems lists all systems.
 func Systems() []System { return []System{AmazonVPCCNI, Coil, Cilium, Calico, Other} }
 
-// systemOf tells by the names of links whose a route is.
+// systemOf derives the owner of a route from the name of its link.
 func systemOf(r datapath.ForeignRoute) System {
 	if _, ok := ParseCoilAlias(r.Alias); ok {
 		return Coil
@@ -110,7 +110,7 @@ func systemOf(r datapath.ForeignRoute) System {
 	return Other
 }
 
-// pluginSystem tells whose a CNI plugin is. A plugin of no known system is a system of that name.
+// pluginSystem returns the system of a CNI plugin. An unknown plugin is a system of its own.
 func pluginSystem(plugin string) System {
 	return cmp.Or(map[string]System{"aws-cni": AmazonVPCCNI, "coil": Coil, "cilium-cni": Cilium, "calico": Calico}[plugin], System("plugin "+plugin))
 }

@@ -12,15 +12,15 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// mostNamespaces bounds the namespaces that are looked into: no node has more pods.
+// mostNamespaces limits the namespaces that are searched: no node has more pods.
 const mostNamespaces = 1024
 
-// namespaces are network namespaces of other software. They are asked for single addresses, as a pod may have given itself
-// any number.
+// namespaces are network namespaces of other software. They are queried for single addresses, because a pod may have assigned
+// any number to itself.
 type namespaces []*netlink.Handle
 
-// openNamespaces opens the namespaces of a folder that are not Berth's. It leaves out those that cannot be opened: they may
-// be about to go.
+// openNamespaces opens the namespaces of a folder that are not Berth's. It skips those that cannot be opened, because they may
+// be disappearing.
 func openNamespaces(dir string, ours map[datapath.NetnsID]bool) *namespaces {
 	var list namespaces
 	files, err := os.ReadDir(dir)

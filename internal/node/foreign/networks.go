@@ -13,7 +13,7 @@ type Config struct {
 	Plugins []string // types, in order
 }
 
-// transparent are plugins that hand out no addresses of their own: those that call others, and that of the interface lo.
+// transparent are plugins that assign no addresses themselves: those that call other plugins, and that of the interface lo.
 var transparent = []string{"multus", "multus-shim", "loopback"}
 
 // ours reports whether Berth's plugin is in the configuration.
@@ -23,10 +23,10 @@ func (c Config) ours() bool { return slices.Contains(c.Plugins, "berth") }
 type Network struct {
 	System  System
 	Answers bool // its daemon runs
-	Holds   int  // addresses
+	Holds   int  // number of addresses that it holds
 }
 
-// String is such as "Coil still holds 3 addresses and its daemon runs".
+// String returns a text such as "Coil still holds 3 addresses and its daemon runs".
 func (n Network) String() string {
 	if n.Holds == 0 {
 		return fmt.Sprintf("the daemon of %s runs", n.System)
@@ -50,7 +50,7 @@ func Networks(answers map[System]bool, holders []Holder) (list []Network) {
 				n.Holds++
 			}
 		}
-		// Routes to single addresses alone, such as those of a virtual machine, are no pod network.
+		// Routes to single addresses, such as those of a virtual machine, do not make a pod network.
 		if n.Answers || n.Holds > 0 && s != Other {
 			list = append(list, n)
 		}
@@ -64,8 +64,8 @@ const (
 	ReasonTwo  = "TwoCNIPlugins"
 )
 
-// Sole returns the condition of a node whose pods get their addresses from Berth and from nobody else. configs are sorted as
-// the runtime does, which uses the first.
+// Sole returns the condition whether pods of a node get their addresses from Berth only. configs are in the runtime's order,
+// of which it uses the first.
 func Sole(configs []Config, networks []Network) (healthy bool, reason, message string) {
 	configs = slices.DeleteFunc(slices.Clone(configs), func(c Config) bool {
 		return len(c.Plugins) == 0 || !c.ours() && slices.Contains(transparent, c.Plugins[0])

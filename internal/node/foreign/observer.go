@@ -30,7 +30,7 @@ type Options struct {
 	Configs     func() ([]Config, error) // network configurations of the node, as the runtime sorts them
 	Clock       clock.Clock
 	Log         *slog.Logger
-	// Answers tells which other daemons run; nil: looks at the sockets of the node.
+	// Answers returns which other daemons run; if nil, the node's sockets are checked.
 	Answers func(ctx context.Context) map[System]bool
 }
 
@@ -42,7 +42,7 @@ type Observer struct {
 	seen       marks      // before the last Observe
 	file       identity   // of the checkpoint read last
 	checkpoint Checkpoint
-	said       string // the problem with the checkpoint that was logged last
+	said       string // last logged problem with the checkpoint
 	answers    map[System]bool
 	at         time.Time // when answers were read
 }
@@ -54,7 +54,7 @@ func NewObserver(o Options) *Observer {
 	}
 	observer := &Observer{options: o}
 	observer.seen = observer.marks()
-	observer.seen.checkpoint = identity{} // one that exists is new
+	observer.seen.checkpoint = identity{} // an existing one is new
 	return observer
 }
 
@@ -65,7 +65,7 @@ type Observation struct {
 	Configs  []Config
 }
 
-// identity changes with each replacement of a file; zero: there is none.
+// identity changes with each replacement of a file. It is zero if there is no file.
 type identity struct {
 	inode uint64
 	size  int64
@@ -84,8 +84,8 @@ func identify(path string) identity {
 	return id
 }
 
-// marks change when the Amazon VPC CNI hands out or takes back addresses, when its daemon starts, and when a network
-// configuration comes or goes.
+// marks change when the Amazon VPC CNI assigns or releases addresses, when its daemon starts, and when a network configuration is
+// added or removed.
 type marks struct{ checkpoint, folder, configurations identity }
 
 func (o *Observer) path() string { return filepath.Join(o.options.Checkpoints, CheckpointName) }
@@ -94,8 +94,8 @@ func (o *Observer) marks() marks {
 	return marks{identify(o.path()), identify(o.options.Checkpoints), identify(o.options.ConfDir)}
 }
 
-// Changed reports whether another daemon has handed out or taken back addresses, has started, or has changed the node's
-// network configurations since the last Observe. It takes microseconds.
+// Changed reports whether, since the last Observe, another daemon has assigned or released addresses, has started, or has
+// changed the node's network configurations. It takes microseconds.
 func (o *Observer) Changed() bool {
 	now := o.marks()
 	o.mu.Lock()
@@ -103,10 +103,10 @@ func (o *Observer) Changed() bool {
 	return now != o.seen
 }
 
-// answersEvery is how often the daemons of other pod networks are looked for. ipamd is also looked for when its folder changes.
+// answersEvery is the interval of searches for daemons of other pod networks. A change of ipamd's folder also triggers one.
 const answersEvery = 30 * time.Second
 
-// Observe reads what other software has on the node. routes are those of the kernel, records those of Berth.
+// Observe reads the state of other software on the node. routes are the kernel's, and records are Berth's.
 func (o *Observer) Observe(ctx context.Context, routes []datapath.ForeignRoute, records []attachment.Record) Observation {
 	now := o.marks()
 	o.mu.Lock()
@@ -119,7 +119,7 @@ func (o *Observer) Observe(ctx context.Context, routes []datapath.ForeignRoute, 
 		containers[rec.Key.ContainerID] = true
 		spaces[datapath.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}] = true
 	}
-	var others *namespaces // opened when asked
+	var others *namespaces // opened on first use
 	defer func() { others.close() }()
 	e := Evidence{
 		Now: o.options.Clock.Now(), Routes: routes, Checkpoint: checkpoint, Answers: answers,
@@ -141,8 +141,8 @@ func (o *Observer) Observe(ctx context.Context, routes []datapath.ForeignRoute, 
 	return out
 }
 
-// readCheckpoint reads the checkpoint if it has changed. One that cannot be read at all leaves what was known before: it
-// is replaced at once, and to forget it would hand out others' addresses.
+// readCheckpoint reads the checkpoint if it has changed. If that fails, the previous content stays: ipamd replaces the file at
+// once, and without its content, Berth would assign other pods' addresses.
 func (o *Observer) readCheckpoint() Checkpoint {
 	o.mu.Lock()
 	file, last := o.file, o.checkpoint
@@ -191,7 +191,7 @@ const ipamdAddress = "127.0.0.1:50051" // before version 1.22
 
 var daemonSockets = map[string]System{"/aws-node/ipamd.sock": AmazonVPCCNI, "/coild.sock": Coil, "/cilium/cilium.sock": Cilium}
 
-// answers looks at the sockets of the node.
+// answers returns the systems with a listening socket on the node.
 func answers(ctx context.Context) map[System]bool {
 	found := map[System]bool{}
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
@@ -200,7 +200,7 @@ func answers(ctx context.Context) map[System]bool {
 		_ = conn.Close()
 		found[AmazonVPCCNI] = true
 	}
-	// Sockets of the network namespace, whatever berthd's container can see of the file system.
+	// Sockets of the network namespace, independent of the file system that berthd's container sees.
 	if data, err := os.ReadFile("/proc/net/unix"); err == nil {
 		for system := range listening(data) {
 			found[system] = true

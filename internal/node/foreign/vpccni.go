@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// CheckpointFolder has the checkpoints of ipamd, the node daemon of the Amazon VPC CNI. It is on a tmpfs.
+// CheckpointFolder contains the checkpoints of ipamd, the node daemon of the Amazon VPC CNI. It is on a tmpfs.
 const CheckpointFolder = "/var/run/aws-node"
 
 // CheckpointName is the file of CheckpointFolder that ipamd replaces before it answers a call of its plugin.
@@ -24,15 +24,15 @@ const CheckpointName = "ipam.json"
 // CheckpointVersion is the only version of the format, since version 1.7 of the Amazon VPC CNI.
 const CheckpointVersion = "vpc-cni-ipam/1"
 
-// CheckpointMoved is the version of the empty checkpoint that Berth puts in the place of ipamd's, which then refuses to start.
+// CheckpointMoved is the version of the empty checkpoint with which Berth replaces ipamd's, so that ipamd does not start.
 const CheckpointMoved = "moved-to-berth/1"
 
-// Moved is that checkpoint. ipamd ends at its start with an error that names the version. Without it, ipamd would miss the
-// links of Berth's pods, and hand out their addresses.
+// Moved is that checkpoint. ipamd exits at its start with an error that names the version. Otherwise ipamd would not find the
+// links of Berth's pods, and would assign their addresses.
 var Moved = []byte(`{"version":"` + CheckpointMoved + `","allocations":[]}` + "\n")
 
-// Fence keeps ipamd from starting, unless the folder has a checkpoint, and reports whether it had to. It holds until the node
-// reboots.
+// Fence keeps ipamd from starting until the node reboots, unless the folder has a checkpoint. It reports whether it created one.
+// It does not replace a checkpoint that ipamd writes at the same time.
 func Fence(folder string) (fenced bool, err error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return false, fmt.Errorf("create the directory of ipamd's checkpoint: %w", err)
@@ -41,10 +41,14 @@ func Fence(folder string) (fenced bool, err error) {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	return true, statefile.Replace(path, Moved, 0o644)
+	err = statefile.CreateOnly(path, Moved, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
-// Checkpoint is what ipamd remembers across restarts: the addresses that pods hold.
+// Checkpoint is ipamd's state across restarts: the addresses that pods hold.
 type Checkpoint struct {
 	Version     string       `json:"version"`
 	Allocations []Allocation `json:"allocations"`
@@ -99,8 +103,8 @@ func (a Allocation) HostLink() string {
 	return "eni" + hex.EncodeToString(sum[:])[:11]
 }
 
-// ParseCheckpoint reads a checkpoint. An entry that makes no sense is left out and named by the error; the result then has
-// the others. Without a result nothing could be read.
+// ParseCheckpoint reads a checkpoint. It skips invalid entries and returns the others together with an error that names the
+// invalid ones. If nothing can be read, it returns only an error.
 func ParseCheckpoint(data []byte) (Checkpoint, error) {
 	var raw struct {
 		Version     string            `json:"version"`
@@ -131,7 +135,7 @@ func ParseCheckpoint(data []byte) (Checkpoint, error) {
 	}
 	if len(bad) > 0 {
 		const most = 3
-		return c, fmt.Errorf("%d entries of the checkpoint of the Amazon VPC CNI make no sense: %w", len(bad), errors.Join(bad[:min(most, len(bad))]...))
+		return c, fmt.Errorf("%d entries of the checkpoint of the Amazon VPC CNI are invalid: %w", len(bad), errors.Join(bad[:min(most, len(bad))]...))
 	}
 	return c, nil
 }

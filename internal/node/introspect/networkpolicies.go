@@ -42,7 +42,7 @@ type PolicyAttachment struct {
 	Pod       string       `json:"pod"`
 	UID       string       `json:"uid"`
 	Addresses []netip.Addr `json:"addresses"`
-	// Known: the operator has told which policies select the pod. Otherwise it is closed, or open with
+	// Known: the operator has sent the policies that select the pod. Otherwise it is closed, or open with
 	// --network-policy-unknown=start.
 	Known   bool            `json:"known"`
 	Ingress []AppliedPolicy `json:"ingress"` // in the order in which they are judged

@@ -27,8 +27,8 @@ type Denials interface {
 type denialLog struct {
 	of    *Enforcer
 	limit *denialLimit
-	// attachment has the log in its pod's network namespace; empty: it is the node's. A program in the pod with CAP_NET_ADMIN can write
-	// anything to it, so what is not about the pod is not logged, and it is read at a bounded rate.
+	// attachment is the one whose pod's network namespace has the log; empty for the node's log. A program in the pod with
+	// CAP_NET_ADMIN can write anything to it, so entries about other pods are ignored, and it is read at a bounded rate.
 	attachment string
 }
 
@@ -45,7 +45,7 @@ func (l denialLog) run(from Denials) {
 			return
 		}
 		if err != nil {
-			l.of.Log.Warn("denied connections are not logged any more", "err", err)
+			l.of.Log.Warn("denied connections are no longer logged", "err", err)
 			return
 		}
 		for _, d := range list {
@@ -79,7 +79,7 @@ func (l denialLog) judged(d policytable.Denied) *Pod {
 	return nil
 }
 
-// write writes the line about a denied connection. dropped is how many connections got none since the last line.
+// write logs a denied connection. dropped is the number of connections that were not logged since the last line.
 func (l denialLog) write(d policytable.Denied, dropped int) {
 	own := l.judged(d)
 	l.of.mu.Lock()
@@ -114,7 +114,8 @@ func (l denialLog) write(d policytable.Denied, dropped int) {
 	l.of.Log.Info("network policies denied a connection", args...)
 }
 
-// podAt returns the pod that has an address, or nil. Pods in networks of their own may have the same one.
+// podAt returns the pod with an address, or nil. Pods in separate networks may have the same address; pods of the node's
+// own network take precedence.
 func podAt(pods map[string]Pod, a netip.Addr) (found *Pod) {
 	for _, p := range pods {
 		if slices.Contains(p.allAddrs(), a) && (found == nil || p.Inside == nil) {
@@ -124,8 +125,8 @@ func podAt(pods map[string]Pod, a netip.Addr) (found *Pod) {
 	return found
 }
 
-// because names the policies that deny a connection of a pod: the one whose rule does, with the rule, or those none of which
-// accepts it. It names none if the policies have changed since.
+// because names the policies that deny a connection of a pod: the policy whose rule denies it, with the rule, or all
+// policies that isolate the pod and do not accept it. It names none if the policies have changed since.
 func because(state *policy.State, h *holding, p Pod, d policytable.Denied) (names []string) {
 	list, known := state.Of(p.PodName, p.UID)
 	switch {
@@ -168,8 +169,8 @@ func protocolName(p uint8) string {
 	return strconv.Itoa(int(p))
 }
 
-// denialLimit decides which denied connections are logged: each once a minute, as its packets are sent again, and at most
-// a number of them a second.
+// denialLimit decides which denied connections are logged: each at most once a minute, because clients retransmit, and
+// a limited number per second.
 type denialLimit struct {
 	clock   clock.Clock
 	memory  int // connections
@@ -181,19 +182,19 @@ type denialLimit struct {
 }
 
 const (
-	denialRate   = 10   // a second, of the node; a burst may have as many
+	denialRate   = 10   // per second and node; also the burst
 	denialMemory = 4096 // connections
 	denialRepeat = time.Minute
-	insideRate   = 1 // of each pod with a table of its own
+	insideRate   = 1 // per second, for each pod with its own table
 	insideMemory = 256
-	insidePause  = 100 * time.Millisecond // between packets, or several that the kernel sends at once
+	insidePause  = 100 * time.Millisecond // between reads of the kernel's messages
 )
 
 func newDenialLimit(c clock.Clock, each rate.Limit, memory int) *denialLimit {
 	return &denialLimit{clock: c, memory: memory, rate: rate.NewLimiter(each, denialRate), logged: map[policytable.Denied]bool{}, since: c.Now()}
 }
 
-// allow tells whether a connection is logged, and how many were not because of the rate since the last one that was.
+// allow reports whether to log a connection, and how many connections the rate limit has suppressed since the last one.
 func (l *denialLimit) allow(d policytable.Denied) (dropped int, logs bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/policy/wire"
 )
 
-// Access is how a node finds the operator that leads, and authenticates.
+// Access finds the leading operator, and authenticates the node to it.
 type Access struct {
 	Namespace string // of the ConfigMap
 	// ConfigMap reads the data of a ConfigMap.
@@ -28,19 +28,19 @@ type Access struct {
 }
 
 const (
-	// largestPart is that of a message, in bytes: a part of an update has all policies of the node's pods.
+	// largestPart is the maximum size of a message in bytes. One part of an update contains all policies of the node's pods.
 	largestPart = 16 << 20
-	// A connection that is idle for pingAfter is probed, and ends if there is no answer within pingTimeout.
+	// A connection that is idle for pingAfter is probed, and closed if no answer arrives within pingTimeout.
 	pingAfter, pingTimeout = 10 * time.Second, 5 * time.Second
-	// connectTimeout bounds how long a connection may take until it is encrypted. An operator that is stuck accepts connections, and
-	// another one may lead by then.
+	// connectTimeout limits the time until the TLS handshake is done. A hung operator still accepts connections, while another
+	// one may already lead.
 	connectTimeout = 5 * time.Second
-	// window is how much the operator may send that was not read yet, in bytes. It is fixed: otherwise gRPC sends a ping after each
-	// message, to measure the connection, and a pod that starts waits for more than the message about it.
+	// window is the flow control window in bytes. It is fixed, because otherwise gRPC sends a ping after each message to measure
+	// the connection, which delays the messages that starting pods wait for.
 	window = 1 << 20
 )
 
-// Dial implements Dialer. It reads the ConfigMap each time, as another operator may lead by now.
+// Dial implements Dialer. It reads the ConfigMap each time, because another operator may have become the leader.
 func (a Access) Dial(ctx context.Context) (Leader, error) {
 	data, err := a.read(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ func (a Access) read(ctx context.Context) (map[string]string, error) {
 	return data, nil
 }
 
-// operator returns the address of the operator, and the authority that has signed its certificate.
+// operator returns the address of the operator, and the authority that signed its certificate.
 func (a Access) operator(data map[string]string) (address string, roots *x509.CertPool, err error) {
 	if data[wire.KeyAddress] == "" {
 		return "", nil, fmt.Errorf("%s has no %s: no berth-operator leads yet", a.object(), wire.KeyAddress)
@@ -95,7 +95,7 @@ func (a Access) operator(data map[string]string) (address string, roots *x509.Ce
 	return data[wire.KeyAddress], roots, nil
 }
 
-// tokenFile has the token of each call, as the kubelet replaces the file.
+// tokenFile is the path of the token. It is read for each call, because the kubelet replaces the file.
 type tokenFile string
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.

@@ -1,23 +1,23 @@
-// Package networkpolicy enforces network policies for the pods of a node: it follows what the operator says about them
-// (package wire), and keeps the kernel's table (package policytable) as that says. It stores what it was told, so that
-// policies are in force after a restart or a reboot while the operator is away.
+// Package networkpolicy enforces network policies for the pods of a node. It receives policies from the operator (package
+// wire), keeps the kernel's table (package policytable) in sync with them, and stores them on disk, so that they are in
+// force after a restart or a reboot even if the operator is down.
 //
-//	enforcer.go  what is known, which pods run, and the one goroutine that changes the kernel
-//	view.go      which policies the pods should have
-//	held.go      policies that the kernel refuses
-//	follow.go    the operator's word
-//	stored.go    the file
+//	enforcer.go  received policies, running pods, and the goroutine that changes the kernel
+//	view.go      the desired policies of each pod
+//	held.go      policies that the kernel rejects
+//	follow.go    the stream from the operator
+//	stored.go    the file with the last known policies
 //	denied.go    the log of denied connections
 //	inside.go    pods whose packets do not pass the node's IP stack
-//	looks.go     connections that policies forbid by now
-//	repair.go    what other software changes in the kernel
+//	looks.go     ending connections that policies no longer allow
+//	repair.go    restoring what other software changes in the kernel
 //	health.go    the condition of the node
-//	metrics.go   the same as metrics
-//	dial.go      how the operator is found and called
-//	status.go    what people see of it
+//	metrics.go   metrics
+//	dial.go      finding the leading operator and connecting to it
+//	status.go    status for introspection
 package networkpolicy
 
-// What berthd may do in the Kubernetes API for it. It reads no policy and no pod.
+// RBAC of berthd for network policies. It reads neither policies nor pods.
 //
 // +kubebuilder:rbac:groups="",namespace=kube-system,resources=configmaps,resourceNames=berth-network-policies,verbs=get
 //

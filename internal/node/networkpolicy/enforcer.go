@@ -27,18 +27,18 @@ var _ = failpoint.Register(
 type Kernel interface {
 	Apply(pods []policytable.Pod, elements policytable.Elements, changed policy.SetChanges) error
 	ApplyElements(elements policytable.Elements, changed policy.SetChanges) error
-	// Connections lists the connections that are open, which takes milliseconds and holds up no change. End ends those of the list
-	// that allowed rejects.
+	// Connections lists the open connections. It takes milliseconds, and delays no change. End ends the listed connections that
+	// allowed rejects.
 	Connections() ([]policytable.Connection, error)
 	End(list []policytable.Connection, allowed func(policy.Flow) bool) (int, error)
-	// Refused returns how many packets were refused, by direction and policies.
+	// Refused returns the number of rejected packets by direction and policies.
 	Refused() ([]policytable.Refused, error)
-	// Present tells whether the kernel has what was applied last.
+	// Present reports whether the kernel has what was applied last.
 	Present() (bool, error)
-	// Forget has the next Apply replace everything, as other software may have changed anything.
+	// Forget makes the next Apply replace everything, because other software may have changed anything.
 	Forget()
-	// Watch sends what other software changes, until ctx ends, and an empty text when changes may have been missed. The
-	// channel is closed when it cannot go on.
+	// Watch sends a description of each change by other software until ctx ends, and an empty text if changes may have been
+	// missed. It closes the channel when it fails.
 	Watch(ctx context.Context) (<-chan string, error)
 }
 
@@ -46,37 +46,37 @@ type Kernel interface {
 type Pod struct {
 	policy.PodName
 	UID   string
-	Addrs []netip.Addr // by which other pods and nodes know it
-	Local []netip.Addr // its other addresses, which count on this node only
-	// Inside is for interfaces whose packets do not pass the node's IP stack; nil: there are none that policies concern.
+	Addrs []netip.Addr // addresses that other pods and nodes know
+	Local []netip.Addr // other addresses, which matter on this node only
+	// Inside is set if the pod has interfaces whose packets do not pass the node's IP stack.
 	Inside *Inside
-	// Tunnels are the gateways of its Egresses, and their Services, with the UDP port of tunnels. What leaves in tunnels is judged
-	// by what is inside.
+	// Tunnels are the gateways of its Egresses and their Services, with the UDP port of tunnels. For packets in tunnels, policies
+	// match the inner header.
 	Tunnels []netip.AddrPort
-	// Changes says that its addresses are about to change: those that it had before count on this node until the next Set.
+	// Changes is set if the addresses are about to change: the former addresses stay valid on this node until the next Set.
 	Changes bool
 
-	set      int  // counts calls of Set: that of a pod's latest sandbox is the highest; 0: it was restored
-	known    bool // the operator has told about it
-	restored bool // it ran when the process began
+	set      int  // number of the call of Set, highest for the latest sandbox of a pod; 0 if restored
+	known    bool // the operator has sent its policies
+	restored bool // it was running when the process started
 }
 
-// byNode tells whether the node's table judges the pod.
+// byNode reports whether the node's table enforces the pod's policies.
 func (p Pod) byNode() bool { return p.Inside == nil || !p.Inside.Only }
 
 func (p Pod) allAddrs() []netip.Addr { return slices.Concat(p.Addrs, p.Local) }
 
-// Options are what an Enforcer is made of.
+// Options configure an Enforcer.
 type Options struct {
 	Kernel  Kernel
-	Denials Denials // nil: denied connections are not logged. Run closes it
-	// OpenInside opens the table of a pod, and its log unless that is nil, which the table closes.
+	Denials Denials // if nil, denied connections are not logged. Run closes it
+	// OpenInside opens the table of a pod and, if possible, its log, which the table closes.
 	OpenInside func(i Inside) (PodKernel, Denials, error)
 	Dial       Dialer
-	Dir        string // of the stored file; it has to outlast a reboot
-	// StartUnknown: a pod is open until the operator has told about it. Otherwise it is closed.
+	Dir        string // directory of the stored file; it must survive a reboot
+	// StartUnknown: a pod is open until the operator has sent its policies. Otherwise it is closed.
 	StartUnknown bool
-	Interval     time.Duration // how often the kernel is looked at, in addition to each observed change
+	Interval     time.Duration // how often the kernel is checked, in addition to each observed change
 	Metrics      Metrics
 	Clock        clock.Clock
 	Log          *slog.Logger
@@ -91,47 +91,47 @@ type Enforcer struct {
 	own     own
 	insides insides
 
-	mu sync.Mutex // guards below; nothing waits while it is held
-	told
-	foreign string         // what other software may have changed in the kernel; empty: nothing
-	state   *policy.State  // others than Run read it
+	mu sync.Mutex // guards the fields below; never held while waiting
+	received
+	foreign string         // what other software may have changed in the kernel, or ""
+	state   *policy.State  // changed by Run only
 	pods    map[string]Pod // by attachment
-	rules   bool           // pods or policies changed since the kernel had them
-	round   *round         // the next one that changes the kernel
+	rules   bool           // pods or policies have changed since the last change of the kernel
+	round   *round         // the next change of the kernel
 	moved   chan struct{}  // closed and replaced whenever state changes
 	record  record
 	holding holding
 }
 
-// told is what the operator has told.
-type told struct {
-	updates []*policy.Update // that state does not have yet
-	session uint64           // of the last of them; 0: the file
+// received holds updates from the operator.
+type received struct {
+	updates []*policy.Update // not yet applied to state
+	session uint64           // session of the last one; 0 for the stored file
 }
 
 // own is the state of the goroutine of Run.
 type own struct {
 	applied bool // the last change of the kernel succeeded
 	file    stored
-	// unstored: the file lacks what the operator has told. urgent: not only about sets.
+	// unstored: the file lacks updates of the operator. urgent: these do not only change sets.
 	unstored, urgent bool
 
 	looks  looks
-	failed error // of pods whose policies are not in force, while those of others are
+	failed error // for pods whose policies are not in force, while those of others are
 }
 
 // round is one change of the kernel.
 type round struct {
 	done   chan struct{}
 	err    error
-	failed map[string]error // of attachments
-	next   *round           // the one after this one
+	failed map[string]error // by attachment
+	next   *round           // the following round
 }
 
 func newRound() *round { return &round{done: make(chan struct{})} }
 
-// New returns an Enforcer with what the file says. The error of a file that cannot be read is logged: then nothing is known
-// until the operator says it.
+// New returns an Enforcer with the policies of the stored file. If the file cannot be read, the error is logged, and nothing
+// is known until the operator sends policies.
 func New(o Options) *Enforcer {
 	e := &Enforcer{
 		Options: o, calls: newCalls(), dirty: retry.NewSignal(), record: record{began: o.Clock.Now()},
@@ -147,7 +147,7 @@ func New(o Options) *Enforcer {
 	return e
 }
 
-// Known returns once it is known which policies select a pod, or when ctx ends.
+// Known returns once the policies of a pod are known, or when ctx ends.
 func (e *Enforcer) Known(ctx context.Context, name policy.PodName, uid string) error {
 	defer e.calls.waits(e.Clock.Now())()
 	for {
@@ -166,9 +166,9 @@ func (e *Enforcer) Known(ctx context.Context, name policy.PodName, uid string) e
 	}
 }
 
-// Unknown says why it is not known which policies select a pod.
+// Unknown explains why the policies of a pod are not known.
 func (e *Enforcer) Unknown(name policy.PodName) string {
-	text := fmt.Sprintf("berth-operator has not told this node which network policies select pod %s/%s", name.Namespace, name.Name)
+	text := fmt.Sprintf("berth-operator has not sent this node the network policies of pod %s/%s", name.Namespace, name.Name)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r := &e.record; !r.connected && r.lost != "" {
@@ -177,9 +177,8 @@ func (e *Enforcer) Unknown(name policy.PodName) string {
 	return text
 }
 
-// Set has the policies of a pod in force when it returns without an error. What the kernel refuses is tried again until ctx
-// ends; the error is the kernel's. A pod that is not known is open or closed by
-// Options.StartUnknown.
+// Set returns nil once the policies of a pod are in force. If the kernel rejects them, Set waits for further attempts until
+// ctx ends, and returns the kernel's error. Options.StartUnknown decides whether an unknown pod is open or closed.
 func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	e.mu.Lock()
 	e.record.sets++
@@ -196,7 +195,7 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	nothing := e.state.Version() == 0 && len(e.updates) == 0
 	e.mu.Unlock()
 	if nothing && (e.StartUnknown || p.restored) {
-		return nil // nothing is applied before the operator speaks
+		return nil // nothing is applied before the first update
 	}
 	var last error
 	for {
@@ -218,7 +217,7 @@ func (e *Enforcer) Set(ctx context.Context, attachment string, p Pod) error {
 	}
 }
 
-// Holds tells whether an attachment was Set, or restored, as this pod.
+// Holds reports whether an attachment was Set or restored with this pod.
 func (e *Enforcer) Holds(attachment string, p Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -227,7 +226,7 @@ func (e *Enforcer) Holds(attachment string, p Pod) bool {
 		have.Inside.equal(p.Inside) && slices.Equal(have.Tunnels, p.Tunnels)
 }
 
-// Remove forgets a pod that is gone. The kernel forgets it soon after.
+// Remove drops a pod that is gone. The kernel is updated soon after.
 func (e *Enforcer) Remove(attachment string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -238,8 +237,8 @@ func (e *Enforcer) Remove(attachment string) {
 	}
 }
 
-// Restore takes in the pods that run when the process begins. Those about which the stored file says nothing keep what they have:
-// they may be from before policies were enforced. Once the operator speaks they are closed if it does not know them.
+// Restore adds the pods that are running when the process starts. Pods that the stored file does not contain keep their state,
+// because they may predate network policies. Once the operator has sent policies, pods that it does not know are closed.
 func (e *Enforcer) Restore(pods map[string]Pod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -250,14 +249,14 @@ func (e *Enforcer) Restore(pods map[string]Pod) {
 	e.wantRound()
 }
 
-// wantRound has pods and policies applied, and returns the round in which they are.
+// wantRound schedules a round that applies pods and policies, and returns it.
 func (e *Enforcer) wantRound() *round {
 	e.rules = true
 	e.dirty.Set()
 	return e.round
 }
 
-// take takes in an update of the operator.
+// take queues an update of the operator.
 func (e *Enforcer) take(session uint64, u *policy.Update) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -273,14 +272,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	running.Go(func() { watch(ctx, e.Options, e.suspect) })
 	defer e.own.file.flush()
 	if e.Denials != nil {
-		// Not by context.AfterFunc, whose function may begin later than this one returns.
+		// Not with context.AfterFunc, whose function may start after this one has returned.
 		defer func() { _ = e.Denials.Close() }()
 		running.Go(func() { e.insides.denied.run(e.Denials) })
 	}
 	defer e.insides.closeAll()
 	defer e.own.looks.running.Wait()
 	var failures, partly retry.Backoff
-	var again <-chan time.Time // at a time
+	var again <-chan time.Time // fires at the time in at
 	var at time.Time
 	for {
 		do := e.apply
@@ -304,14 +303,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.dirty:
 		}
 		if e.own.looks.at == nil {
-			do = e.apply // what the kernel has is unknown
+			do = e.apply // the kernel's state is unknown
 		}
 		err := do()
 		e.mu.Lock()
 		news := e.record.failed(err, e.Clock.Now())
 		e.mu.Unlock()
 		if news {
-			e.Log.Error("network policies are not in force as they should be, will try again", "err", err)
+			e.Log.Error("not all network policies are in force, will try again", "err", err)
 		}
 		if err == nil {
 			failures, partly, again = retry.Backoff{}, retry.Backoff{}, nil
@@ -324,7 +323,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			}
 			next, now := partly, e.Clock.Now()
 			next.Fail(now, retry.First, retry.Most)
-			if again == nil || next.Until.Before(at) { // other changes, however many, do not put it off
+			if again == nil || next.Until.Before(at) { // other changes must not postpone it
 				partly, at = next, next.Until
 				again = e.Clock.After(at.Sub(now))
 			}
@@ -340,14 +339,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	}
 }
 
-// partialError is an error about pods with a table of their own, or about connections that have to end. The node's table is as it
-// should be, so other pods do not wait for the next attempt.
+// partialError is an error about pods with their own tables, or about ending connections. The node's table is in sync, so other
+// pods do not wait for the next attempt.
 type partialError struct{ error }
 
 // Unwrap returns what failed.
 func (p partialError) Unwrap() error { return p.error }
 
-// take applies updates to the state, in their order. It returns the changes of sets, and whether policies or pods changed.
+// take applies updates to the state in order. It returns the changes of sets, and whether policies or pods have changed.
 func take(updates []*policy.Update, state *policy.State, held *holding) (changed policy.SetChanges, rules bool) {
 	changed = policy.SetChanges{}
 	for _, u := range updates {
@@ -363,8 +362,8 @@ func take(updates []*policy.Update, state *policy.State, held *holding) (changed
 	return changed, rules
 }
 
-// apply brings the kernel up to date, and ends connections that policies forbid by now. Those who wait for the round
-// hear how it went. An error may be a partialError.
+// apply updates the kernel, and ends connections that policies no longer allow. It reports the result to those who wait for
+// the round. An error may be a partialError.
 func (e *Enforcer) apply() error {
 	e.repair()
 	e.mu.Lock()
@@ -375,7 +374,7 @@ func (e *Enforcer) apply() error {
 	e.updates = nil
 	close(e.moved)
 	e.moved = make(chan struct{})
-	if e.state.Version() == 0 { // what the kernel has stays until it is known what it should have
+	if e.state.Version() == 0 { // the kernel keeps its state until the desired state is known
 		e.mu.Unlock()
 		return nil
 	}
@@ -412,7 +411,7 @@ func (e *Enforcer) apply() error {
 	close(r.done)
 	if r.err != nil || failed != nil {
 		e.mu.Lock()
-		e.rules = true // what the kernel has is unknown, so all of it is applied
+		e.rules = true // the kernel's state is unknown, so everything is applied
 		e.mu.Unlock()
 	}
 	if r.err != nil {
@@ -430,10 +429,10 @@ func (e *Enforcer) apply() error {
 	return e.rest()
 }
 
-// rest ends connections that policies forbid by now, after they are in force. An error is a partialError.
+// rest ends connections that policies no longer allow, after these are in force. An error is a partialError.
 func (e *Enforcer) rest() error {
 	failed := e.own.failed
-	if !e.holding.unsure() { // otherwise pods may be closed for a moment only
+	if !e.holding.unsure() { // otherwise pods may be closed only temporarily
 		failed = errors.Join(failed, e.own.looks.end(*e.own.looks.at))
 	}
 	if failed != nil {
@@ -442,7 +441,7 @@ func (e *Enforcer) rest() error {
 	return nil
 }
 
-// change has the kernel enforce what the pods should have, and returns that. rules: not only sets changed.
+// change applies the desired policies to the kernel, and returns them. rules is false if only sets have changed.
 func (e *Enforcer) change(lists map[string]inForce, rules bool, changed policy.SetChanges) (v view, err error) {
 	e.mu.Lock()
 	used := e.state.Policies()
@@ -457,7 +456,7 @@ func (e *Enforcer) change(lists map[string]inForce, rules bool, changed policy.S
 		if errors.Is(err, policytable.ErrUnknown) {
 			err = e.Kernel.Apply(v.pods, e.state.Elements, changed)
 		}
-		changed = nil // the kernel has or remembers it
+		changed = nil // the kernel has them, or Kernel remembers them
 		e.mu.Lock()
 		again := e.holding.ended(err, used)
 		if again {

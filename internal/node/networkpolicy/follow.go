@@ -20,41 +20,41 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Dialer connects to the operator that leads.
+// Dialer connects to the leading operator.
 type Dialer func(ctx context.Context) (Leader, error)
 
-// Leader is a connection to an operator that leads.
+// Leader is a connection to the leading operator.
 type Leader struct {
 	wire.PoliciesClient
 	End func() // ends the connection
-	// Replaced tells whether another operator leads by now; nil: that cannot happen. An operator that is stuck, or whose node is gone, is
-	// noticed late otherwise.
+	// Replaced reports whether another operator has become the leader; nil if that cannot happen. Without it, an operator that
+	// hangs, or whose node is gone, would be detected late.
 	Replaced func(ctx context.Context) bool
 }
 
-// calls are what the node has to send to the operator.
+// calls queues messages from the node to the operator.
 type calls struct {
-	ready chan struct{} // has an element when there is something to say
+	ready chan struct{} // has an element if there are messages to send
 
-	mu      sync.Mutex // guards below
-	session uint64     // how often the operator was called
-	version uint64     // of this session that is in force
-	said    uint64
-	last    uint64             // ID of an Assign
-	assigns map[uint64]*assign // that the operator has not accepted, of pods of the node
-	waiting []time.Time        // since when ADDs wait for what the operator knows, the longest first
+	mu      sync.Mutex         // guards the fields below
+	session uint64             // number of connections so far
+	version uint64             // version of this session that is in force
+	said    uint64             // last version that was sent
+	last    uint64             // ID of the last Assign
+	assigns map[uint64]*assign // of the node's pods, not yet accepted by the operator
+	waiting []time.Time        // start times of ADDs that wait for the operator, oldest first
 }
 
 // assign is an Assign that is sent until the operator accepts it.
 type assign struct {
 	*wire.Assign
 	unsaid  bool
-	done    chan struct{} // closed once the operator answered, or nobody needs the answer
-	refused string        // the latest answer; empty: none
-	retry   retry.Backoff // after it was refused
+	done    chan struct{} // closed when the operator answers, or when the answer is no longer needed
+	refused string        // reason of the last rejection, or ""
+	retry   retry.Backoff // after a rejection
 }
 
-// refusedMost is the longest wait until an Assign that was refused is sent again.
+// refusedMost is the longest delay before a rejected Assign is sent again.
 const refusedMost = time.Minute
 
 func newCalls() *calls {
@@ -68,7 +68,7 @@ func (c *calls) wake() {
 	}
 }
 
-// enforced notes that a version of a session is in force.
+// enforced records that a version of a session is in force.
 func (c *calls) enforced(session, version uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,7 +90,7 @@ func (a *assign) same(o *wire.Assign) bool {
 	return a.Namespace == o.Namespace && a.Name == o.Name && a.Uid == o.Uid && slices.EqualFunc(a.Addresses, o.Addresses, bytes.Equal)
 }
 
-// assign has a pod's addresses sent to the operator. The channel is closed once it answered.
+// assign queues a pod's addresses for the operator. The channel is closed when the operator answers.
 func (c *calls) assign(p Pod) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,7 +112,7 @@ func (c *calls) assign(p Pod) <-chan struct{} {
 	return done
 }
 
-// gone forgets the addresses of a pod that is gone.
+// gone drops the addresses of a pod that is gone.
 func (c *calls) gone(p Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,8 +124,8 @@ func (c *calls) gone(p Pod) {
 	}
 }
 
-// answer notes the operator's answer. It returns the Assign if it was refused for another reason than before. One that was refused is
-// sent again later: the operator may not know the pod yet, or learn later that the node has the address.
+// answer processes the operator's answer. It returns the Assign if it was rejected for a new reason. A rejected Assign is sent
+// again later, because the operator may not know the pod yet, or not know yet that the node has the address.
 func (c *calls) answer(m *wire.Assigned, now time.Time) (refused *wire.Assign) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +158,7 @@ func (c *calls) forget(id uint64) {
 	delete(c.assigns, id)
 }
 
-// restart begins a session: everything is said again, to an operator that knows nothing.
+// restart begins a session, in which everything is sent again.
 func (c *calls) restart() (session uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,7 +171,7 @@ func (c *calls) restart() (session uint64) {
 	return c.session
 }
 
-// next returns what has to be said now, and when there is more; zero: not before ready says so.
+// next returns the messages that are due, and the time of the next one; zero if it will be signalled by ready.
 func (c *calls) next(now time.Time) (list []*wire.FromNode, again time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,7 +192,7 @@ func (c *calls) next(now time.Time) (list []*wire.FromNode, again time.Time) {
 	return list, again
 }
 
-// waits notes that an ADD waits from now on for what the operator knows, until end is called.
+// waits records that an ADD waits for the operator until end is called.
 func (c *calls) waits(now time.Time) (end func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,16 +205,16 @@ func (c *calls) waits(now time.Time) (end func()) {
 	}
 }
 
-// someWait tells whether an ADD has waited since a time.
+// someWait reports whether an ADD has been waiting since a time.
 func (c *calls) someWait(since time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.waiting) > 0 && !c.waiting[0].After(since)
 }
 
-// Announce has those nodes enforce a pod's addresses whose pods allow it. The channel is closed once they do, or the operator
-// does not wait for them any longer. It is nil if there is nothing to wait for: the operator is not connected, and hears
-// of the addresses later, or the pod has none. The pod's node does not need it.
+// Announce sends a pod's addresses to the nodes whose pods allow the pod, through the operator. The channel is closed once these
+// nodes enforce the addresses, or the operator stops waiting for them. It is nil if there is nothing to wait for: the pod has no
+// addresses, or the operator is not connected and gets them later. The pod's own node does not depend on it.
 func (e *Enforcer) Announce(p Pod) <-chan struct{} {
 	if len(p.Addrs) == 0 {
 		return nil
@@ -228,8 +228,8 @@ func (e *Enforcer) Announce(p Pod) <-chan struct{} {
 	return done
 }
 
-// known are the pods with addresses that the operator knows: the status of some may not have the addresses yet. Of
-// several sandboxes of a pod the latest one counts; if that is not known, none does.
+// known returns the pods with addresses that the operator knows, because the status of a Pod may not have the addresses yet. Of
+// several sandboxes of a pod, it returns the latest one, or none if it is not known which is the latest.
 func (e *Enforcer) known() (list []Pod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -253,7 +253,7 @@ func (e *Enforcer) known() (list []Pod) {
 	return list
 }
 
-// following notes that the operator speaks, or why not, for people.
+// following records that the operator is connected, or why not, for the status.
 func (e *Enforcer) following(err error) (news bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -269,20 +269,20 @@ type follower struct {
 	known     func() []Pod
 }
 
-// soon is how often the operator is called while an ADD waits for it, at least, and how often it is checked that it still leads.
+// soon is the interval of connection attempts and of checks for a new leader while an ADD waits.
 const soon = time.Second
 
-// certainty is how long the Kubernetes API must refuse the node until its roles are called the reason: an API server that has just started
-// refuses everybody until it has read them.
+// certainty is how long the Kubernetes API must reject the node before missing roles are reported as the reason: an API server that
+// has just started rejects everybody until it has read the roles.
 const certainty = 10 * time.Second
 
-// errReplaced ends a call of an operator that does not lead any more.
+// errReplaced ends the stream of an operator that no longer leads.
 var errReplaced = errors.New("another berth-operator leads now")
 
 // run follows the operator until ctx ends.
 func (f follower) run(ctx context.Context) {
 	var failures retry.Backoff
-	var refused time.Time // since when the Kubernetes API refuses the node; zero: it does not
+	var refused time.Time // since when the Kubernetes API rejects the node; zero if it does not
 	for ctx.Err() == nil {
 		served, err := f.followOne(ctx)
 		if ctx.Err() != nil {
@@ -380,7 +380,7 @@ func (f follower) followOne(ctx context.Context) (served bool, err error) {
 		case *wire.FromOperator_Update:
 			u, err := d.Add(what.Update)
 			if err != nil {
-				return false, fmt.Errorf("what the operator sent makes no sense: %w", err)
+				return false, fmt.Errorf("berth-operator sent an invalid update: %w", err)
 			}
 			if u != nil {
 				f.take(session, u)
@@ -390,13 +390,13 @@ func (f follower) followOne(ctx context.Context) (served bool, err error) {
 			}
 		case *wire.FromOperator_Assigned:
 			if a := f.calls.answer(what.Assigned, f.Clock.Now()); a != nil {
-				f.Log.Warn("berth-operator does not accept a pod's addresses, so other nodes do not know them, will try again", "namespace", a.Namespace, "pod", a.Name, "err", what.Assigned.Refused)
+				f.Log.Warn("berth-operator rejected a pod's addresses, so other nodes do not know them; will try again", "namespace", a.Namespace, "pod", a.Name, "err", what.Assigned.Refused)
 			}
 		}
 	}
 }
 
-// say says what there is to say until ctx ends.
+// say sends queued messages until ctx ends.
 func (f follower) say(ctx context.Context, stream wire.Policies_FollowClient) error {
 	var again <-chan time.Time
 	for {

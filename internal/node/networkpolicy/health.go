@@ -10,17 +10,17 @@ import (
 // ConditionReady is the type of the condition about network policies.
 const ConditionReady = "NetworkPoliciesReady"
 
-// awayFor is how long the operator may be away until the condition says so: a new leader takes less.
+// awayFor is how long the operator may be disconnected before the condition reports it. A change of leaders takes less.
 const awayFor = time.Minute
 
-// Condition is the condition ConditionReady now.
+// Condition returns the condition ConditionReady.
 func (e *Enforcer) Condition() source.Condition {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.record.condition(e.state.Version() != 0, e.Clock.Now())
 }
 
-// condition is the condition ConditionReady. known: it is known which policies the node's pods have.
+// condition returns the condition ConditionReady. known is set if the policies of the node's pods are known.
 func (r *record) condition(known bool, now time.Time) source.Condition {
 	said := ""
 	if r.lost != "" {
@@ -35,9 +35,9 @@ func (r *record) condition(known bool, now time.Time) source.Condition {
 	case !known && r.changed.IsZero() && r.lost == "":
 		return unwell("Starting", "berthd has not reached berth-operator yet")
 	case !known:
-		return unwell("Unknown", "berth-operator has not told this node yet which network policies its pods have%s", said)
+		return unwell("Unknown", "berth-operator has not sent this node any network policies yet%s", said)
 	case !r.connected && now.Sub(r.away()) >= awayFor:
-		return unwell("OperatorAway", "network policies are in force as berth-operator last told them, before %s; later changes are not known here%s", r.away().UTC().Format(time.RFC3339), said)
+		return unwell("OperatorAway", "the network policies that berth-operator sent before %s are in force; later changes have not arrived%s", r.away().UTC().Format(time.RFC3339), said)
 	}
 	return source.Condition{Type: ConditionReady, Healthy: true, Reason: "InForce"}
 }

@@ -9,29 +9,29 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// refusalsUntilHeld is how many changes the kernel has to refuse in a row until policies are held: it may lack memory for a moment.
+// refusalsUntilHeld is the number of consecutive rejections before policies are held. A single one may be a temporary lack of memory.
 const refusalsUntilHeld = 3
 
-// holding finds policies that the kernel refuses. Their pods are closed, and the policies of other pods are in force. First all that could be
-// the reason are held; then they are released in parts, to see which of them the kernel takes. The goroutine of Run changes
-// it, with Enforcer.mu held.
+// holding finds policies that the kernel rejects. Their pods are closed, and the policies of other pods are in force. It first
+// holds back all candidates, then releases them in halves to see which the kernel accepts. The goroutine of Run changes it, with
+// Enforcer.mu held.
 type holding struct {
 	refusals int                          // in a row
-	fresh    map[policy.Ref]bool          // that came since the last change that the kernel took
+	fresh    map[policy.Ref]bool          // received since the last accepted change
 	held     map[policy.Ref]refusedPolicy // in the node's table
 	suspects [][]policy.Ref               // held, and not tried yet
-	known    bool                         // suspects were refused one by one before
+	known    bool                         // suspects were rejected one by one before
 	due      bool                         // a part may be tried
-	trial    []policy.Ref                 // was released
+	trial    []policy.Ref                 // released for this attempt
 }
 
-// refusedPolicy is a policy as it was refused.
+// refusedPolicy is the version of a policy that was rejected.
 type refusedPolicy struct {
 	digest string
 	err    error
 }
 
-// came notes policies that the operator has told about.
+// came records policies that the operator has sent.
 func (h *holding) came(policies map[policy.Ref]*policy.Policy) {
 	if h.fresh == nil {
 		h.fresh = map[policy.Ref]bool{}
@@ -41,10 +41,10 @@ func (h *holding) came(policies map[policy.Ref]*policy.Policy) {
 	}
 }
 
-// unsure tells whether policies are held that the kernel may accept.
+// unsure reports whether some held policies may be acceptable.
 func (h *holding) unsure() bool { return len(h.suspects) > 0 && !h.known }
 
-// of returns the policy among some that is held; nil: none is.
+// of returns the first held policy of a list, or nil.
 func (h *holding) of(list []*policy.Policy) *policy.Policy {
 	for _, p := range list {
 		if _, held := h.held[p.Ref]; held {
@@ -54,7 +54,7 @@ func (h *holding) of(list []*policy.Policy) *policy.Policy {
 	return nil
 }
 
-// begin releases policies that have changed, to try them, and a part of the others if one is due.
+// begin releases policies that have changed and, if a trial is due, a part of the others.
 func (h *holding) begin(used map[policy.Ref]*policy.Policy) {
 	for ref, r := range h.held {
 		p := used[ref]
@@ -85,7 +85,7 @@ func (h *holding) begin(used map[policy.Ref]*policy.Policy) {
 	h.trial, h.suspects = append(h.trial, h.suspects[0]...), h.suspects[1:]
 }
 
-// ended takes in how a change went, and tells whether another one should follow at once, with other policies held.
+// ended processes the result of a change, and reports whether another one, with other policies held, should follow at once.
 func (h *holding) ended(err error, used map[policy.Ref]*policy.Policy) (again bool) {
 	trial := h.trial
 	h.trial = nil
@@ -116,7 +116,7 @@ func (h *holding) ended(err error, used map[policy.Ref]*policy.Policy) (again bo
 	if len(fresh) == 0 {
 		fresh = all
 	}
-	if len(fresh) == 0 { // the kernel refuses to change anything, and has what it had
+	if len(fresh) == 0 { // the kernel rejects every change, and keeps its state
 		h.held, h.suspects = nil, nil
 		return false
 	}
@@ -136,7 +136,7 @@ func (h *holding) hold(err error, refs []policy.Ref, used map[policy.Ref]*policy
 	}
 }
 
-// failed adds why the policies of attachments are not in force to what failed, and returns an error for each held policy.
+// failed adds an error for each attachment with a held policy to failed, and returns an error for each held policy.
 func (h *holding) failed(lists map[string]inForce, pods map[string]Pod, failed map[string]error) error {
 	closed := map[policy.Ref][]string{}
 	for attachment, f := range lists {
@@ -146,12 +146,12 @@ func (h *holding) failed(lists map[string]inForce, pods map[string]Pod, failed m
 		}
 		name := f.pod.Namespace + "/" + f.pod.Name
 		closed[p.Ref] = append(closed[p.Ref], name)
-		failed[attachment] = fmt.Errorf("pod %s is closed: the kernel refuses %s: %w", name, p.Ref, h.held[p.Ref].err)
+		failed[attachment] = fmt.Errorf("pod %s is closed: the kernel rejects %s: %w", name, p.Ref, h.held[p.Ref].err)
 	}
 	var errs []error
 	for ref, r := range h.held {
 		if h.unsure() {
-			return fmt.Errorf("the kernel refuses some network policies, and the pods of all that it may be are closed until it is known which: %w", r.err)
+			return fmt.Errorf("the kernel rejects some network policies; until berthd has found which, the pods of all candidates are closed: %w", r.err)
 		}
 		names := closed[ref]
 		slices.Sort(names)
@@ -162,7 +162,7 @@ func (h *holding) failed(lists map[string]inForce, pods map[string]Pod, failed m
 		if len(names) == 0 {
 			text = "none on this node yet"
 		}
-		errs = append(errs, fmt.Errorf("the kernel refuses %s, so its pods are closed (%s): %w", ref, text, r.err))
+		errs = append(errs, fmt.Errorf("the kernel rejects %s, so its pods are closed (%s): %w", ref, text, r.err))
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)

@@ -43,7 +43,7 @@ func TestRefusedChangesAreRepeated(t *testing.T) {
 	})
 }
 
-// An ADD waits for the next attempt if the kernel refuses the first one.
+// An ADD waits for the next attempt if the kernel rejects the first one.
 func TestAddsWaitForTheNextAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
@@ -68,7 +68,7 @@ func TestAddsWaitForTheNextAttempt(t *testing.T) {
 	})
 }
 
-// A policy that the kernel refuses holds the pods that it selects only: they are closed, and it is said why. Others that came with it are
+// A policy that the kernel rejects holds the pods that it selects only: they are closed, and it is said why. Others that came with it are
 // in force, new pods start, and once the kernel takes the policy so do its own.
 func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 		if !k.lets(foreign, server.Addrs[0]) || !k.lets(client.Addrs[0], server.Addrs[0]) {
 			t.Error("policies that came with one that is refused are not in force")
 		}
-		if c := one.Condition(); c.Healthy || !strings.Contains(c.Message, "the kernel refuses NetworkPolicy default/refused, so its pods are closed (default/victim): ") || strings.Contains(c.Message, "innocent") {
+		if c := one.Condition(); c.Healthy || !strings.Contains(c.Message, "the kernel rejects NetworkPolicy default/refused, so its pods are closed (default/victim): ") || strings.Contains(c.Message, "innocent") {
 			t.Errorf("the condition is %+v", c)
 		}
 		for _, a := range one.Status(time.Now()).Attachments {
@@ -116,7 +116,7 @@ func TestRefusedPoliciesHoldTheirPodsOnly(t *testing.T) {
 			t.Errorf("a pod waits for %s because the policy of another one is refused again", took)
 		}
 		c.feed.SetPolicy(allowing("refused", "victim", "192.0.2.0/24"))
-		if err := add(t, one, victim); err == nil || !strings.Contains(err.Error(), "the kernel refuses NetworkPolicy default/refused") {
+		if err := add(t, one, victim); err == nil || !strings.Contains(err.Error(), "the kernel rejects NetworkPolicy default/refused") {
 			t.Errorf("a pod starts closed: %v", err)
 		}
 		k.mu.Lock()
@@ -167,13 +167,13 @@ func TestSearchForRefusedPoliciesGoesOnDuringChanges(t *testing.T) {
 		if !k.lets(client.Addrs[0], server.Addrs[0]) {
 			t.Error("a pod whose policies the kernel accepts is closed for ten seconds")
 		}
-		if c := one.Condition(); !strings.Contains(c.Message, "the kernel refuses NetworkPolicy default/refused, ") {
+		if c := one.Condition(); !strings.Contains(c.Message, "the kernel rejects NetworkPolicy default/refused, ") {
 			t.Errorf("the condition is %+v", c)
 		}
 	})
 }
 
-// When policies that the kernel refuses are deleted before it is known which they are, connections are ended again.
+// When policies that the kernel rejects are deleted before it is known which they are, connections are ended again.
 func TestConnectionsEndAfterRefusedPoliciesAreDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)

@@ -13,13 +13,13 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// Inside is where policies are enforced for interfaces of a pod whose packets do not pass the node's IP stack: in the pod's own
+// Inside describes interfaces of a pod whose packets do not pass the node's IP stack. Their policies are enforced in the pod's
 // network namespace.
 type Inside struct {
 	Netns string       // path of the pod's network namespace
-	ID    rtnl.NetnsID // of that namespace; zero: not checked
+	ID    rtnl.NetnsID // of that namespace; not checked if zero
 	Links []string     // the interfaces
-	// Only: nothing of the pod passes the node's IP stack. Otherwise its first interface is none of Links.
+	// Only is set if none of the pod's packets pass the node's IP stack. Otherwise its first interface is not in Links.
 	Only bool
 }
 
@@ -30,7 +30,7 @@ func (i *Inside) equal(o *Inside) bool {
 	return i.Netns == o.Netns && i.ID == o.ID && i.Only == o.Only && slices.Equal(i.Links, o.Links)
 }
 
-// sameNetns tells whether both are for the same network namespace.
+// sameNetns reports whether both are for the same network namespace.
 func (i Inside) sameNetns(o Inside) bool {
 	if i.ID != (rtnl.NetnsID{}) && o.ID != (rtnl.NetnsID{}) {
 		return i.ID == o.ID
@@ -51,38 +51,38 @@ type PodKernel interface {
 	Close() error
 }
 
-// insides are the pods with an Inside. Only the goroutine of Run changes them.
+// insides holds the pods with an Inside. Only the goroutine of Run changes it.
 type insides struct {
 	open    func(i Inside) (PodKernel, Denials, error)
 	log     *slog.Logger
-	denied  denialLog      // also that of the node
-	running sync.WaitGroup // logs of denied connections
+	denied  denialLog      // the node's log
+	running sync.WaitGroup // goroutines that read logs of denied connections
 
-	mu     sync.Mutex // guards tables, which others read
+	mu     sync.Mutex // guards tables, which other goroutines read
 	tables map[string]insidePod
 }
 
-// insidePod is a pod with its table; without one the pod has no policies, and no table in the kernel.
+// insidePod is a pod with its table. A pod without policies has no table, neither here nor in the kernel.
 type insidePod struct {
 	Inside
 	kernel PodKernel
-	read   <-chan struct{} // closed once nobody reads the log of denied connections; nil: nobody did
+	read   <-chan struct{} // closed when the reader of the log of denied connections ends; nil if there was none
 }
 
-// wanted is an Inside with what should be in force there.
+// wanted is an Inside with its desired policies.
 type wanted struct {
 	Inside
 	policytable.Pod
 }
 
-// apply brings the tables of pods up to date, and returns an error for each attachment whose table is not.
+// apply updates the tables of pods, and returns an error for each attachment whose table could not be updated.
 func (i *insides) apply(v view, rules bool, elements policytable.Elements, changed policy.SetChanges) map[string]error {
 	failed := map[string]error{}
 	for attachment, t := range i.all() {
 		switch w, there := v.inside[attachment]; {
 		case there && w.Inside.equal(&t.Inside):
 		case there && w.sameNetns(t.Inside):
-			i.drop(attachment, t, false) // what is opened instead replaces it in one step
+			i.drop(attachment, t, false) // the table opened in its place replaces it atomically
 		default:
 			i.drop(attachment, t, true)
 		}
@@ -99,8 +99,8 @@ func (i *insides) apply(v view, rules bool, elements policytable.Elements, chang
 	return failed
 }
 
-// opened returns the table of a pod, which is open if the pod has policies. One that has none may have had some when the process
-// began.
+// opened returns the table of a pod, opened if the pod has policies. A pod without policies may still have a table from an
+// earlier process.
 func (i *insides) opened(attachment string, w wanted) (insidePod, error) {
 	i.mu.Lock()
 	t, known := i.tables[attachment]
@@ -129,7 +129,7 @@ func (i *insides) opened(attachment string, w wanted) (insidePod, error) {
 	}
 	if len(w.Policies) == 0 {
 		if err := t.kernel.Remove(); err != nil {
-			return t, err // it stays open for the next attempt
+			return t, err // stays open for the next attempt
 		}
 		err := t.kernel.Close()
 		t.kernel = nil
@@ -157,7 +157,8 @@ func (t insidePod) apply(w wanted, rules bool, elements policytable.Elements, ch
 	return err
 }
 
-// connections lists those of pods. Listing those of one pod costs as much as those of the node, since the kernel keeps all in one table.
+// connections lists the connections of pods. Listing those of one pod costs as much as all of the node's, because the kernel keeps
+// them in one table.
 func (i *insides) connections() map[string]insideConnections {
 	all := map[string]insideConnections{}
 	for attachment, t := range i.all() {
@@ -169,7 +170,7 @@ func (i *insides) connections() map[string]insideConnections {
 	return all
 }
 
-// end ends connections of pods that their policies forbid by now.
+// end ends connections that the policies of pods no longer allow.
 func (i *insides) end(v view, found map[string]insideConnections) error {
 	var errs []error
 	for attachment, t := range i.all() {
@@ -189,7 +190,7 @@ func (i *insides) end(v view, found map[string]insideConnections) error {
 	return errors.Join(errs...)
 }
 
-// end ends connections of a list that a pod's policies forbid.
+// end ends the listed connections that a pod's policies deny.
 func (t insidePod) end(w wanted, list []policytable.Connection, sets policy.Sets) error {
 	_, err := t.kernel.End(list, func(f policy.Flow) bool {
 		return (!slices.Contains(w.Addrs, f.Source) || policy.Decide(w.Policies, policy.Egress, f, sets).Allowed) &&
@@ -198,7 +199,7 @@ func (t insidePod) end(w wanted, list []policytable.Connection, sets policy.Sets
 	return err
 }
 
-// drop closes the table of a pod that is gone or has another Inside, and removes it from the kernel too if nothing replaces it.
+// drop closes the table of a pod that is gone or has another Inside, and with remove also deletes it from the kernel.
 func (i *insides) drop(attachment string, t insidePod, remove bool) {
 	if t.kernel != nil {
 		var err error
@@ -217,7 +218,7 @@ func (i *insides) drop(attachment string, t insidePod, remove bool) {
 	delete(i.tables, attachment)
 }
 
-// closeAll closes the tables, which stay in force, and ends their logs.
+// closeAll closes the tables and their logs. The tables stay in force.
 func (i *insides) closeAll() {
 	for _, t := range i.all() {
 		if t.kernel != nil {
@@ -233,7 +234,7 @@ func (i *insides) all() map[string]insidePod {
 	return maps.Clone(i.tables)
 }
 
-// changed forgets the tables that other software changed, and tells whether there were any.
+// changed forgets the state of tables that other software has changed, and reports whether there were any.
 func (i *insides) changed() (some bool) {
 	for _, t := range i.all() {
 		if t.kernel == nil {
@@ -247,11 +248,11 @@ func (i *insides) changed() (some bool) {
 	return some
 }
 
-// refused returns the counters of the node and of pods, as far as the kernel tells.
+// refused returns the counters of the node and of pods, without those that cannot be read.
 func (i *insides) refused(node Kernel) []policytable.Refused {
 	list, err := node.Refused()
 	if err != nil {
-		i.log.Warn("packets that network policies refused cannot be counted", "err", err)
+		i.log.Warn("cannot count the packets that network policies rejected", "err", err)
 	}
 	for _, t := range i.all() {
 		if t.kernel != nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/policytable"
 )
 
-// endShare is which part of the time may be spent on looking at connections, of which a node may have a million.
+// endShare limits the share of time spent on listing connections, of which a node may have a million, to one in endShare.
 const endShare = 10
 
-// endAfterPods is how long a look at connections waits after a change of pods alone, since a pod that starts has none.
+// endAfterPods delays the listing of connections after a change of pods only, because a starting pod has no connections.
 const endAfterPods = 50 * time.Millisecond
 
-// looks are looks at connections, to end those that policies forbid by now. Connections are listed in a goroutine of their own: that takes
-// milliseconds, in which the next pod's policies would wait. The rest belongs to the goroutine of Enforcer.Run.
+// looks lists connections, and ends those that policies no longer allow. A separate goroutine lists connections, because that takes
+// milliseconds in which the policies of the next pod would wait. The rest belongs to the goroutine of Enforcer.Run.
 type looks struct {
 	kernel  Kernel
 	insides *insides
@@ -27,34 +27,34 @@ type looks struct {
 	log     *slog.Logger
 
 	running sync.WaitGroup
-	listed  chan *look // receives the look that is under way; nil: none is
+	listed  chan *look // receives the look in progress; nil if there is none
 
-	last   time.Time        // when one ended
-	took   time.Duration    // that one
-	due    <-chan time.Time // when the next one begins; nil: it is not known
-	now    bool             // it begins without delay
-	wanted bool             // pods, policies or sets changed since one began
-	found  *look            // that has listed connections
-	at     *view            // what the kernel enforces; nil: it is unknown
+	last   time.Time        // end of the last look
+	took   time.Duration    // its duration
+	due    <-chan time.Time // start of the next one; nil if not scheduled
+	now    bool             // the next one starts without delay
+	wanted bool             // pods, policies or sets have changed since the last one started
+	found  *look            // a finished look whose connections have not been ended yet
+	at     *view            // the policies that the kernel enforces; nil if unknown
 	failed error            // of the last look
 }
 
-// look is one look at connections.
+// look is one listing of connections.
 type look struct {
 	took   time.Duration
 	open   []policytable.Connection
 	inside map[string]insideConnections // by attachment
-	err    error                        // why connections of the node are not known
+	err    error                        // of listing the node's connections
 }
 
-// insideConnections are those that a pod's table judges.
+// insideConnections are the connections that a pod's table judges.
 type insideConnections struct {
 	kernel PodKernel
 	open   []policytable.Connection
 	err    error
 }
 
-// end ends connections that policies forbid by now, if it is known which there are, and lists them now or later if there may be others since.
+// end ends listed connections that policies no longer allow. If there may be others by now, it lists connections again, now or later.
 func (l *looks) end(v view) error {
 	if l.found != nil {
 		if l.failed = l.endFound(v); l.failed != nil {
@@ -88,7 +88,7 @@ func (l *looks) end(v view) error {
 	return l.failed
 }
 
-// endFound ends connections of those that were found.
+// endFound ends those of the listed connections that policies deny.
 func (l *looks) endFound(v view) error {
 	found, began := l.found, l.clock.Now()
 	l.found = nil
@@ -100,7 +100,7 @@ func (l *looks) endFound(v view) error {
 	l.last = l.clock.Now()
 	l.took = found.took + l.last.Sub(began)
 	if n > 0 {
-		l.log.Info("policies forbid connections that were open", "ended", n)
+		l.log.Info("ended connections that policies no longer allow", "ended", n)
 	}
 	if err != nil {
 		return fmt.Errorf("end connections: %w", err)

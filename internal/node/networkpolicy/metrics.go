@@ -14,33 +14,33 @@ import (
 )
 
 var (
-	famPods      = metric.New("berth_network_policy_pods", "gauge", "Attachments of this node by what network policies do: judged (a policy selects the pod), open (none does), or unknown (berth-operator has not told about the pod).", "state")
+	famPods      = metric.New("berth_network_policy_pods", "gauge", "Pod interfaces of this node by state: judged (a network policy selects the pod), open (none does) or unknown (berth-operator has not sent the pod's policies).", "state")
 	famSets      = metric.New("berth_network_policy_sets", "gauge", "Sets of addresses that the network policies of this node's pods name.")
 	famElements  = metric.New("berth_network_policy_elements", "gauge", "Elements of these sets.")
-	famConnected = metric.New("berth_network_policy_operator_connected", "gauge", "1 while berth-operator tells this node about network policies, 0 otherwise.")
-	famAway      = metric.New("berth_network_policy_operator_away_seconds", "gauge", "Time since berth-operator last told this node about network policies; 0 while it is connected.")
+	famConnected = metric.New("berth_network_policy_operator_connected", "gauge", "1 while this node receives network policies from berth-operator, 0 otherwise.")
+	famAway      = metric.New("berth_network_policy_operator_away_seconds", "gauge", "Time since this node last received network policies from berth-operator; 0 while it is connected.")
 	famFailing   = metric.New("berth_network_policy_failing_seconds", "gauge", "Time since the kernel first rejected a change of network policies; 0 while they are in force.")
-	famWaiting   = metric.New("berth_network_policy_waiting_adds", "gauge", "ADDs that wait until it is known which network policies select their pods.")
-	famWait      = metric.New("berth_network_policy_wait_duration_seconds", "histogram", "Time that ADDs waited until it was known which network policies select their pods, by result: success or error.", "result")
+	famWaiting   = metric.New("berth_network_policy_waiting_adds", "gauge", "ADDs that wait for the network policies of their pods.")
+	famWait      = metric.New("berth_network_policy_wait_duration_seconds", "histogram", "Time that ADDs waited for the network policies of their pods, by result: success or error.", "result")
 	famApply     = metric.New("berth_network_policy_apply_duration_seconds", "histogram", "Duration of changes of network policies in the kernel, by result: success or error.", "result")
 	famDenied    = metric.New("berth_network_policy_denied_packets_total", "counter", "Packets that network policies denied on this node, by direction of the connection. A connection that is denied tries several times.", "direction")
 	famDeniedBy  = metric.New("berth_network_policy_denied_packets_by_policy_total", "counter", "The same by the policy that denied them. Packets that no policy accepts count for each NetworkPolicy that isolates the pod.", "direction", "policy")
 	famRepairs   = metric.New("berth_network_policy_repairs_total", "counter", "How often berthd restored network policies in the kernel that other software had changed.")
 )
 
-// Reference is what network policies add to the page of metrics.
+// Reference is the part of the metrics page about network policies.
 var Reference = source.Reference{
 	Families:   []metric.Family{famPods, famSets, famElements, famConnected, famAway, famFailing, famWaiting, famWait, famApply, famRepairs, famDenied, famDeniedBy},
-	Conditions: [][2]string{{ConditionReady, "with network policies: those of the node's pods are in force, and berth-operator tells of changes"}},
+	Conditions: [][2]string{{ConditionReady, "with network policies: those of the node's pods are in force, and the node receives changes from berth-operator"}},
 }
 
-// Metrics count what is done about network policies. The zero value counts nothing.
+// Metrics counts operations on network policies. The zero value counts nothing.
 type Metrics struct {
 	wait, apply *prometheus.HistogramVec
 	repairs     *prometheus.CounterVec
 }
 
-// NewMetrics makes and registers them.
+// NewMetrics creates and registers metrics.
 func NewMetrics(to prometheus.Registerer) Metrics {
 	m := Metrics{famWait.Histogram(metric.CallBuckets), famApply.Histogram(metric.CallBuckets), famRepairs.Counter()}
 	to.MustRegister(m.wait, m.apply, m.repairs)
@@ -70,7 +70,7 @@ func (m Metrics) repaired() {
 	}
 }
 
-// gauges are the metrics of one moment.
+// gauges is a snapshot of the gauges.
 type gauges struct {
 	pods           map[string]int
 	sets, elements int

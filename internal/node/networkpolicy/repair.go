@@ -9,15 +9,15 @@ import (
 )
 
 const (
-	// settle is how long a burst of changes by other software is waited for.
+	// settle is how long to wait for further changes of a burst by other software.
 	settle = 50 * time.Millisecond
-	// lookAgain is when the kernel is watched again after that failed.
+	// lookAgain is the delay before the kernel is watched again after a failure.
 	lookAgain = 10 * time.Second
-	// repairLog is how often repairs are logged, in case other software removes the table again and again.
+	// repairLog is the minimum interval between log lines about repairs, in case other software removes the table repeatedly.
 	repairLog = time.Minute
 )
 
-// watch has the kernel looked at when other software changes policies, and at an interval, until ctx ends.
+// watch calls suspect when other software changes policies in the kernel, and at an interval, until ctx ends.
 func watch(ctx context.Context, o Options, suspect func(what string)) {
 	var changes <-chan string
 	failed := false
@@ -54,7 +54,7 @@ func watch(ctx context.Context, o Options, suspect func(what string)) {
 	}
 }
 
-// after is a moment; nil: never.
+// after returns a channel that fires after wait; nil (never) if wait is zero.
 func after(c clock.Clock, wait time.Duration) <-chan time.Time {
 	if wait <= 0 {
 		return nil
@@ -62,10 +62,10 @@ func after(c clock.Clock, wait time.Duration) <-chan time.Time {
 	return c.After(wait)
 }
 
-// interval is the reason to look at the kernel without an observed change.
-const interval = "it was not as applied"
+// interval is the reason of a repair without an observed change.
+const interval = "the table differed from what was applied"
 
-// suspect has the kernel looked at.
+// suspect schedules a check of the kernel.
 func (e *Enforcer) suspect(what string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -73,7 +73,7 @@ func (e *Enforcer) suspect(what string) {
 	e.dirty.Set()
 }
 
-// repair has everything applied again if other software changed it.
+// repair schedules a complete apply if other software has changed the kernel's state.
 func (e *Enforcer) repair() {
 	e.mu.Lock()
 	what := e.foreign
@@ -85,7 +85,7 @@ func (e *Enforcer) repair() {
 	ofNode := what != interval
 	if !ofNode {
 		present, err := e.Kernel.Present()
-		ofNode = !present && err == nil // what cannot be read now may be read at the next interval
+		ofNode = !present && err == nil // after an error, the next interval checks again
 	}
 	if ofNode {
 		e.Kernel.Forget()

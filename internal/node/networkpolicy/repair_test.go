@@ -262,7 +262,7 @@ func TestCondition(t *testing.T) {
 		}
 		wants(false, "Starting")
 		sleep(time.Hour)
-		wants(false, "Unknown: berth-operator has not told this node yet which network policies its pods have: ")
+		wants(false, "Unknown: berth-operator has not sent this node any network policies yet: ")
 		if away := gauge("berth_network_policy_operator_away_seconds"); away != 3600 {
 			t.Errorf("away for %v s", away)
 		}
@@ -289,7 +289,7 @@ func TestCondition(t *testing.T) {
 		sleep(30 * time.Second)
 		wants(true, "InForce")
 		sleep(time.Hour)
-		wants(false, "OperatorAway: network policies are in force as berth-operator last told them, before ")
+		wants(false, "OperatorAway: the network policies that berth-operator sent before ")
 		c.start()
 		c.fill()
 		sleep(time.Minute)
@@ -304,7 +304,7 @@ func TestCondition(t *testing.T) {
 			t.Errorf("failing for %v s", failing)
 		}
 		stop()
-		if n := strings.Count(log.String(), "not in force as they should be"); n != 1 {
+		if n := strings.Count(log.String(), "not all network policies are in force"); n != 1 {
 			t.Errorf("logged %d times: %s", n, &log)
 		}
 	})

@@ -12,25 +12,25 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// record is what an Enforcer remembers for people. Enforcer.mu guards it.
+// record is what an Enforcer records for its status. Enforcer.mu guards it.
 type record struct {
 	sets      int       // calls of Set
-	began     time.Time // the process
+	began     time.Time // start of the process
 	connected bool
 	changed   time.Time // of connected; zero: never connected
 	lost      string    // why it is not connected
-	told      bool      // the log says that it is not
+	logged    bool      // the disconnection has been logged
 
 	failure string // of the last change of the kernel
 	failing time.Time
 	applied time.Time
-	force   map[string]inForce // by attachment: what the kernel has
+	force   map[string]inForce // policies in the kernel, by attachment
 	digests map[*policy.Policy]string
 
 	repaired time.Time // the last repair in the log
 }
 
-// away is since when the operator has not been connected.
+// away returns since when the operator has been disconnected.
 func (r *record) away() time.Time {
 	if r.changed.IsZero() {
 		return r.began
@@ -38,7 +38,7 @@ func (r *record) away() time.Time {
 	return r.changed
 }
 
-// inForce is which policies of a pod the kernel has, and since when.
+// inForce lists the policies of a pod that the kernel has, and since when.
 type inForce struct {
 	pod   policy.PodName
 	uid   string
@@ -46,12 +46,12 @@ type inForce struct {
 	since time.Time
 }
 
-// same tells whether two pods have the same policies. Each update of the operator may bring new copies.
+// same reports whether two pods have the same policies. It compares content, because each update may contain new copies.
 func (r *record) same(f, o inForce) bool {
 	return f.pod == o.pod && f.uid == o.uid && slices.EqualFunc(f.list, o.list, func(a, b *policy.Policy) bool { return a == b || r.digest(a) == r.digest(b) })
 }
 
-// digest returns the digest of a policy, which does not change. Computing it takes long for a large policy.
+// digest returns the cached digest of a policy, which takes long to compute for a large policy.
 func (r *record) digest(p *policy.Policy) string {
 	d, has := r.digests[p]
 	if !has {
@@ -64,14 +64,14 @@ func (r *record) digest(p *policy.Policy) string {
 	return d
 }
 
-// following notes that the operator sends updates, or why it does not, and reports whether that is worth a log line. The end
-// of a call that worked is not, as operators end calls from time to time.
+// following records that the operator sends updates, or why not, and reports whether to log it. The end of a working stream is
+// not logged, because operators end streams from time to time.
 func (r *record) following(err error, now time.Time) (news bool) {
 	switch connected := err == nil; {
 	case connected:
-		news = !r.connected && (r.told || r.changed.IsZero())
+		news = !r.connected && (r.logged || r.changed.IsZero())
 	case !r.connected:
-		news = !r.told || r.lost != err.Error()
+		news = !r.logged || r.lost != err.Error()
 	}
 	if connected := err == nil; connected != r.connected {
 		r.connected, r.changed = connected, now
@@ -79,11 +79,11 @@ func (r *record) following(err error, now time.Time) (news bool) {
 	if r.lost = ""; err != nil {
 		r.lost = err.Error()
 	}
-	r.told = !r.connected && (r.told || news)
+	r.logged = !r.connected && (r.logged || news)
 	return news
 }
 
-// succeeded notes which policies the kernel has now; nil: the same ones as before.
+// succeeded records the policies that the kernel has now; nil if they are unchanged.
 func (r *record) succeeded(lists map[string]inForce, now time.Time) {
 	r.applied = now
 	if lists == nil {
@@ -108,7 +108,7 @@ func (r *record) succeeded(lists map[string]inForce, now time.Time) {
 	r.digests = digests
 }
 
-// failed notes how the last change of the kernel went, and reports whether it failed for another reason than the one before.
+// failed records the result of the last change of the kernel, and reports whether it failed for a new reason.
 func (r *record) failed(err error, now time.Time) (news bool) {
 	switch {
 	case err == nil:
@@ -122,7 +122,7 @@ func (r *record) failed(err error, now time.Time) (news bool) {
 	return news
 }
 
-// Status is what is known and in force at a moment.
+// Status returns the known policies and those in force.
 func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	s := introspect.NetworkPolicies{
 		Time: now.UTC(), Enabled: true,
@@ -165,7 +165,7 @@ func (e *Enforcer) Status(now time.Time) introspect.NetworkPolicies {
 	return s
 }
 
-// deniedPackets counts denied packets, as far as the kernel tells.
+// deniedPackets converts counts of denied packets.
 func deniedPackets(counts []policytable.Refused) []introspect.DeniedPackets {
 	list := []introspect.DeniedPackets{}
 	for _, c := range counts {
@@ -205,7 +205,7 @@ func (r *record) attachment(key string, f inForce, addrs []netip.Addr, state *po
 	return a
 }
 
-// Judge is what the policies that the node knows say about a connection, and whether the kernel has them.
+// Judge evaluates a connection with the policies that the node knows, and checks whether the kernel has these.
 func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
 	kernel, compares := e.Kernel.(interface {
 		Compare(pods []netip.Addr, elements []policytable.Expected) error
@@ -216,7 +216,7 @@ func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
 			return j
 		}
 		err := kernel.Compare(pods, elements)
-		if err != nil && !again { // a change may have come in between
+		if err != nil && !again { // policies may have changed in the meantime
 			continue
 		}
 		if err != nil {
@@ -226,7 +226,7 @@ func (e *Enforcer) Judge(f policy.Flow) introspect.PolicyJudgement {
 	}
 }
 
-// judge judges by what is known. It returns the node's pods at both ends, and the elements of sets that decide.
+// judge evaluates the known policies. It returns the node's pods at both ends, and the set elements that decide.
 func (e *Enforcer) judge(f policy.Flow) (j introspect.PolicyJudgement, pods []netip.Addr, elements []policytable.Expected) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -260,7 +260,7 @@ func (e *Enforcer) judge(f policy.Flow) (j introspect.PolicyJudgement, pods []ne
 	return j, pods, elements
 }
 
-// expected are the elements of sets that decide about a connection by the policies of one end.
+// expected returns the set elements by which the policies of one end decide about a connection.
 func expected(list []*policy.Policy, d policy.Direction, f policy.Flow, sets policy.Sets) (elements []policytable.Expected) {
 	peer := policy.Element{Addr: f.Source}
 	if d == policy.Egress {
@@ -288,7 +288,7 @@ func appliedOf(p *policy.Policy, d policy.Direction) introspect.AppliedPolicy {
 	return introspect.AppliedPolicy{PolicyRef: refOf(p), Tier: p.Tier.String(), Priority: p.Priority, Isolates: p.Isolates[d]}
 }
 
-// utc leaves a zero time zero.
+// utc converts a time to UTC, and keeps the zero time.
 func utc(t time.Time) time.Time {
 	if t.IsZero() {
 		return time.Time{}

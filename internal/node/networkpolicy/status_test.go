@@ -69,7 +69,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("after a new operator: %+v", s)
 		}
 
-		// A policy changes, and the kernel refuses the change.
+		// A policy changes, and the kernel rejects the change.
 		k.fails(errors.New("ENOMEM"))
 		p := clientsOnly()
 		p.Policy.Rules[policy.Ingress][0].AnyPeer = true
@@ -77,10 +77,10 @@ func TestStatus(t *testing.T) {
 		sleep(time.Second)
 		s = one.Status(time.Now())
 		if a := s.Attachments[0]; a.InForce || !a.Since.IsZero() || s.Failure != "ENOMEM" || s.FailureSince.IsZero() || s.Policies[0].InForce != 0 || s.Policies[0].Digest != p.Policy.Digest() {
-			t.Errorf("while the kernel refuses: %+v", s)
+			t.Errorf("while the kernel rejects: %+v", s)
 		}
 		if j := one.Judge(policy.Flow{Source: foreign, Destination: server.Addrs[0], Protocol: 6, Port: 80}); j.Failure != "ENOMEM" || !j.Ingress.Allowed {
-			t.Errorf("while the kernel refuses: %+v", j)
+			t.Errorf("while the kernel rejects: %+v", j)
 		}
 		k.fails(nil)
 		sleep(2 * time.Minute)

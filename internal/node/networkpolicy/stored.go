@@ -18,29 +18,29 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// fileName is that of the stored file, an Update in one part.
+// fileName is the name of the stored file, which contains an Update in one part.
 const fileName = "networkpolicies.pb"
 
 const (
-	// storeDelay is how long changes of sets alone wait to be stored at most, as a set may have 160,000 elements, and how long
-	// a write waits that failed. Until then a restart goes back to the sets before, if the operator is away.
+	// storeDelay is the maximum delay before changes of sets only are stored, because a set may have 160,000 elements, and the
+	// delay after a failed write. A restart before that restores the previous sets if the operator is down.
 	storeDelay = 10 * time.Second
-	// storeRate is how many bytes a second these changes may have written.
+	// storeRate limits how many bytes per second these changes cause to be written.
 	storeRate = 1 << 20
 )
 
-// stored is the file. One goroutine may use it at a time.
+// stored is the file. It must not be used concurrently.
 type stored struct {
 	dir    string
 	clock  clock.Clock
 	log    *slog.Logger
-	state  *policy.State    // what has to be stored
-	due    <-chan time.Time // when the file has to be written; nil: it has everything
-	failed bool             // the last write
+	state  *policy.State    // the state to store
+	due    <-chan time.Time // when to write the file; nil if it is up to date
+	failed bool             // the last write failed
 	size   int              // of the file, in bytes
 }
 
-// load returns what was stored, or nil.
+// load returns the stored update, or nil.
 func (f *stored) load() *policy.Update {
 	data, err := statefile.Read(filepath.Join(f.dir, fileName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,12 +62,12 @@ func (f *stored) load() *policy.Update {
 	return u
 }
 
-// delay is how long changes of sets alone wait, by the size of the file.
+// delay returns the delay for changes of sets only, depending on the size of the file.
 func (f *stored) delay() time.Duration {
 	return min(storeDelay, time.Duration(f.size)*time.Second/storeRate)
 }
 
-// changed has what is known stored, now or after a delay.
+// changed schedules a write, now or after a delay.
 func (f *stored) changed(now bool) {
 	switch {
 	case now:
@@ -77,15 +77,15 @@ func (f *stored) changed(now bool) {
 	}
 }
 
-// flush writes what was not stored yet.
+// flush writes pending changes.
 func (f *stored) flush() {
 	if f.due != nil {
 		f.write()
 	}
 }
 
-// write writes the file, or removes it. After a restart an old file would undo what the kernel has: policies that are missing from it, or
-// all policies of pods that are. Without a file the kernel keeps what it has. An error is logged once: it matters after a restart only.
+// write writes the file, or removes it if that fails: after a restart, an outdated file would revert the kernel to older policies,
+// whereas without a file the kernel keeps its state. An error is logged once, because it matters only after a restart.
 func (f *stored) write() {
 	f.due = nil
 	err := f.tryWrite()
@@ -99,7 +99,7 @@ func (f *stored) write() {
 	f.failed = err != nil
 }
 
-// Discard removes the stored file, and tells whether there was one.
+// Discard removes the stored file, and reports whether there was one.
 func Discard(dir string) (bool, error) {
 	err := os.Remove(filepath.Join(dir, fileName))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -10,10 +10,10 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// view is which policies the pods have.
+// view is the desired policies of pods.
 type view struct {
-	pods   []policytable.Pod              // as the node's table has them
-	node   map[netip.Addr]policytable.Pod // these by address
+	pods   []policytable.Pod              // pods of the node's table
+	node   map[netip.Addr]policytable.Pod // the same, by address
 	inside map[string]wanted              // by attachment
 	byAddr map[netip.Addr][]*policy.Policy
 	sets   policy.Sets
@@ -40,7 +40,7 @@ func (e *Enforcer) view(lists map[string]inForce) view {
 			v.inside[attachment] = wanted{*p.Inside, policytable.Pod{Addrs: addrs, Policies: f.list, Tunnels: p.Tunnels}}
 		}
 		for _, a := range addrs {
-			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // in networks of their own, pods may have the same addresses
+			if _, taken := v.byAddr[a]; !taken || p.Inside == nil { // pods in separate networks may have the same addresses
 				v.byAddr[a] = f.list
 			}
 		}
@@ -49,7 +49,7 @@ func (e *Enforcer) view(lists map[string]inForce) view {
 	return v
 }
 
-// expect adds the policies of pods that are known and have no attachment, so that an ADD adds little more than addresses.
+// expect adds the policies of known pods without an attachment, so that their ADD adds little more than addresses.
 func (v *view) expect(state *policy.State, lists map[string]inForce, h *holding) {
 	here := map[policy.PodName]bool{}
 	for _, f := range lists {
@@ -65,8 +65,8 @@ func (v *view) expect(state *policy.State, lists map[string]inForce, h *holding)
 	}
 }
 
-// lists returns the policies that attachments should have, and notes which pods the operator has told about. A pod of which the
-// operator says nothing any more is about to end, and nobody reaches it.
+// lists returns the desired policies of attachments, and records which pods the operator knows. A pod that the operator no
+// longer knows is about to end, and is closed.
 func (e *Enforcer) lists() map[string]inForce {
 	all := map[string]inForce{}
 	for attachment, p := range e.pods {
@@ -83,15 +83,15 @@ func (e *Enforcer) lists() map[string]inForce {
 	return all
 }
 
-// open tells whether a pod has no policies while the operator says nothing about it.
+// open reports whether a pod is open while the operator does not know it.
 func (e *Enforcer) open(p Pod) bool {
 	return !p.known && (e.StartUnknown || p.restored && e.session == 0)
 }
 
-// Why a pod is closed, as a name of a policy.
+// Names of the policy that closes a pod, which give the reason.
 const (
 	unknownPod      = "(unknown pod)"
-	refusedByKernel = "(policy that the kernel refuses)"
+	refusedByKernel = "(policy that the kernel rejects)"
 )
 
 // closed is a policy that accepts nothing.
@@ -99,15 +99,15 @@ func closed(name policy.PodName, why string) *policy.Policy {
 	return &policy.Policy{Ref: policy.Ref{Namespace: name.Namespace, Name: why}, Tier: policy.Namespaced, Isolates: [2]bool{true, true}}
 }
 
-// allows tells whether the node's table allows a connection. As there, tunnels of Egresses are judged by what is inside, and a pod
-// that is judged in its own network namespace does not count: elsewhere, another pod or host may have the same address.
+// allows reports whether the node's table allows a connection. Like the table, it judges tunnels of Egresses by the inner header,
+// and ignores pods with a table in their own network namespace, because another pod or host may have the same address.
 func (v view) allows(f policy.Flow) bool {
 	from, to := v.node[f.Source], v.node[f.Destination]
 	return (tunnelTo(from, f.Destination, f) || policy.Decide(from.Policies, policy.Egress, f, v.sets).Allowed) &&
 		(tunnelTo(to, f.Source, f) || policy.Decide(to.Policies, policy.Ingress, f, v.sets).Allowed)
 }
 
-// tunnelTo tells whether a connection is a tunnel between a pod and a gateway of its Egresses. Both ends send to the same port.
+// tunnelTo reports whether a connection is a tunnel between a pod and a gateway of its Egresses. Both ends send to the same port.
 func tunnelTo(pod policytable.Pod, gateway netip.Addr, f policy.Flow) bool {
 	return f.Protocol == unix.IPPROTO_UDP && slices.Contains(pod.Tunnels, netip.AddrPortFrom(gateway, f.Port))
 }

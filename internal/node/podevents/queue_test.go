@@ -246,7 +246,7 @@ func TestNotes(t *testing.T) {
 		{newsOf("a", NoAddress, "of-a-newer-operator"), `no address is free [of-a-newer-operator] (docs/troubleshoot/pods.md, "A pod stays in ContainerCreating")`},
 		{
 			News{Pod: pod("a"), IfName: "net1", Kind: NetworkFailed, Cause: "kernel", Message: "one\ntwo \x1b[31m three \xff"},
-			`interface net1: one two [31m three [kernel] Check whether another program creates interfaces or routes of pods on the node. (docs/troubleshoot/pods.md, "The pod's network namespace, the kernel, the record")`,
+			`interface net1: one two [31m three [kernel] Check whether another program creates interfaces or routes of pods on the node. (docs/troubleshoot/pods.md, "Other failures of ADD and CHECK")`,
 		},
 	} {
 		if got := troubleNote(c.news); got != c.want {

@@ -22,7 +22,7 @@ const (
 	inEgress    = `docs/troubleshoot/pods.md, "No egress"`
 	inOnNode    = `docs/troubleshoot/packets.md, "A node link has a pod's address"`
 	inPolicies  = `docs/troubleshoot/pods.md, "Network policies"`
-	inPodSide   = `docs/troubleshoot/pods.md, "The pod's network namespace, the kernel, the record"`
+	inPodSide   = `docs/troubleshoot/pods.md, "Other failures of ADD and CHECK"`
 	inOperator  = `docs/troubleshoot/operator-mode.md, "Reasons of conditions"`
 	inWaits     = `docs/troubleshoot/operator-mode.md, "A pod waits"`
 	inPools     = `docs/troubleshoot/pools.md, "Pools and requests"`

@@ -108,7 +108,7 @@ func (p *pools) recordChanges(before, o *v1alpha1.AddressPool) {
 }
 
 var (
-	famBlocks    = metric.New("berth_operator_pool_blocks", "gauge", "Blocks of a pool by state: max (all there are), allocated (nodes have them) or free.", "pool", "state")
+	famBlocks    = metric.New("berth_operator_pool_blocks", "gauge", "Blocks of a pool by state: max (all blocks), allocated (to nodes) or free.", "pool", "state")
 	famAddresses = metric.New("berth_operator_pool_addresses", "gauge", "Addresses of one family of a pool by state, those of allocated blocks as allocated.", "pool", "state")
 	famWaiting   = metric.New("berth_operator_pool_waiting_requests", "gauge", "Requests of nodes for which a pool has no block.", "pool")
 	famServed    = metric.New("berth_operator_block_request_seconds", "histogram", "Time from a node's request for a block to its answer with one.")

@@ -1,4 +1,4 @@
-// Package certificate issues the certificates with which operators serve.
+// Package certificate issues serving certificates of operators.
 package certificate
 
 import (
@@ -13,13 +13,14 @@ import (
 )
 
 const (
-	// Life is how long a server's certificate is valid.
+	// Life is the validity of a serving certificate.
 	Life = 30 * 24 * time.Hour
-	// Skew is how far clocks may differ: certificates are valid from that long before their creation.
+	// Skew is the tolerated clock skew: certificates are valid from that long before their creation.
 	Skew = time.Hour
 )
 
-// Issue makes a key and a certificate for it, from a template without a serial number. It is signed by an authority; nil: by itself.
+// Issue creates a key and a certificate from a template without a serial number. The certificate is signed by an authority, or
+// self-signed if that is nil.
 func Issue(template, authority *x509.Certificate, by *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -187,8 +187,7 @@ func isCoils(e *v1alpha1.Egress, kind schema.GroupVersionKind, err error) bool {
 	if !is || kind != gatewayplan.Service && kind != gatewayplan.Budget || !membership.HasCoilClients(e.Annotations) || e.Spec.TunnelTo == v1alpha1.TunnelToService {
 		return false
 	}
-	owner := metav1.GetControllerOf(taken.there)
-	return owner != nil && owner.Kind == "Egress" && strings.HasPrefix(owner.APIVersion, "coil.cybozu.com/")
+	return membership.IsCoils(taken.there, types.UID(e.Annotations[v1alpha1.AnnotationCoilEgress]))
 }
 
 // problemOf translates a failed write into a problem to report. It returns nil if nobody needs to

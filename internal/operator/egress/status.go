@@ -91,7 +91,7 @@ func (c *Controller) recordChanges(e *v1alpha1.Egress, st v1alpha1.EgressStatus)
 var (
 	famGateways  = metric.New("berth_operator_egress_gateways", "gauge", "Gateways of an Egress by state: desired (spec.replicas), ready (they take connections) or ending (they serve those that they have).", "namespace", "egress", "state")
 	famCondition = metric.New("berth_operator_egress_condition", "gauge", "1 while a condition of an Egress (Available, ServiceReady) is True, 0 while it is not, with its reason.", "namespace", "egress", "type", "reason")
-	famApplied   = metric.New("berth_operator_egress_applies_total", "counter", "Objects of Egresses that were sent to the API server, by kind and result: success or error. One that is as it should be is not sent.", "kind", "result")
+	famApplied   = metric.New("berth_operator_egress_applies_total", "counter", "Objects of Egresses that were sent to the API server, by kind and result: success or error. Unchanged objects are not sent.", "kind", "result")
 )
 
 // Families returns the metrics, for the reference page.

@@ -226,7 +226,7 @@ func TestServiceOfCoil(t *testing.T) {
 		t.Helper()
 		harness.OK(t, w.client.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(text))))
 	}
-	patch(e, `{"metadata":{"annotations":{"`+v1alpha1.AnnotationCoilClients+`":"true"}}}`)
+	patch(e, `{"metadata":{"annotations":{"`+v1alpha1.AnnotationCoilClients+`":"true","`+v1alpha1.AnnotationCoilEgress+`":"coil"}}}`)
 	w.status("nat", "does without the Service", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 	harness.OK(t, controllers.Same("resource version of Coil's Service", w.service("nat", "exists", isThere).ResourceVersion, coils.ResourceVersion))
 	patch(coils, fmt.Sprintf(`{"metadata":{"labels":{%[1]q:"nat"},"ownerReferences":[{"apiVersion":%[2]q,"kind":"Egress","name":"nat","uid":%[3]q,"controller":true}]},"spec":{"selector":{"app":null,%[1]q:"nat"}}}`,

@@ -26,19 +26,19 @@ import (
 )
 
 const (
-	// renewBefore is how long before its end a certificate is replaced.
+	// renewBefore is how long before its expiry a certificate is replaced.
 	renewBefore = certificate.Life / 3
-	// publishEvery is the interval at which the leader checks the ConfigMap, which somebody may have changed.
+	// publishEvery is the interval at which the leader checks the ConfigMap for changes by others.
 	publishEvery = time.Minute
 	// publishAgain is that interval after a failure.
 	publishAgain = 500 * time.Millisecond
-	// publishSoon is how often it is checked whether the operator serves by now, for which nodes wait.
+	// publishSoon is the interval of checks whether the operator can serve, while nodes wait for it.
 	publishSoon = 50 * time.Millisecond
 )
 
-// publisher serves with a self-signed certificate whose key never leaves the process, and publishes the certificate with
-// the address of the server. As both are in one object, which nodes read whenever they connect, a new leader needs no
-// certificate authority that outlives it.
+// publisher serves with a self-signed certificate, whose key never leaves the process, and publishes the certificate together
+// with the address of the server. Because both are in one object, which nodes read before each connection, no certificate
+// authority has to outlive the leader.
 type publisher struct {
 	reader    client.Reader // of the API server, not of a cache
 	writer    client.Client
@@ -74,7 +74,7 @@ func (p *publisher) run(ctx context.Context) {
 		}
 		return publishEvery, nil
 	}, func(err error) {
-		p.log.Error("cannot publish the address for network policies: nodes that connect to the operator from now on fail", "err", err)
+		p.log.Error("cannot publish the address for network policies: nodes cannot connect to this operator", "err", err)
 	})
 }
 
@@ -109,7 +109,7 @@ func (p *publisher) publish(ctx context.Context) error {
 	if err := failpoint.Around("operator.policies.publish", func() error { return p.writer.Patch(ctx, cm, objects.IfUnchanged(before)) }); err != nil {
 		return fmt.Errorf("write ConfigMap %s: %w", key, err)
 	}
-	p.log.Info("nodes find the policies of their pods here", "address", p.address)
+	p.log.Info("published the address for network policies", "address", p.address)
 	return nil
 }
 

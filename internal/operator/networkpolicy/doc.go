@@ -1,11 +1,11 @@
-// Package networkpolicy is the operator's side of network policies: it follows pods, namespaces, nodes and policies
-// for all nodes, and sends each node what its own pods need (package feed).
+// Package networkpolicy is the operator's side of network policies: it follows pods, namespaces, nodes and policies of the
+// cluster, and sends each node the policies of its own pods (package feed).
 //
 //	setup.go        settings, the server and metrics
 //	follow.go       changes of objects, and problems of policies
 //	serve.go        the stream to a node
-//	token.go        which node calls
-//	certificate.go  the server's certificate, and how nodes find the leader
+//	token.go        authentication of nodes
+//	certificate.go  the server's certificate, and its publication to nodes
 package networkpolicy
 
 // The operator's rights for network policies.

@@ -51,7 +51,7 @@ const (
 	reasonUnresolved = "PolicyUnresolved"
 	// reviewEvery is the interval at which policies are searched for port names that no pod has.
 	reviewEvery = time.Minute
-	// maxProblems is how many problems of a policy are reported at once. Whoever writes policies can make thousands.
+	// maxProblems is the maximum number of problems of a policy that are reported at once. A policy can have thousands.
 	maxProblems = 10
 )
 
@@ -64,13 +64,13 @@ type follower struct {
 	log      *slog.Logger
 	nodes    *nodeAddresses
 
-	order      sync.Mutex // held while pods and namespaces are passed on; guards the next two
+	order      sync.Mutex // held while pods and namespaces are passed on; guards the next two fields
 	namespaces map[string]bool
 	held       map[string]map[string]resolve.Pod // pods whose namespace is not known yet, by namespace and name
 
 	mu       sync.Mutex // guards below
 	policies map[policy.Ref]*followed
-	unsynced error                                         // why not all caches are known to be fresh; nil: they are
+	unsynced error                                         // why some cache may be stale; nil if all are fresh
 	passedOn []toolscache.ResourceEventHandlerRegistration // of these caches
 }
 
@@ -81,8 +81,8 @@ type followed struct {
 	reported map[string]bool // problems
 }
 
-// start passes on the objects of the cache and all their changes from now on. It waits until the cache is known to be fresh: an
-// operator may have waited for long to lead, and without a watch since then.
+// start passes on the objects of the cache and all later changes. It waits until the cache is proved to be fresh, because an
+// operator may have waited for leadership for long, and its watch may have failed in the meantime.
 func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) error {
 	first := &oldestFirst{ResourceEventHandler: handler(
 		func(o *networkingv1.NetworkPolicy) { f.setPolicy(o, compile.NetworkPolicy(o)) },
@@ -122,7 +122,7 @@ func (f *follower) start(ctx context.Context, c cache.Cache, api watched.API) er
 		f.mu.Lock()
 		f.passedOn = append(f.passedOn, r)
 		f.mu.Unlock()
-		f.await(ctx) // how many pods policies select counts, so all are known before there is a policy
+		f.await(ctx) // the budget depends on the number of pods, so all pods come before the first policy
 	}
 	first.pass()
 	f.feed.Loaded()
@@ -143,7 +143,7 @@ func (f *follower) await(ctx context.Context) {
 	}
 }
 
-// loadEvery is the interval at which await looks.
+// loadEvery is the polling interval of await.
 const loadEvery = 20 * time.Millisecond
 
 // passing reports whether objects that exist are still being passed on.
@@ -153,10 +153,10 @@ func (f *follower) passing() bool {
 	return slices.ContainsFunc(f.passedOn, func(r toolscache.ResourceEventHandlerRegistration) bool { return !r.HasSynced() })
 }
 
-// freshWithin bounds an attempt to prove that a cache is fresh.
+// freshWithin limits an attempt to prove that a cache is fresh.
 const freshWithin = 30 * time.Second
 
-// awaitFresh returns once prove has, or ctx ends. Meanwhile serves says why nodes wait.
+// awaitFresh returns once prove succeeds, or when ctx ends. Until then, serves returns the reason why nodes wait.
 func (f *follower) awaitFresh(ctx context.Context, kind string, prove func(context.Context) error) {
 	said := ""
 	_ = retry.Until(ctx, f.clock, retry.Policy{Spread: true}, func(all context.Context) error { // it fails only when ctx ends
@@ -166,13 +166,13 @@ func (f *follower) awaitFresh(ctx context.Context, kind string, prove func(conte
 		if err == nil || all.Err() != nil {
 			return err
 		}
-		err = fmt.Errorf("what the operator has read of %s may be old: %w", kind, err)
+		err = fmt.Errorf("the operator's cache of %s may be stale: %w", kind, err)
 		f.mu.Lock()
 		f.unsynced = err
 		f.mu.Unlock()
 		if said != err.Error() {
 			said = err.Error()
-			f.log.Warn("nodes are not sent network policies yet, will try again", "err", err)
+			f.log.Warn("cannot send network policies to nodes yet, will try again", "err", err)
 		}
 		return err
 	})
@@ -181,7 +181,7 @@ func (f *follower) awaitFresh(ctx context.Context, kind string, prove func(conte
 // errReading is the error of serves before all objects were passed on.
 var errReading = errors.New("the operator has not read all pods and network policies of the cluster yet")
 
-// serves returns why nodes cannot be sent anything yet, or nil.
+// serves returns the reason why nodes cannot be served yet, or nil.
 func (f *follower) serves() error {
 	f.mu.Lock()
 	err := f.unsynced
@@ -196,7 +196,7 @@ func (f *follower) serves() error {
 	return err
 }
 
-// oldestFirst passes on the policies that exist at start in the order of their creation, so that the latest ones exceed a limit.
+// oldestFirst passes on the policies that exist at the start in order of creation, so that the newest ones exceed a limit.
 type oldestFirst struct {
 	toolscache.ResourceEventHandler
 
@@ -257,8 +257,8 @@ func handler[O client.Object](set, remove func(O)) toolscache.ResourceEventHandl
 	}
 }
 
-// setPod passes on a pod, once its namespace is known: the watches of both kinds are independent, and without the namespace's
-// labels the pod's node would learn that no ClusterNetworkPolicy selects the pod, and start it.
+// setPod passes on a pod once its namespace is known. The watches of both kinds are independent, and without the namespace's
+// labels no ClusterNetworkPolicy would select the pod, and its node would start it.
 func (f *follower) setPod(o *corev1.Pod) {
 	p, ok := resolve.ReadPod(o)
 	if !ok {
@@ -310,7 +310,7 @@ func (f *follower) deleteNamespace(o *metav1.PartialObjectMetadata) {
 type nodeAddresses struct {
 	mu     sync.Mutex // guards below
 	byNode map[string][]netip.Addr
-	nodes  map[netip.Addr]int // how many have the address
+	nodes  map[netip.Addr]int // number of nodes with the address
 }
 
 func newNodeAddresses() *nodeAddresses {
@@ -355,14 +355,14 @@ func (f *follower) clusterHandler() toolscache.ResourceEventHandler {
 	}, func(o *unstructured.Unstructured) { f.deletePolicy(policy.Ref{Name: o.GetName()}) })
 }
 
-// lastReadable returns a policy of which nobody knows what it selects as it was when that was known last, or as it is: it selects
-// no pod. Its problems say which.
+// lastReadable returns the last version of a policy with a valid pod selector, in place of a version without one. If there is none,
+// the policy selects no pods. Its problems report either.
 func (f *follower) lastReadable(c compile.Compiled) compile.Compiled {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	says, problems := "this operator has read no valid version before, so the policy selects no pod", c.Problems
+	says, problems := "this operator has not read a valid version before, so the policy selects no pods", c.Problems
 	if before := f.policies[c.Policy.Ref]; before != nil && !before.compiled.NoSubject {
-		c, says = before.compiled, "the version before remains in force"
+		c, says = before.compiled, "the previous version remains in force"
 	}
 	c.Problems = nil
 	for _, text := range problems {
@@ -371,7 +371,7 @@ func (f *follower) lastReadable(c compile.Compiled) compile.Compiled {
 	return c
 }
 
-// clusterChanged deletes all ClusterNetworkPolicies when their kind was removed.
+// clusterChanged deletes all ClusterNetworkPolicies when their kind is removed.
 func (f *follower) clusterChanged() {
 	if store, err := f.optional.Read(); err != nil || store != nil {
 		return
@@ -411,8 +411,7 @@ func (f *follower) deletePolicy(ref policy.Ref) {
 	delete(f.policies, ref)
 }
 
-// report records an Event for each problem that is new. all: the problems reported before are gone unless they are among
-// these.
+// report records an Event for each new problem. If all is set, earlier problems that are not among these are resolved.
 func (f *follower) report(p *followed, problems []string, all bool) {
 	f.mu.Lock()
 	reported, fresh := map[string]bool{}, []string{}
@@ -425,7 +424,7 @@ func (f *follower) report(p *followed, problems []string, all bool) {
 		}
 		reported[text] = true
 	}
-	if !all && len(p.reported) < 2*maxProblems { // else it is reported again
+	if !all && len(p.reported) < 2*maxProblems { // otherwise it is reported again
 		maps.Copy(reported, p.reported)
 	}
 	p.reported = reported
@@ -449,8 +448,8 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// review reports also the port names that no pod has. They are no problem while pods are still starting, so
-// a change of a policy does not look for them.
+// review also reports port names that no pod has. They are normal while pods are starting, so changes of a policy do not
+// check for them.
 func (f *follower) review() {
 	f.mu.Lock()
 	var all []*followed

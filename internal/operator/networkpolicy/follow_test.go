@@ -165,7 +165,7 @@ func TestClusterNetworkPoliciesApplyWhileInstalled(t *testing.T) {
 		if got := policiesOf(f, "node-a"); !slices.Equal(got, []string{"ClusterNetworkPolicy good"}) {
 			t.Errorf("policies of the node = %q, want good as it was before it could not be read", got)
 		}
-		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "the version before remains in force") {
+		if all := recorded(recorder); len(all) != 1 || !strings.Contains(all[0], "the previous version remains in force") {
 			t.Errorf("Events = %q, want one of the change that cannot be read", all)
 		}
 		f.optional.Settle(nil) // the kind was removed
@@ -185,10 +185,10 @@ func TestInvalidSubjectChangesNothing(t *testing.T) {
 		inForce       []string
 		event         string
 	}{
-		{"new", `{namespaces: {matchExpressions: [{key: app, operator: Sometimes}]}}`, nil, "spec.subject.namespaces: \"Sometimes\" is not a valid label selector operator; this operator has read no valid version before, so the policy selects no pod"},
+		{"new", `{namespaces: {matchExpressions: [{key: app, operator: Sometimes}]}}`, nil, "spec.subject.namespaces: \"Sometimes\" is not a valid label selector operator; this operator has not read a valid version before, so the policy selects no pods"},
 		{"good", `{namespaces: {}}`, []string{"ClusterNetworkPolicy good"}, ""},
-		{"good", `{namespaces: {matchLabels: {app: "?"}}}`, []string{"ClusterNetworkPolicy good"}, "; the version before remains in force"},
-		{"good", `{}`, []string{"ClusterNetworkPolicy good"}, "spec.subject has no field that is supported: expected namespaces or pods; the version before remains in force"},
+		{"good", `{namespaces: {matchLabels: {app: "?"}}}`, []string{"ClusterNetworkPolicy good"}, "; the previous version remains in force"},
+		{"good", `{}`, []string{"ClusterNetworkPolicy good"}, "spec.subject has no field that is supported: expected namespaces or pods; the previous version remains in force"},
 		{"good", `{namespaces: {matchLabels: {no: pods}}}`, nil, ""},
 		{"new", `{namespaces: {}}`, []string{"ClusterNetworkPolicy new"}, ""},
 	} {
@@ -262,7 +262,7 @@ func TestOldStateIsNotServed(t *testing.T) {
 		time.Sleep(2 * freshWithin) //nolint:forbidigo // virtual time
 		synctest.Wait()
 		namespaced, _, _ := f.counts()
-		if err := f.serves(); err == nil || !strings.Contains(err.Error(), "what the operator has read of NetworkPolicies may be old: the watch is behind") || namespaced > 0 {
+		if err := f.serves(); err == nil || !strings.Contains(err.Error(), "the operator's cache of NetworkPolicies may be stale: the watch is behind") || namespaced > 0 {
 			t.Errorf("serves() = %v with %d policies, want an error that says which watch is behind, and none", err, namespaced)
 		}
 		if err := policies.Delete(old); err != nil { // the watch works again

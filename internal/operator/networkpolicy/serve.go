@@ -34,19 +34,19 @@ var _ = failpoint.Register(
 type Server struct {
 	wire.UnimplementedPoliciesServer
 	Feed *feed.Feed
-	// Node returns the name of the node to which a token is bound, or an error if it is not that of a node's daemon.
+	// Node returns the name of the node that a token is bound to, or an error if the token is not a node's daemon's.
 	Node func(ctx context.Context, token string) (string, error)
-	// IsNode reports whether an address is a node's. Other callers' tokens are reviewed at a bounded rate. Nil: all are nodes.
+	// IsNode reports whether an address is a node's. Tokens of other callers are reviewed at a limited rate. If nil, all callers are nodes.
 	IsNode func(netip.Addr) bool
-	// MayAssign returns an error if a node may not give one of the addresses to a pod of it. confirmed: all of them are known to be
-	// the node's or the pod's, not only possible.
+	// MayAssign returns an error if a node may not assign one of the addresses to one of its pods. confirmed is set if all addresses
+	// are known, and not only possible, addresses of the node or the pod.
 	MayAssign func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) (confirmed bool, err error)
 	// Serves returns an error while this operator cannot serve nodes: it does not lead, or has not read the cluster yet.
 	Serves func() error
 	Clock  clock.Clock
 	Log    *slog.Logger
 
-	strangers *rate.Limiter // of callers that are no nodes
+	strangers *rate.Limiter // for callers that are not nodes
 	refusals  *refusals
 }
 
@@ -57,13 +57,13 @@ func NewServer(s Server) *Server {
 	return &s
 }
 
-// refusals bound the log lines about addresses that nodes must not assign, of which a node may send any number.
+// refusals limits the log lines about addresses that nodes must not assign, because a node may send any number of them.
 type refusals struct {
 	mu     sync.Mutex           // guards logged
-	logged map[string]time.Time // the last line about a node
+	logged map[string]time.Time // time of the last line about a node
 }
 
-// refusalEvery is the shortest time between two lines about a node.
+// refusalEvery is the minimum interval between two lines about a node.
 const refusalEvery = time.Minute
 
 // due reports whether a refusal is logged.
@@ -79,17 +79,17 @@ func (r *refusals) due(node string, now time.Time) bool {
 }
 
 const (
-	// gather is how long changes are gathered after a node was sent some, until it is sent more.
+	// gather is the minimum interval between two updates to a node, in which changes are collected.
 	gather = 20 * time.Millisecond
-	// confirmWait bounds how long a new pod's address waits for the nodes that allow it. Their policies then take effect a
-	// little later, and what the pod sends until then is dropped and sent again.
+	// confirmWait limits how long a new pod waits for the nodes whose pods allow it. After that, these nodes drop the pod's packets
+	// until they know its address, and the pod retransmits.
 	confirmWait = 500 * time.Millisecond
-	// maxAssigns is how many addresses of a node may wait for that at once.
+	// maxAssigns is the maximum number of addresses of a node that wait at once.
 	maxAssigns = 64
-	// maxAddresses is the most addresses of a pod's first interface.
+	// maxAddresses is the maximum number of addresses of a pod's first interface.
 	maxAddresses = 16
-	// A review of a token is a request to the API server. Callers that are not at a node's address, such as pods, may cause
-	// strangersPerSecond of them in all, after a burst of strangersBurst.
+	// A token review is a request to the API server. Callers at addresses that are not a node's, such as pods, may cause
+	// strangersPerSecond reviews in total, after a burst of strangersBurst.
 	strangersPerSecond, strangersBurst = 5, 20
 )
 
@@ -110,7 +110,7 @@ func (s *Server) Follow(stream wire.Policies_FollowServer) error {
 	defer cancel(nil)
 	f := &call{Server: s, node: node, subscriber: s.Feed.Subscribe(node), answers: make(chan *wire.Assigned, maxAssigns), places: make(chan struct{}, maxAssigns)}
 	defer f.subscriber.Close()
-	go func() { cancel(f.receive(ctx, stream)) }() // ends with the call
+	go func() { cancel(f.receive(ctx, stream)) }() // ends with the stream
 	if err := f.send(ctx, stream); !errors.Is(err, context.Canceled) && !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -130,7 +130,7 @@ func (s *Server) isNode(ctx context.Context) bool {
 	return err == nil && s.IsNode(at.Addr().Unmap())
 }
 
-// token is the bearer token of a call (RFC 6750, section 2.1); empty: it has none.
+// token returns the bearer token of a call (RFC 6750, section 2.1), or "".
 func token(ctx context.Context) string {
 	for _, v := range metadata.ValueFromIncomingContext(ctx, "authorization") {
 		if token, ok := strings.CutPrefix(v, "Bearer "); ok {
@@ -140,24 +140,24 @@ func token(ctx context.Context) string {
 	return ""
 }
 
-// call is one node's call.
+// call is the stream of one node.
 type call struct {
 	*Server
 	node       string
 	subscriber *feed.Subscriber
 	answers    chan *wire.Assigned
-	places     chan struct{} // one for each address that waits
+	places     chan struct{} // has one element for each waiting address
 }
 
 // send sends updates and answers until ctx ends.
 func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) error {
-	var last time.Time // when the node was sent changes
+	var last time.Time // time of the last update
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-f.subscriber.Ended():
-			return status.Errorf(codes.Aborted, "node %s has called again", f.node)
+			return status.Errorf(codes.Aborted, "node %s has opened another stream", f.node)
 		case a := <-f.answers:
 			if err := stream.Send(&wire.FromOperator{What: &wire.FromOperator_Assigned{Assigned: a}}); err != nil {
 				return err
@@ -188,7 +188,7 @@ func (f *call) send(ctx context.Context, stream wire.Policies_FollowServer) erro
 	}
 }
 
-// receive reads what the node says until it ends the call.
+// receive reads messages of the node until the stream ends.
 func (f *call) receive(ctx context.Context, stream wire.Policies_FollowServer) error {
 	for {
 		m, err := stream.Recv()
@@ -204,7 +204,7 @@ func (f *call) receive(ctx context.Context, stream wire.Policies_FollowServer) e
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
-			done, err := f.assign(ctx, what.Assign) // in the order of messages: the pod that has an address last keeps it
+			done, err := f.assign(ctx, what.Assign) // in order of messages: the last pod with an address keeps it
 			go func() {
 				defer func() { <-f.places }()
 				f.answer(ctx, what.Assign, done, err)
@@ -213,13 +213,13 @@ func (f *call) receive(ctx context.Context, stream wire.Policies_FollowServer) e
 	}
 }
 
-// answer answers an Assign once the nodes concerned enforce it, or did not in time.
+// answer answers an Assign once the affected nodes enforce it, or time out.
 func (f *call) answer(ctx context.Context, a *wire.Assign, done <-chan struct{}, err error) {
 	reply := &wire.Assigned{Id: a.Id}
 	if err != nil {
 		reply.Refused = err.Error()
 		if f.refusals.due(f.node, f.Clock.Now()) {
-			f.Log.Warn("refused addresses that a node reported for a pod: policies do not match the pod by them (logged once a minute for each node)", "node", f.node, "namespace", a.Namespace, "pod", a.Name, "err", err)
+			f.Log.Warn("rejected addresses that a node reported for a pod: policies do not use them (logged at most once a minute for each node)", "node", f.node, "namespace", a.Namespace, "pod", a.Name, "err", err)
 		}
 	} else {
 		select {
@@ -234,7 +234,7 @@ func (f *call) answer(ctx context.Context, a *wire.Assign, done <-chan struct{},
 	}
 }
 
-// assign has the addresses of an Assign count. The channel is closed once the nodes concerned enforce them.
+// assign applies the addresses of an Assign. The channel is closed once the affected nodes enforce them.
 func (f *call) assign(ctx context.Context, a *wire.Assign) (<-chan struct{}, error) {
 	if n := len(a.Addresses); n > maxAddresses {
 		return nil, fmt.Errorf("%d addresses: expected up to %d", n, maxAddresses)

@@ -113,7 +113,7 @@ func TestAddressesOfAPodAreBounded(t *testing.T) {
 			if !strings.Contains(answer.Refused, "1000 addresses: expected up to 16") {
 				t.Errorf("refused = %q", answer.Refused)
 			}
-			if lines := strings.Count(logged.String(), "refused addresses"); lines != (n+1)/2 {
+			if lines := strings.Count(logged.String(), "rejected addresses"); lines != (n+1)/2 {
 				t.Errorf("%d lines after %d refusals, want one a minute:\n%s", lines, n, &logged)
 			}
 		}

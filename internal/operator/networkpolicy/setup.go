@@ -37,29 +37,29 @@ import (
 // Options are the settings of network policies.
 type Options struct {
 	Listener  net.Listener // on an address that nodes reach; closed when the manager ends
-	Namespace string       // the operator's own, which has the ConfigMap
+	Namespace string       // the operator's own, with the ConfigMap
 	Daemon    string       // user name of the nodes' daemons
 	// Judge reports whether an address can be a pod's on its node.
 	Judge func(ctx context.Context, p *corev1.Pod, a netip.Addr) (nodeaddress.Verdict, error)
-	// OfNIC reports whether an address is that of one of a pod's PodNICs, as far as the operator knows.
+	// OfNIC reports whether an address is known to belong to a PodNIC of a pod.
 	OfNIC  func(types.NamespacedName, netip.Addr) bool
 	Clock  clock.Clock
 	Logger *slog.Logger
 }
 
 const (
-	// maxCallAge bounds how long a node is served after its token was reviewed.
+	// maxCallAge limits how long a node is served after its token was reviewed.
 	maxCallAge = 6 * time.Hour
-	// A node has one call on a connection, and says little: names, UIDs and addresses of pods, and a token of a few kilobytes.
+	// A node has one stream on a connection, and sends little: names, UIDs and addresses of pods, and a token of a few kilobytes.
 	maxStreams, maxMessage, maxHeaders = 4, 16 << 10, 32 << 10
-	// connectTimeout bounds how long a connection may take until it is encrypted.
+	// connectTimeout limits the time until the TLS handshake is done.
 	connectTimeout = 10 * time.Second
-	// pingAfter is how long a connection is idle before its node is probed, and pingTimeout how long the node has to answer.
+	// pingAfter is the idle time after which a node is probed, and pingTimeout the time it has to answer.
 	pingAfter, pingTimeout = 10 * time.Second, 10 * time.Second
-	// window is how much a node may send that was not read yet, in bytes. It is fixed: otherwise gRPC sends a ping after each message, to
-	// measure the connection, for which a pod that starts waits.
+	// window is the flow control window in bytes. It is fixed, because otherwise gRPC sends a ping after each message to measure the
+	// connection, which delays starting pods.
 	window = 64 << 10
-	// Nodes' connections are preferred to those of other addresses, which maxConnections and maxPerPeer bound.
+	// Connections of nodes take precedence over those of other addresses, which maxConnections and maxPerPeer limit.
 	maxConnections, maxPerPeer = 20000, 4
 )
 
@@ -72,7 +72,7 @@ type Policies struct {
 	manager   manager.Manager
 }
 
-// Setup has a manager follow network policies and serve nodes while it leads. Its cache must have the kinds of Watches.
+// Setup makes a manager follow network policies, and serve nodes while it leads. Its cache must include the kinds of Watches.
 func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	api, err := dynamic.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
@@ -111,7 +111,7 @@ func Setup(mgr manager.Manager, o Options) (*Policies, error) {
 	return p, mgr.Add(manager.RunnableFunc(p.run))
 }
 
-// mayAssign is Server.MayAssign by a function for one address.
+// mayAssign returns a Server.MayAssign that uses a function for one address.
 func mayAssign(judge func(context.Context, *corev1.Pod, netip.Addr) (nodeaddress.Verdict, error)) func(context.Context, string, types.NamespacedName, []netip.Addr) (bool, error) {
 	return func(ctx context.Context, node string, pod types.NamespacedName, addrs []netip.Addr) (bool, error) {
 		confirmed := true
@@ -159,13 +159,13 @@ func (p *Policies) Alive() { p.follower.feed.Counts() }
 
 var (
 	famPolicies   = metric.New("berth_operator_network_policies", "gauge", "Network policies that the operator distributes, by kind. 0 while it does not lead.", "kind")
-	famUnresolved = metric.New("berth_operator_network_policies_unresolved", "gauge", "Network policies with parts that make no sense or match nothing, as their Events say: unknown port names, exceptions outside their block.")
+	famUnresolved = metric.New("berth_operator_network_policies_unresolved", "gauge", "Network policies with parts that are invalid or match nothing, such as unknown port names or exceptions outside their block. Events on the policies name these parts.")
 	famNodes      = metric.New("berth_operator_network_policy_nodes", "gauge", "Nodes that are connected to this operator for the network policies of their pods.")
 	famSets       = metric.New("berth_operator_network_policy_sets", "gauge", "Sets of peers that network policies on connected nodes refer to.")
 	famAddresses  = metric.New("berth_operator_network_policy_addresses", "gauge", "Addresses in these sets.")
 )
 
-// Families are the metrics, for the page that documents them.
+// Families are the metrics, for the reference page.
 var Families = []metric.Family{famPolicies, famUnresolved, famNodes, famSets, famAddresses}
 
 // Gauges are collected on each scrape.

@@ -25,7 +25,7 @@ type reviewer struct {
 	user string // the daemons' user name
 }
 
-// node returns the node to which a token is bound. The error says why it is not that of a node's daemon.
+// node returns the node that a token is bound to. The error explains why the token is not a node's daemon's.
 func (r reviewer) node(ctx context.Context, token string) (string, error) {
 	if token == "" {
 		return "", errNoToken

@@ -40,6 +40,8 @@ const (
 	reasonAtLimit        = "AtLimit"
 	reasonAddresses      = "AddressesAvailable"
 	reasonExhausted      = "NoAddresses"
+	reasonDrifted        = "Drifted"
+	reasonInstalled      = "AsInstalled"
 )
 
 const instanceGone = "EC2 has no such instance, or it is terminated: is spec.instanceID right?"
@@ -47,6 +49,7 @@ const instanceGone = "EC2 has no such instance, or it is terminated: is spec.ins
 // outlook is everything that conditions depend on.
 type outlook struct {
 	refused  refusal
+	asking   bool      // refused, until EC2's first reply about the instance
 	specErr  error     // the spec is invalid
 	held     time.Time // until when the fleet does not manage the node; zero if it does
 	writeErr error     // the API server rejected a write
@@ -58,7 +61,7 @@ type outlook struct {
 
 // conditions returns the node's conditions as of now. If the status of one has not changed, it keeps its time.
 func (s *state) conditions(now time.Time) []metav1.Condition {
-	look := outlook{refused: s.eligibility.refused, specErr: s.config.err, held: s.eligibility.heldUntil, itype: s.obj.Spec.InstanceType, status: s.fleet.status, missing: s.obj.Status.IPAM.MissingLinks}
+	look := outlook{refused: s.eligibility.refused, asking: s.eligibility.asking(), specErr: s.config.err, held: s.eligibility.heldUntil, itype: s.obj.Spec.InstanceType, status: s.fleet.status, missing: s.obj.Status.IPAM.MissingLinks}
 	if refused(s.writes.retry.err) {
 		look.writeErr = s.writes.retry.err
 	}
@@ -66,13 +69,34 @@ func (s *state) conditions(now time.Time) []metav1.Condition {
 		look.free = s.counter().free()
 	}
 	list := look.conditions()
+	s.fleet.inherited = s.fleet.inherited && look.unknown()
+	kept := 0 // conditions of EC2 that the previous leader's state still describes
+	if s.fleet.inherited {
+		kept = len(list)
+	}
+	if s.settings != nil {
+		if known, message := s.settings(); known {
+			list = append(list, asInstalled(message))
+		}
+	}
 	for i := range list {
 		list[i].LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
-		if h := meta.FindStatusCondition(s.obj.Status.Conditions, list[i].Type); h != nil && h.Status == list[i].Status {
+		h := meta.FindStatusCondition(s.obj.Status.Conditions, list[i].Type)
+		switch {
+		case h != nil && i < kept:
+			list[i] = *h
+		case h != nil && h.Status == list[i].Status:
 			list[i].LastTransitionTime = h.LastTransitionTime
 		}
 	}
 	return list
+}
+
+// unknown reports whether nothing is known about a node yet. An operator that takes over keeps the conditions that an earlier
+// one reported: a listing of a large cluster takes minutes, and the pods are not affected.
+func (l outlook) unknown() bool {
+	s := &l.status
+	return !s.Confirmed && s.LastError == "" && !s.Vanished && (l.refused == (refusal{}) || l.asking) && l.specErr == nil && l.held.IsZero() && l.writeErr == nil
 }
 
 // refused reports whether the API server rejected a write, so that retrying is pointless until
@@ -84,6 +108,14 @@ func refused(err error) bool {
 // conditions returns Ready, InDeficit, AtCapacity and Degraded.
 func (l outlook) conditions() []metav1.Condition {
 	return []metav1.Condition{l.ready(), l.inDeficit(), l.atCapacity(), l.degraded()}
+}
+
+// asInstalled returns the condition SettingsAsInstalled; message describes how the settings differ.
+func asInstalled(message string) metav1.Condition {
+	if message != "" {
+		return condition(v1alpha1.ConditionSettings, false, reasonDrifted, "berth-operator: "+message)
+	}
+	return condition(v1alpha1.ConditionSettings, true, reasonInstalled, "")
 }
 
 func condition(kind string, is bool, reason, message string) metav1.Condition {

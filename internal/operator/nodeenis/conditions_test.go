@@ -21,8 +21,28 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/controllers"
 )
+
+// The condition SettingsAsInstalled exists if it is known what the chart installed.
+func TestSettingsCondition(t *testing.T) {
+	for _, tt := range []struct {
+		known         bool
+		message, want string
+	}{
+		{false, "", ""}, {true, "", "True AsInstalled "}, {true, "a is 1", "False Drifted berth-operator: a is 1"},
+	} {
+		s := state{obj: &v1alpha1.NodeNetwork{}, settings: func() (bool, string) { return tt.known, tt.message }}
+		got := ""
+		if c := meta.FindStatusCondition(s.conditions(time.Now()), v1alpha1.ConditionSettings); c != nil {
+			got = fmt.Sprintf("%s %s %s", c.Status, c.Reason, c.Message)
+		}
+		if got != tt.want {
+			t.Errorf("known %v, message %q: condition %q, want %q", tt.known, tt.message, got, tt.want)
+		}
+	}
+}
 
 func TestConditions(t *testing.T) {
 	at := time.Date(2026, 11, 21, 7, 0, 0, 5, time.UTC)
@@ -366,4 +386,43 @@ func TestWaitingPodsAreCounted(t *testing.T) {
 	case <-time.After(controllers.Limit): // called by whichever goroutine noticed first
 		t.Error("DemandServed was not called")
 	}
+}
+
+// An operator that takes over keeps the conditions of the earlier one until it knows something about the node. A listing of a
+// large cluster takes minutes.
+func TestTakeoverKeepsConditions(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	o := &v1alpha1.NodeNetwork{}
+	o.Status.Conditions = []metav1.Condition{
+		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonAddresses, LastTransitionTime: metav1.NewTime(now.Add(-time.Hour))},
+		{Type: v1alpha1.ConditionAtCapacity, Status: metav1.ConditionTrue, Reason: reasonAtLimit, Message: "full", LastTransitionTime: metav1.NewTime(now.Add(-time.Hour))},
+	}
+	of := func(s *state, kind string) string {
+		c := meta.FindStatusCondition(s.conditions(now), kind)
+		return string(c.Status) + " " + c.Reason
+	}
+	s := newState(o, false, now)
+	check.Equal(t, of(&s, v1alpha1.ConditionReady), "True "+reasonAddresses, "Ready before the first observation")
+	check.Equal(t, of(&s, v1alpha1.ConditionAtCapacity), "True "+reasonAtLimit, "AtCapacity before the first observation")
+	s.fleet.status.LastError = "EC2 does not answer"
+	check.Equal(t, of(&s, v1alpha1.ConditionAtCapacity), "False "+reasonRoom, "AtCapacity once EC2 was asked")
+	other := newState(o, true, now)
+	check.Equal(t, of(&other, v1alpha1.ConditionReady), "False "+reasonNotObserved, "Ready of another instance")
+}
+
+// What concerns all nodes is written at a limited rate, and does not delay changes of other nodes' conditions.
+func TestStatusWritesAreLimited(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	limits, waiting := newNewsLimits(), []*writes{}
+	for range newsBurst + 10*routineRate {
+		if w := (&writes{news: routine}); !limits.admit(w, now) {
+			waiting = append(waiting, w)
+		}
+	}
+	check.Equal(t, len(waiting), 10*routineRate, "writes beyond the burst")
+	last := waiting[len(waiting)-1]
+	check.Equal(t, last.newsAt.Sub(now).Round(time.Second), 10*time.Second, "turn of the last one")
+	check.Equal(t, limits.admit(last, now.Add(5*time.Second)), false, "before its turn")
+	check.Equal(t, limits.admit(last, last.newsAt), true, "at its turn")
+	check.Equal(t, limits.admit(&writes{news: ofConditions}, now), true, "a condition in the meantime")
 }

@@ -58,6 +58,9 @@ type Options struct {
 	// DemandServed is called with the time during which a node had more waiting pods than free
 	// addresses. It must not block.
 	DemandServed func(time.Duration)
+	// Settings returns whether it is known which settings the chart installed, and how the operator's differ from
+	// them; optional.
+	Settings func() (known bool, message string)
 }
 
 // concurrency is how many objects are reconciled concurrently. It does not limit how much the fleet
@@ -76,6 +79,7 @@ type Controller struct {
 
 	claims      *claims
 	recreations *recreations
+	news        newsLimits
 
 	mu    sync.Mutex // guards nodes; never held across I/O
 	nodes map[string]*node
@@ -93,7 +97,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Settle = cmp.Or(o.Settle, time.Minute)
 	c := &Controller{
 		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
-		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), claims: newClaims(), recreations: newRecreations(), nodes: map[string]*node{},
+		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), claims: newClaims(), recreations: newRecreations(), news: newNewsLimits(), nodes: map[string]*node{},
 	}
 	err := watched.Index(context.Background(), mgr.GetFieldIndexer(), watched.ByOne(podsByNode, func(p *corev1.Pod) string { return p.Spec.NodeName }))
 	if err != nil {

@@ -46,6 +46,7 @@ const (
 	nothing request = iota
 	writeSpec
 	writeStatus
+	writeNews // of the status, for users only
 )
 
 // desired returns the desired state as of now.
@@ -153,16 +154,18 @@ func (s *state) next(want desiredState, of scope, now time.Time) request {
 			return writeSpec
 		case len(have.ENIs) != len(want.eni.ENIs):
 			return writeStatus
+		case !sameTrunk(have.Trunk, want.eni.Trunk): // branch pods are scheduled by it
+			return writeStatus
 		}
 	}
 	if of == urgent {
 		return nothing
 	}
-	s.writes.newsAt = s.newsAt(want, now)
+	s.writes.newsAt, s.writes.news = s.newsAt(want, now)
 	if s.writes.newsAt.IsZero() || s.writes.newsAt.After(now) {
 		return nothing
 	}
-	return writeStatus
+	return writeNews
 }
 
 // hasENIs reports whether have contains all of want unchanged.
@@ -181,14 +184,15 @@ func sameENI(x, y v1alpha1.ENI) bool {
 		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR && slices.Equal(x.SubnetIPv6CIDRs, y.SubnetIPv6CIDRs)
 }
 
-// newsAt returns when the status must be written, or zero if it is up to date.
-func (s *state) newsAt(want desiredState, now time.Time) time.Time {
+// newsAt returns when the status must be written, and which limit applies, or zero if it is up to date. A write that waits for
+// its turn among all nodes is due then.
+func (s *state) newsAt(want desiredState, now time.Time) (time.Time, news) {
 	pause := time.Duration(0)
 	for _, c := range want.conditions {
 		h := meta.FindStatusCondition(s.obj.Status.Conditions, c.Type)
 		switch {
 		case h == nil || h.Status != c.Status || h.Reason != c.Reason:
-			return now
+			return later(now, s.writes.turns[ofConditions]), ofConditions
 		case untimed(h.Message) != untimed(c.Message):
 			pause = newsEvery
 		case h.Message != c.Message && pause == 0:
@@ -199,9 +203,17 @@ func (s *state) newsAt(want desiredState, now time.Time) time.Time {
 		pause = newsEvery
 	}
 	if pause == 0 {
-		return time.Time{}
+		s.writes.expire(now)
+		return time.Time{}, routine
 	}
-	return s.writes.statusAt.Add(pause)
+	return later(s.writes.statusAt.Add(pause), s.writes.turns[routine]), routine
+}
+
+func later(x, y time.Time) time.Time {
+	if x.Before(y) {
+		return y
+	}
+	return x
 }
 
 func sameCounts(x, y *v1alpha1.ENIStatus) bool {
@@ -209,6 +221,11 @@ func sameCounts(x, y *v1alpha1.ENIStatus) bool {
 	template := x.Template == y.Template && x.Outdated == y.Outdated && equality.Semantic.DeepEqual(x.Settings, y.Settings)
 	trunk := x.Trunk == nil && y.Trunk == nil || x.Trunk != nil && y.Trunk != nil && *x.Trunk == *y.Trunk
 	return limits && template && trunk && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
+}
+
+// sameTrunk reports whether two trunks are the same for the branch interfaces that a Node has.
+func sameTrunk(x, y *v1alpha1.TrunkENI) bool {
+	return (x == nil) == (y == nil) && (x == nil || x.ID == y.ID && x.Reason == y.Reason)
 }
 
 // untimed returns a condition's message without the time of the next attempt.

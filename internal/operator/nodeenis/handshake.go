@@ -58,7 +58,7 @@ func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
 	}
 }
 
-// setInventory takes the addresses being unassigned from an inventory, and drops those that are no longer
+// setInventory reads the addresses being unassigned from an inventory, and drops those that are no longer
 // assigned.
 func (h *handshake) setInventory(inv *eni.Inventory) {
 	clear(h.detaching)

@@ -58,6 +58,11 @@ type eligibility struct {
 	heldUntil time.Time // when work may begin, if delayed after a recreation
 }
 
+// asking reports whether EC2 has not replied yet whose instance the object has.
+func (e *eligibility) asking() bool {
+	return e.refused.reason == reasonNotProved && e.proof.at.IsZero()
+}
+
 // refusal is why the fleet does not work for an object; zero if it does.
 type refusal struct{ reason, message string }
 

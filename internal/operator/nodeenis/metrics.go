@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
@@ -17,16 +18,16 @@ import (
 // about listings, free addresses of subnets, and how long pods wait for addresses.
 var (
 	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those. A pod's addresses of both families count as one.", "type")
-	famAssigns   = metric.New("berth_operator_eni_allocation_ops_total", "counter", "Allocations of addresses or prefixes on ENIs that were there, by subnet.", "subnet_id")
+	famAssigns   = metric.New("berth_operator_eni_allocation_ops_total", "counter", "Allocations of addresses or prefixes on existing ENIs, by subnet.", "subnet_id")
 	famCreations = metric.New("berth_operator_eni_interface_creation_ops_total", "counter", "Creations of ENIs by subnet and status: success, or the class of the error.", "subnet_id", "status")
 	famENIs      = metric.New("berth_operator_eni_available", "gauge", "ENIs with an address that no pod uses.")
 	famNodes     = metric.New("berth_operator_eni_nodes", "gauge", "Nodes by category: total, in-deficit (they need addresses), or at-capacity (they can have no more).", "category")
-	famCalls     = metric.New("berth_operator_aws_api_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter, by operation and response code: EC2's error code, or OK.", "operation", "response_code")
-	famLimiter   = metric.New("berth_operator_ec2_rate_limit_duration_seconds", "histogram", "Time that the client's limiter held calls to EC2 back, by operation.", "operation")
-	famResyncs   = metric.New("berth_operator_eni_resync_total", "counter", "Full listings of what EC2 holds for all nodes, failed ones included.")
-	famOrphans   = metric.New("berth_operator_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as they were seen last, by state: waiting (to be seen for --orphan-age), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
-	famCollected = metric.New("berth_operator_orphan_enis_deleted_total", "counter", "ENIs of vanished instances of the cluster that were deleted.")
-	famSubnets   = metric.New("berth_operator_subnet_free_addresses", "gauge", "Free addresses of the subnets that nodes may use, less what is being asked for right now.", "subnet_id", "zone")
+	famCalls     = metric.New("berth_operator_aws_api_duration_seconds", "histogram", "Duration of EC2 calls, without the wait for Berth's rate limiter, by operation and response code: EC2's error code, or OK.", "operation", "response_code")
+	famLimiter   = metric.New("berth_operator_ec2_rate_limit_duration_seconds", "histogram", "Time that EC2 calls waited for Berth's rate limiter, by operation.", "operation")
+	famResyncs   = metric.New("berth_operator_eni_resync_total", "counter", "Full listings of the EC2 resources of all nodes, including failed ones.")
+	famOrphans   = metric.New("berth_operator_orphan_enis", "gauge", "Detached ENIs of the cluster whose instances are gone, as last seen, by state: waiting (not seen for --orphan-age yet), kept (one of their instances still exists) or refused (EC2 does not delete them).", "state")
+	famCollected = metric.New("berth_operator_orphan_enis_deleted_total", "counter", "ENIs that were deleted because their instances are gone.")
+	famSubnets   = metric.New("berth_operator_subnet_free_addresses", "gauge", "Free addresses of the subnets that nodes may use, minus those that calls in flight will take.", "subnet_id", "zone")
 	famDemand    = metric.New("berth_operator_demand_to_address_seconds", "histogram", "Time from when more pods waited on a node than it had free addresses until it had enough.")
 
 	callBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60} // of EC2 calls, in seconds
@@ -113,7 +114,7 @@ type Totals struct {
 	Nodes, InDeficit, AtCapacity int // numbers of nodes
 }
 
-// Totals returns the current sums. It takes about a microsecond per address.
+// Totals returns the current sums. It takes about a microsecond per address of the nodes that changed since the last call.
 func (c *Controller) Totals() Totals {
 	c.mu.Lock()
 	nodes := slices.Collect(maps.Values(c.nodes))
@@ -136,14 +137,29 @@ func (s *state) addTo(t *Totals) {
 	if s.fleet.status.AtCapacity {
 		t.AtCapacity++
 	}
+	if s.sums.obj != s.obj || s.sums.inv != s.fleet.inv {
+		s.sums = s.sum()
+	}
+	t.Available, t.Used, t.ENIs = t.Available+s.sums.available, t.Used+s.sums.used, t.ENIs+s.sums.enis
+}
+
+// sums are a node's counts for metrics, and the versions that they were counted in.
+type sums struct {
+	obj                   *v1alpha1.NodeNetwork
+	inv                   *eni.Inventory
+	available, used, enis int
+}
+
+func (s *state) sum() sums {
 	c := s.counter()
-	t.Available += c.available()
+	of := sums{obj: s.obj, inv: s.fleet.inv, available: c.available()}
 	for _, e := range c.byENI() {
-		t.Used += e.Used
+		of.used += e.Used
 		if e.Free != (cloud.Amount{}) {
-			t.ENIs++
+			of.enis++
 		}
 	}
+	return of
 }
 
 // Gauges collects the totals of the nodes, and the subnets that they may use, on each scrape. subnets must

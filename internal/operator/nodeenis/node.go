@@ -35,10 +35,9 @@ var _ fleet.Node = (*node)(nil)
 // newNode continues where the previous writer of the object stopped. If other is set, the object had
 // another instance until now, so its content does not apply.
 func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
-	return &node{
-		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, createdAt: o.CreationTimestamp.Time,
-		state: newState(o, other, c.now()),
-	}
+	s := newState(o, other, c.now())
+	s.settings = c.o.Settings
+	return &node{c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, createdAt: o.CreationTimestamp.Time, state: s}
 }
 
 // Publish implements fleet.Node. If an inventory could not be written, or was overwritten by somebody
@@ -68,6 +67,7 @@ func (n *node) Reconciled(status eni.Status) {
 	n.mu.Lock()
 	s := &n.state
 	s.fleet.status = status
+	s.fleet.inherited = s.fleet.inherited && !status.Confirmed
 	first := s.liveness.setVanished(status.Vanished, now)
 	canceled := len(s.handshake.candidates) > 0 && s.cancelUnneeded(n.usage(), now)
 	s.fleet.passBegan = now

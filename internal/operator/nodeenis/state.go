@@ -28,6 +28,8 @@ type state struct {
 	demand      demand
 	writes      writes
 	problem     reportedProblem
+	settings    func() (known bool, message string) // Options.Settings
+	sums        sums                                // as of the last scrape
 }
 
 // newState returns the state for an object at now. If other is set, the object had another instance until
@@ -44,6 +46,7 @@ func newState(o *v1alpha1.NodeNetwork, other bool, now time.Time) state {
 	if other {
 		return s
 	}
+	s.fleet.inherited = len(o.Status.Conditions) > 0
 	s.config.seed = seed(o, now)
 	if len(o.Spec.IPAM.Available) > 0 {
 		s.liveness.readiness = ready // it once was; changes since then may have gone unnoticed
@@ -65,7 +68,7 @@ type change struct {
 	usage   bool // usage changed, or the daemon confirmed addresses
 }
 
-// update takes a new version of the object, unless it is older than the current one. Addresses that
+// update applies a new version of the object, unless it is older than the current one. Addresses that
 // another operator took out of available are suppressed for settle.
 func (s *state) update(o *v1alpha1.NodeNetwork, now time.Time, settle time.Duration) change {
 	if o.UID != s.obj.UID || !nodenetwork.Newer(o, s.obj) {
@@ -97,7 +100,7 @@ func sameReport(x, y *v1alpha1.NodeNetwork) bool {
 	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && slices.Equal(a.MissingLinks, b.MissingLinks) && maps.Equal(a.Used, b.Used)
 }
 
-// update takes a new version of the object and notifies the fleet and, by Events, users.
+// update applies a new version of the object and notifies the fleet and, by Events, users.
 func (n *node) update(ctx context.Context, o *v1alpha1.NodeNetwork) change {
 	n.mu.Lock()
 	c := n.state.update(o, n.c.now(), n.c.o.Settle)
@@ -164,6 +167,7 @@ type fleetState struct {
 	inv       *eni.Inventory        // to be published; nil before the first observation
 	primaries map[netip.Prefix]bool // the primary addresses of inv's ENIs
 	status    eni.Status
+	inherited bool      // the object has the conditions of an earlier operator
 	passBegan time.Time // approximate start of the fleet's current pass
 }
 

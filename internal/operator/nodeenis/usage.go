@@ -234,7 +234,7 @@ type demand struct {
 	available int       // number of addresses published at that time
 }
 
-// update takes the current counts. If demand ended because addresses were published, and not because pods
+// update applies the current counts. If demand ended because addresses were published, and not because pods
 // were deleted, it returns when the demand began.
 func (d *demand) update(waiting, free, available int, now time.Time) (served time.Time) {
 	switch {

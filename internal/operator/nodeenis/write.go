@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"golang.org/x/time/rate"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/retry"
@@ -49,6 +51,53 @@ type writes struct {
 	retry    backoff
 	statusAt time.Time // when the status was last written
 	newsAt   time.Time // when it is to be written next; zero if it is up to date
+	news     news
+	turns    [2]time.Time // when the limits admit it; zero if not asked yet
+}
+
+// news is a kind of writes that only inform users.
+type news int
+
+const (
+	ofConditions news = iota // the status or reason of a condition changed
+	routine                  // counts and messages
+)
+
+// Such writes a second, and at once. If something concerns all nodes of a large cluster, such as an outage of EC2 or another
+// template, the API server gets no more of them. Writes that daemons wait for are as rare as changes at EC2.
+const (
+	conditionRate, routineRate = 150, 50
+	newsBurst                  = 500
+)
+
+// newsLimits limits these writes of all nodes, by kind: changes of conditions do not wait for counts and messages.
+type newsLimits [2]*rate.Limiter
+
+func newNewsLimits() newsLimits {
+	return newsLimits{rate.NewLimiter(conditionRate, newsBurst), rate.NewLimiter(routineRate, newsBurst)}
+}
+
+// admit reports whether a node's status may be written now. Otherwise the node has its turn at newsAt.
+func (l newsLimits) admit(w *writes, now time.Time) bool {
+	turn := &w.turns[w.news]
+	if turn.IsZero() {
+		*turn = now.Add(l[w.news].ReserveN(now, 1).DelayFrom(now))
+	}
+	if turn.After(now) {
+		w.newsAt = *turn
+		return false
+	}
+	w.expire(now)
+	return true
+}
+
+// expire forgets turns that have come. One ahead is kept for the next change: its place in the queue is taken.
+func (w *writes) expire(now time.Time) {
+	for i, t := range w.turns {
+		if !t.After(now) {
+			w.turns[i] = time.Time{}
+		}
+	}
 }
 
 // fail doubles the delay, with a jitter of up to a half.
@@ -101,6 +150,9 @@ func (n *node) converge(ctx context.Context, s scope) error {
 		if q == writeSpec {
 			n.state.ownership.sent = &want.ipam
 		}
+		if q == writeNews && !n.c.news.admit(&n.state.writes, now) {
+			q = nothing
+		}
 		n.mu.Unlock()
 		if q == nothing {
 			if s == everything {
@@ -133,7 +185,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 // wrote handles the reply to a write.
 func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) {
 	n.update(ctx, got)
-	if q != writeStatus {
+	if q == writeSpec {
 		n.trackDemand()
 		return
 	}

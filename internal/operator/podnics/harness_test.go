@@ -231,9 +231,13 @@ func (w *world) deletePod(name string) {
 	controllers.DeletePod(w.t, inDefault(name))
 }
 
+// annotate sets the NICs that a pod names. Admission policies may see the annotations of its namespace a little later.
 func (w *world) annotate(pod, nics string) {
 	w.t.Helper()
-	controllers.Merge(w.t, podOf(pod), `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, nics)
+	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, nics)
+	harness.Eventually(w.t, limit, "the API server admits the annotation", func() error {
+		return w.client().Patch(w.t.Context(), podOf(pod), client.RawPatch(types.MergePatchType, body), client.FieldOwner("a-person"))
+	})
 }
 
 // nameVPC sets the VPC that namespace default names until the test is over; "" removes it.

@@ -592,7 +592,7 @@ func TestUnusableProviderReply(t *testing.T) {
 	w.AddHost("node-a", vpcport.Plug{Kind: vpcport.OVS, Bridge: "a-bridge-with-a-name-too-long"})
 	w.pod("web", "")
 	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "reports the invalid reply", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "UnexpectedAnswer", "which no node can have"))
+	o := w.awaitNIC("web", "eth0", "reports the invalid reply", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "UnexpectedAnswer", "which cannot exist on a node"))
 	if o.Status.Plug != nil || o.Status.Phase == v1alpha1.PhaseBound {
 		t.Errorf("status = %+v, want it not bound", o.Status)
 	}

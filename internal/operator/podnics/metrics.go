@@ -20,16 +20,16 @@ import (
 )
 
 var (
-	famNICs    = metric.New("berth_operator_podnics", "gauge", "PodNICs of a VPC by phase; Pending also while they have none.", "vpc", "phase")
+	famNICs    = metric.New("berth_operator_podnics", "gauge", "PodNICs of a VPC by phase. Those without a phase count as Pending.", "vpc", "phase")
 	famBlocked = metric.New("berth_operator_podnics_blocked", "gauge", "PodNICs of a VPC whose condition PortReady, or else Bound, is False, by its reason, without those that wait for a pod or for the scheduler. Reasons without PodNICs are absent.", "vpc", "reason")
-	famUnbound = metric.New("berth_operator_podnics_unbindable", "gauge", "PodNICs of pods of a node that the provider cannot bind there (BindingFailed). Nodes without are absent.", "node")
+	famUnbound = metric.New("berth_operator_podnics_unbindable", "gauge", "PodNICs of pods of a node that the provider cannot bind there (BindingFailed). Nodes without such PodNICs are absent.", "node")
 	famWaits   = metric.New("berth_operator_podnic_longest_wait_seconds", "gauge", "How long the pod that has waited longest for a NIC of a VPC has waited, as the leader has seen it, by what it waits for: bound (the pod has a node, and the port is not bound there) or plugged (the port is bound, and the node has not plugged it).", "vpc", "for")
 	famSteps   = metric.New("berth_operator_port_steps_total", "counter", "Calls to providers for NICs, by kind (look, create, change, poll or delete) and result: ok, or the class of the failure. One request may carry calls for many NICs.", "kind", "result")
 	famBound   = metric.New("berth_operator_port_bound_seconds", "histogram", "Time from a pod's creation until one of its NICs was bound to its node, for starting pods.", "vpc")
 	famPlugged = metric.New("berth_operator_port_plugged_seconds", "histogram", "Time from a pod's creation until its node had plugged one of its NICs, for starting pods.", "vpc")
 	famListed  = metric.New("berth_operator_port_listings_total", "counter", "Listings of all of Berth's ports of a VPC, which find drift and ports without a PodNIC, by result: success or error. Failures to delete such ports count as errors.", "vpc", "result")
-	famAstray  = metric.New("berth_operator_stray_ports", "gauge", "Ports of Berth that should not exist, by the last listing, by kind: orphan (no PodNIC has it; it is deleted at once, or after --orphan-age if no operator saw the PodNIC go) or double (its PodNIC has another one too).", "vpc", "kind")
-	famSwept   = metric.New("berth_operator_orphan_ports_total", "counter", "Ports without a PodNIC, by what became of them: deleted, or returned to their users.", "result")
+	famAstray  = metric.New("berth_operator_stray_ports", "gauge", "Ports of Berth that should not exist, by the last listing, by kind: orphan (no PodNIC has it; it is deleted at once, or after --orphan-age if no operator saw the PodNIC's deletion) or double (its PodNIC has another port).", "vpc", "kind")
+	famSwept   = metric.New("berth_operator_orphan_ports_total", "counter", "Ports without a PodNIC, by outcome: deleted, or returned to their users.", "result")
 )
 
 // Families returns the metrics, for the reference page.

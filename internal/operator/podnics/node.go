@@ -45,7 +45,7 @@ func holdOf(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now
 
 // coolUntil returns until when a port that is no longer needed is kept: for cooling after its PodNIC was deleted or, if later, its
 // node reported it unplugged. Both times are recorded in the PodNIC, so that all operators use the same. A report counts only
-// within a grace period from the deletion, as long as it is waited for: a lying node cannot keep a port longer.
+// within a grace period from the deletion, as long as it is waited for: a faulty node cannot keep a port longer.
 func coolUntil(deleted time.Time, says *v1alpha1.PodNICNode, port string, grace, cooling time.Duration) time.Time {
 	since := deleted
 	if says != nil && says.PortID == port && says.State == v1alpha1.NodeUnplugged && says.Since.After(since) {

@@ -83,7 +83,7 @@ func (q *quotas) of(t tenant) *quota {
 	return of
 }
 
-// update takes the state of a NIC. A NIC that cannot have a port gives up its place.
+// update applies the state of a NIC. A NIC that cannot have a port gives up its place.
 func (q *quotas) update(uid types.UID, n *nic) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -204,7 +204,7 @@ func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) e
 		return lie
 	}
 	if len(plug.Bridge) > 15 || len(plug.Netns) > 128 {
-		return fmt.Errorf("port %s is to be plugged into bridge %.40q, network namespace %.40q, which no node can have", p.ID, plug.Bridge, plug.Netns)
+		return fmt.Errorf("port %s must be plugged into bridge %.40q, network namespace %.40q, which cannot exist on a node", p.ID, plug.Bridge, plug.Netns)
 	}
 	types := map[vpcport.PlugKind]v1alpha1.PlugType{
 		vpcport.OVS: v1alpha1.PlugOVS, vpcport.OVSHybrid: v1alpha1.PlugOVSHybrid, vpcport.Netns: v1alpha1.PlugNetns,
@@ -213,7 +213,7 @@ func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) e
 	st.Plug = &v1alpha1.PortPlug{Type: types[plug.Kind], Bridge: plug.Bridge, Netns: plug.Netns, OVN: plug.OVN, TrunkMAC: plug.Trunk, VLAN: int32(plug.VLAN)}
 	if st.Plug.Type == "" {
 		st.Plug = nil
-		return fmt.Errorf("port %s is to be plugged in a way that Berth cannot", p.ID)
+		return fmt.Errorf("port %s must be plugged in a way that Berth does not support", p.ID)
 	}
 	return lie
 }

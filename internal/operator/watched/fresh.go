@@ -23,7 +23,7 @@ const (
 	freshPage = 500
 	// freshWait is how long Fresh waits for events of a kind that has more objects, before it lists all of them.
 	freshWait = 2 * time.Second
-	// freshEvery is the interval at which Fresh looks at the cache.
+	// freshEvery is the interval at which Fresh checks the cache.
 	freshEvery = 50 * time.Millisecond
 )
 
@@ -47,7 +47,7 @@ func (a API) Fresh(ctx context.Context, k *Kind, store toolscache.Store, c clock
 		return err
 	}
 	f.version = page.ResourceVersion
-	if page.Continue != "" { // so many objects change all the time
+	if page.Continue != "" { // with so many objects, one always changes
 		if done, err := f.until(freshWait, f.caughtUp); done || err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func (f *freshness) isOld(name string) bool {
 	return err != nil || m.GetResourceVersion() == f.version || older(m.GetResourceVersion(), f.version)
 }
 
-// until waits until a condition holds, for some time; 0: until the context ends.
+// until waits until a condition holds, at most for the given time; 0: until the context ends.
 func (f *freshness) until(most time.Duration, holds func() bool) (bool, error) {
 	for began := f.clock.Now(); ; {
 		if holds() {
@@ -151,7 +151,7 @@ func (f *freshness) until(most time.Duration, holds func() bool) (bool, error) {
 	}
 }
 
-// older reports whether a resource version is before another. One that is no number, as of a cache that has seen none, is.
+// older reports whether a resource version is before another. A version that is not a number, as of an empty cache, is before any.
 func older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	return err != nil || order < 0

@@ -28,8 +28,8 @@ const (
 	lookTimeout = 10 * time.Second
 )
 
-// gone is how many looks in a row must not find a kind until it counts as not installed. An API server that starts may answer
-// before it knows all kinds.
+// gone is the number of consecutive checks that must not find a kind before it counts as not installed. A starting API server may
+// answer before it knows all kinds.
 const gone = 2
 
 // ErrUnknown is the error of Read before the API server has answered.
@@ -57,7 +57,7 @@ type Optional struct {
 	said  string             // the error that was logged last
 }
 
-// Discovery says which kinds an API server has. discovery.DiscoveryInterface implements it.
+// Discovery lists the kinds of an API server. discovery.DiscoveryInterface implements it.
 type Discovery interface {
 	ServerGroups() (*metav1.APIGroupList, error)
 	ServerResourcesForGroupVersion(groupVersion string) (*metav1.APIResourceList, error)
@@ -66,7 +66,7 @@ type Discovery interface {
 // Run follows the kind until ctx ends.
 func (o *Optional) Run(ctx context.Context) error {
 	var stop func() // ends the informer; nil: there is none
-	missed := 0     // looks in a row that did not find the kind
+	missed := 0     // consecutive checks that did not find the kind
 	for {
 		installed, err := o.look(ctx)
 		if missed++; installed || err != nil {
@@ -129,7 +129,7 @@ func (o *Optional) missing() bool {
 }
 
 // absent reports whether discovery does not have the kind either. While it has other versions of the kind, objects that were read
-// are not deleted; if none were read, there are none for this operator. The error says so, or why nothing is known.
+// are not deleted; if none were read, there are none for this operator. The error gives that reason, or why nothing is known.
 func (o *Optional) absent() (bool, error) {
 	groups, err := o.Discovery.ServerGroups()
 	if err != nil {
@@ -164,7 +164,7 @@ func (o *Optional) follow(ctx context.Context) (stop func()) {
 			AddFunc: func(any) { o.Changed() }, UpdateFunc: func(any, any) { o.Changed() }, DeleteFunc: func(any) { o.Changed() },
 		}
 	}
-	// These do not fail before an informer runs.
+	// These calls cannot fail before the informer runs.
 	_ = informer.SetTransform(o.Transform)
 	handled, _ := informer.AddEventHandler(handler)
 	_ = informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) { o.complain(err) })
@@ -207,7 +207,7 @@ func (o *Optional) complain(err error) {
 	}
 }
 
-// Read returns the cache; nil if the kind is not installed. The error says that neither is known yet, and why.
+// Read returns the cache; nil if the kind is not installed. It returns an error while neither is known.
 func (o *Optional) Read() (toolscache.Indexer, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

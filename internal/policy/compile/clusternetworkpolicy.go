@@ -12,8 +12,8 @@ import (
 )
 
 // ClusterNetworkPolicy compiles a policy.networking.k8s.io ClusterNetworkPolicy
-// (https://network-policy-api.sigs.k8s.io/reference/spec/). What this version of Berth does not know fails
-// closed, as the kind's documentation asks for: an Accept rule matches nothing, another one denies everything.
+// (https://network-policy-api.sigs.k8s.io/reference/spec/). Unsupported fields fail closed, as the kind's documentation
+// requires: an Accept rule matches nothing, any other rule denies everything.
 func ClusterNetworkPolicy(in *networkpolicy.ClusterNetworkPolicy) Compiled {
 	c := Compiled{
 		Policy: &policy.Policy{Ref: policy.Ref{Name: in.Name}, Tier: policy.Admin, Priority: in.Spec.Priority},
@@ -24,7 +24,7 @@ func ClusterNetworkPolicy(in *networkpolicy.ClusterNetworkPolicy) Compiled {
 	case networkpolicy.BaselineTier:
 		c.Policy.Tier = policy.Baseline
 	default:
-		c.problem(fmt.Errorf("spec.tier: %q is neither Admin nor Baseline; judged as Admin", in.Spec.Tier))
+		c.problem(fmt.Errorf("spec.tier: %q is neither Admin nor Baseline; treated as Admin", in.Spec.Tier))
 	}
 	c.Subject = c.clusterSubject(in.Spec.Subject)
 	for i, r := range in.Spec.Ingress {
@@ -126,8 +126,8 @@ func (c *Compiled) addClusterRule(d policy.Direction, field, name string, action
 	}
 }
 
-// failedClosed is what stands for a rule that cannot be enforced as it is. One that accepts matches nothing, so that the rules
-// behind it keep their index; another one denies everything.
+// failedClosed replaces a rule that cannot be enforced. An Accept rule becomes a rule that matches nothing, so that later rules
+// keep their index; any other rule denies everything.
 func failedClosed(name string, action policy.Action) policy.Rule {
 	if action == policy.Accept {
 		return policy.Rule{Name: name}

@@ -14,38 +14,38 @@ import (
 type Compiled struct {
 	Policy  *policy.Policy
 	Subject Selector                  // the pods that it selects
-	Sets    map[policy.SetID]Selector // those that its rules name
-	// Problems are what makes no sense in the object, each with the field and what was expected.
-	// The parts concerned match nothing; of a rule that denies or passes, everything is denied.
+	Sets    map[policy.SetID]Selector // the sets in its rules
+	// Problems lists invalid parts of the object, each with the field and the expected value.
+	// These parts match nothing; a Deny or Pass rule with such a part denies everything.
 	Problems []string
-	// Created is when a NetworkPolicy was.
+	// Created is the creation time of a NetworkPolicy.
 	Created time.Time
-	// NoSubject: which pods it selects makes no sense. Subject selects none.
+	// NoSubject is set if the pod selector is invalid. Subject then selects nothing.
 	NoSubject bool
 
 	blocks int  // of all rules
 	parts  int  // rules, and ports of all of them
 	refs   int  // to sets, of all rules
-	full   bool // a problem says that the rules need more than MaxSets or MaxReferences
+	full   bool // the rules need more than MaxSets or MaxReferences, which a problem reports
 }
 
-// MaxBlocks is the most networks in the rules of a policy. An exception splits its block into as many networks as it
-// has bits more, so that a small object may describe millions.
+// MaxBlocks is the maximum number of networks in the rules of a policy. An exception splits its block into one network for
+// each additional bit, so that a small object may describe millions.
 const MaxBlocks = 20000
 
-// MaxParts is the most rules and numbers of ports of a policy, counted together. Each costs every node of the policy's pods a rule
-// or an element of a set in the kernel.
+// MaxParts is the maximum number of rules and port numbers of a policy together. Each takes a rule or set element in the kernel of
+// every node with pods of the policy.
 const MaxParts = 10000
 
 const (
-	// MaxSets is the most sets in the rules of a policy. A set costs the operator memory for each pod that it selects, and
-	// a rule of a NetworkPolicy for egress has one for each pair of a peer and a port name: a small object may describe millions.
+	// MaxSets is the maximum number of sets in the rules of a policy. The operator needs memory for each pod that a set selects,
+	// and an egress rule of a NetworkPolicy has a set for each pair of a peer and a port name: a small object may describe millions.
 	MaxSets = 1000
-	// MaxReferences is the most references to sets in the rules of a policy. Equal ones of a rule count once.
+	// MaxReferences is the maximum number of references to sets in the rules of a policy. Duplicates in a rule count once.
 	MaxReferences = 20000
 )
 
-// use adds the set of a selector to some, unless they have it. It reports false if the policy has no room for that.
+// use adds the set of a selector to a list unless the list has it. It returns false if the policy would exceed its limits.
 func (c *Compiled) use(ids *[]policy.SetID, s Selector) bool {
 	id := s.ID()
 	if slices.Contains(*ids, id) {
@@ -61,11 +61,11 @@ func (c *Compiled) use(ids *[]policy.SetID, s Selector) bool {
 	return true
 }
 
-// overflow notes, once, that the rules need more sets than a policy may have.
+// overflow reports once that the rules need more sets than a policy may have.
 func (c *Compiled) overflow() {
 	if !c.full {
 		c.full = true
-		c.problem(fmt.Errorf("the rules of the policy need more than %d sets of peers and named ports, or refer to them more than %d times: rules that exceed that match nothing", MaxSets, MaxReferences))
+		c.problem(fmt.Errorf("the rules of the policy need more than %d sets of peers and named ports, or more than %d references to them: rules that exceed these limits match nothing", MaxSets, MaxReferences))
 	}
 }
 

@@ -64,12 +64,12 @@ type peers struct {
 	nodes  []Selector
 	blocks []netip.Prefix
 	known  map[policy.SetID]bool // of pods
-	tooBig bool                  // there are more pods than a policy may have sets: pods has some
+	tooBig bool                  // there are more sets than a policy may have; pods is incomplete
 
-	manyBlocks bool // there are more blocks than a policy may have: blocks has some
+	manyBlocks bool // there are more networks than a policy may have; blocks is incomplete
 }
 
-// add adds a selector of pods, unless it is there.
+// add adds a selector of pods unless the peers have it.
 func (p *peers) add(s Selector) {
 	id := s.ID()
 	switch {
@@ -102,8 +102,8 @@ func (c *Compiled) peers(field, namespace string, in []networkingv1.NetworkPolic
 	return p
 }
 
-// podPeer is the selector of a peer that has a podSelector, a namespaceSelector or both. ok is false if one of them makes no
-// sense: it selects nothing.
+// podPeer returns the selector of a peer with a podSelector, a namespaceSelector or both. ok is false if one of them is
+// invalid, in which case it selects nothing.
 func (c *Compiled) podPeer(field, namespace string, namespaces, pods *metav1.LabelSelector) (s Selector, ok bool) {
 	s, ok = Selector{Kind: Pods, Namespace: namespace, Labels: labels.Everything()}, true
 	var err error
@@ -123,7 +123,7 @@ func (c *Compiled) podPeer(field, namespace string, namespaces, pods *metav1.Lab
 	return s, ok
 }
 
-// addBlock adds an ipBlock without its exceptions; nothing if it cannot be read.
+// addBlock adds an ipBlock without its exceptions, or nothing if it is invalid.
 func (c *Compiled) addBlock(p *peers, field string, in *networkingv1.IPBlock) {
 	cidr, err := netip.ParsePrefix(in.CIDR)
 	if err != nil {
@@ -202,9 +202,9 @@ func portsOf(protocol uint8, port networkingv1.NetworkPolicyPort) (policy.Ports,
 	return policy.Ports{Protocol: protocol, First: uint16(first), Last: uint16(last)}, nil
 }
 
-// named adds the sets of destinations that call a port by a name: of the policy's own pods for Ingress,
-// of its peers for Egress. A peer that is not a selector of pods may still be the address of any pod. It reports false if the
-// policy has no room for them.
+// named adds the sets of destinations with a named port: of the policy's own pods for Ingress, of its peers for Egress. A
+// peer that is not a pod selector may still be the address of any pod. It returns false if the policy would exceed its
+// limits.
 func (c *Compiled) named(ids *[]policy.SetID, d policy.Direction, p peers, name string, protocol uint8) bool {
 	if d == policy.Ingress {
 		return c.use(ids, c.Subject.named(name, protocol))
@@ -220,11 +220,11 @@ func (c *Compiled) named(ids *[]policy.SetID, d policy.Direction, p peers, name 
 	return true
 }
 
-// finish adds a rule once its ports are known. fits is false if the policy has no room for their sets.
+// finish adds a rule once its ports are known. fits is false if the policy would exceed its limits.
 func (c *Compiled) finish(d policy.Direction, r policy.Rule, p peers, fits bool) {
 	r.AnyPeer, r.Blocks = p.any, policy.Disjoint(p.blocks)
 	if c.blocks += len(r.Blocks); p.manyBlocks || len(r.Blocks) > 0 && c.blocks > MaxBlocks {
-		c.problem(fmt.Errorf("the blocks of the policy without their exceptions are more than %d networks: rules that exceed that match no address", MaxBlocks))
+		c.problem(fmt.Errorf("the ipBlocks of the policy, without their exceptions, consist of more than %d networks: rules that exceed this limit match no address", MaxBlocks))
 		if r.Blocks = nil; r.Action != policy.Accept {
 			r.Action, r.AnyPeer, r.AnyPort = policy.Deny, true, true
 		}
@@ -232,7 +232,7 @@ func (c *Compiled) finish(d policy.Direction, r policy.Rule, p peers, fits bool)
 	within := c.parts <= MaxParts
 	if c.parts += 1 + len(r.Ports); c.parts > MaxParts {
 		if within {
-			c.problem(fmt.Errorf("the rules of the policy and their ports are more than %d: rules that exceed that match nothing", MaxParts))
+			c.problem(fmt.Errorf("the policy has more than %d rules and ports: rules that exceed this limit match nothing", MaxParts))
 		}
 		fits = false
 	}

@@ -15,7 +15,7 @@ import (
 // Kind is what a Selector selects.
 type Kind string
 
-// The kinds of selectors, whose names begin the names of sets.
+// The kinds of selectors. They are prefixes of set names.
 const (
 	Pods  Kind = "pods"
 	Nodes Kind = "nodes"
@@ -25,23 +25,23 @@ const (
 // Selector selects pods, nodes, or named ports of pods.
 type Selector struct {
 	Kind Kind
-	// Namespace is that of the pods; if it is empty they are in namespaces that Namespaces selects.
+	// Namespace is the namespace of the pods. If it is empty, Namespaces selects their namespaces.
 	Namespace  string
 	Namespaces labels.Selector
 	Labels     labels.Selector // of pods or nodes
 
-	Port     string // Ports: the name
-	Protocol uint8  // Ports: only of this protocol; 0: of any
+	Port     string // for Ports: the name
+	Protocol uint8  // for Ports: the protocol; 0 for any
 }
 
-// Nothing selects no pod.
+// Nothing selects no pods.
 var Nothing = Selector{Kind: Pods, Namespaces: labels.Nothing(), Labels: labels.Nothing()}
 
-// idBytes is how many bytes of a hash a set's name has: too many for somebody who writes policies to find a selector of his own
-// whose set is one of the sets of others.
+// idBytes is the length of the hash in a set's name, in bytes. It must be long enough that authors of policies cannot find a selector
+// whose set collides with another one.
 const idBytes = 12
 
-// ID returns the name of the selector's set: the same for selectors that select the same.
+// ID returns the name of the selector's set. Equivalent selectors have the same name.
 func (s Selector) ID() policy.SetID {
 	namespaces := ""
 	if s.Namespace == "" && s.Namespaces != nil {
@@ -55,8 +55,8 @@ func (s Selector) ID() policy.SetID {
 	return policy.SetID(string(s.Kind) + "-" + hex.EncodeToString(sum[:idBytes]))
 }
 
-// textOf returns a text that two selectors share only if they select the same: String is empty for everything and for
-// nothing.
+// textOf returns a text that only equivalent selectors share. String does not suffice: it is empty for selectors of
+// everything and of nothing.
 func textOf(s labels.Selector) string {
 	if _, selects := s.Requirements(); !selects {
 		return "nothing()" // no selector's String has brackets without a value
@@ -64,7 +64,7 @@ func textOf(s labels.Selector) string {
 	return s.String()
 }
 
-// MatchesNamespace tells whether pods of a namespace may be selected.
+// MatchesNamespace reports whether the selector can match pods of a namespace.
 func (s Selector) MatchesNamespace(name string, of map[string]string) bool {
 	if s.Namespace != "" {
 		return s.Namespace == name
@@ -72,7 +72,7 @@ func (s Selector) MatchesNamespace(name string, of map[string]string) bool {
 	return s.Namespaces != nil && s.Namespaces.Matches(labels.Set(of))
 }
 
-// named returns the selector of ports that the selected pods call by a name.
+// named returns the selector of a named port of the selected pods.
 func (s Selector) named(port string, protocol uint8) Selector {
 	s.Kind, s.Port, s.Protocol = Ports, port, protocol
 	return s
@@ -81,7 +81,7 @@ func (s Selector) named(port string, protocol uint8) Selector {
 // everyPod selects the pods of all namespaces.
 var everyPod = Selector{Kind: Pods, Namespaces: labels.Everything(), Labels: labels.Everything()}
 
-// parse reads a label selector. Of one that makes no sense, which the API server rejects, it selects nothing and says so.
+// parse reads a label selector. An invalid one, which the API server would reject, selects nothing and is reported.
 func parse(field string, in *metav1.LabelSelector) (labels.Selector, error) {
 	s, err := metav1.LabelSelectorAsSelector(in)
 	if err != nil {
@@ -90,7 +90,7 @@ func parse(field string, in *metav1.LabelSelector) (labels.Selector, error) {
 	return s, nil
 }
 
-// protocols are those that policies name, by their names.
+// protocols are the protocols of policies by name.
 var protocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: 6, corev1.ProtocolUDP: 17, corev1.ProtocolSCTP: 132}
 
 // ProtocolOf returns the number of a protocol (https://www.iana.org/assignments/protocol-numbers), TCP if the name is empty.

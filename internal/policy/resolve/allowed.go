@@ -8,16 +8,16 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// Judgement is what the policies of both ends say about a flow.
+// Judgement is the decision of the policies of both ends about a flow.
 type Judgement struct {
-	Source, Destination *types.NamespacedName // the pods; nil: none has the address
-	Egress, Ingress     policy.Decision       // of the source's policies, of the destination's
+	Source, Destination *types.NamespacedName // the pods; nil if no pod has the address
+	Egress, Ingress     policy.Decision       // by the source's and by the destination's policies
 }
 
 // Allowed reports whether both ends allow it.
 func (j Judgement) Allowed() bool { return j.Egress.Allowed && j.Ingress.Allowed }
 
-// Judge decides about a flow between pods, or a pod and somebody else. It looks at all pods.
+// Judge decides about a flow between two pods, or between a pod and another address. Its cost is proportional to the number of pods.
 func (r *Resolver) Judge(f policy.Flow) Judgement {
 	j := Judgement{Egress: policy.Decision{Allowed: true}, Ingress: policy.Decision{Allowed: true}}
 	for name, p := range r.pods {

@@ -10,34 +10,34 @@ import (
 	"github.com/berthnet/berth/internal/policy/compile"
 )
 
-// MaxMembers is how many pods and addresses the NetworkPolicies of a namespace may select in other namespaces, counted once for each
-// selector. The operator has each of them in memory, and users of one namespace can write any number of selectors that
-// select all pods of the cluster. Of policies that were read while the operator started, twice as many count, as the cluster may have
-// grown since they were written.
+// MaxMembers limits the pods and addresses that the NetworkPolicies of a namespace select in other namespaces, counted once for each
+// selector. The operator holds each of them in memory, and users of one namespace can write any number of selectors that select all
+// pods of the cluster. For policies that are read while the operator starts, the limit is doubled, because the cluster may have grown
+// since they were written.
 const MaxMembers = 2_000_000
 
-// budget bounds what the policies of a namespace select in others.
+// budget limits the pods that the policies of a namespace select in other namespaces.
 type budget struct {
 	inNamespace map[string]map[policy.Ref]bool // policies
 	over        map[policy.Ref]refused
 	members     int // the budget
-	limit       int // the same, or twice that while the operator starts
+	limit       int // members, or twice that while the operator starts
 }
 
 func newBudget(members int) budget {
 	return budget{inNamespace: map[string]map[policy.Ref]bool{}, over: map[policy.Ref]refused{}, members: members, limit: 2 * members}
 }
 
-// refused is a policy of which only a part is in force, as its namespace has no room for more.
+// refused is a policy that is only partly in force, because its namespace has exhausted the budget.
 type refused struct {
 	compile.Compiled
-	members int // that it has in addition to those of other policies, at least
+	members int // minimum number of members in addition to those of other policies
 }
 
-// Loaded has the limit for new policies apply from now on.
+// Loaded applies the limit for new policies from now on.
 func Loaded(r *Resolver) { r.budget.limit = r.budget.members }
 
-// Refused says which part of a policy is not in force, or nothing.
+// Refused describes the part of a policy that is not in force, if any.
 func Refused(r *Resolver, ref policy.Ref) (problems []string) {
 	if _, is := r.budget.over[ref]; is {
 		problems = append(problems, fmt.Sprintf("rules that select pods of other namespaces match nothing: with them, selectors of the NetworkPolicies in namespace %s would have more than %d pods and addresses of other namespaces; delete policies there or let them select fewer pods", ref.Namespace, r.budget.members))
@@ -45,13 +45,13 @@ func Refused(r *Resolver, ref policy.Ref) (problems []string) {
 	return problems
 }
 
-// isWide reports whether a selector selects pods of other namespaces than the policy's.
+// isWide reports whether a selector selects pods of namespaces other than the policy's.
 func isWide(s compile.Selector) bool { return s.Kind != compile.Nodes && s.Namespace == "" }
 
-// members is how much of the budget a selection uses.
+// members returns the part of the budget that a selection uses.
 func (s *selection) members() int { return len(s.pods) + len(s.elements) }
 
-// set takes in a policy, as far as it is within the budget.
+// set adds or changes a policy, as far as it is within the budget.
 func (b *budget) set(r *Resolver, changes *Changes, c compile.Compiled) {
 	c = b.within(r, changes, c)
 	ref := c.Policy.Ref
@@ -76,14 +76,14 @@ func (b *budget) set(r *Resolver, changes *Changes, c compile.Compiled) {
 	}
 }
 
-// within returns a policy as it may be in force. What is in force already stays, whatever the budget says.
+// within returns the part of a policy that may be in force. Parts that are already in force stay regardless of the budget.
 func (b *budget) within(r *Resolver, changes *Changes, c compile.Compiled) compile.Compiled {
 	ref := c.Policy.Ref
 	if ref.Namespace == "" {
-		return c // administrators write these
+		return c // only administrators write these
 	}
 	delete(b.over, ref)
-	if !slices.ContainsFunc(slices.Collect(maps.Values(c.Sets)), isWide) { // most, and a look at all others takes long
+	if !slices.ContainsFunc(slices.Collect(maps.Values(c.Sets)), isWide) { // the common case; counting the others takes long
 		return c
 	}
 	others, total := b.wide(r, ref)
@@ -115,7 +115,7 @@ func (b *budget) within(r *Resolver, changes *Changes, c compile.Compiled) compi
 	return c
 }
 
-// wide returns the sets with pods of other namespaces of all policies in a policy's namespace but itself, and how many members they have.
+// wide returns the sets with pods of other namespaces in all other policies of a policy's namespace, and their number of members.
 func (b *budget) wide(r *Resolver, ref policy.Ref) (sets map[policy.SetID]bool, members int) {
 	sets = map[policy.SetID]bool{}
 	for other := range b.inNamespace[ref.Namespace] {
@@ -132,7 +132,7 @@ func (b *budget) wide(r *Resolver, ref policy.Ref) (sets map[policy.SetID]bool, 
 	return sets, members
 }
 
-// without returns a NetworkPolicy whose rules that name some sets match nothing.
+// without returns a NetworkPolicy in which rules with certain sets match nothing.
 func without(c compile.Compiled, is func(policy.SetID) bool) compile.Compiled {
 	p := *c.Policy
 	c.Policy = &p
@@ -150,7 +150,7 @@ func without(c compile.Compiled, is func(policy.SetID) bool) compile.Compiled {
 	return c
 }
 
-// admit puts refused policies of a namespace in force that it has room for by now, the oldest first.
+// admit puts refused policies of a namespace in force as far as the budget now allows, oldest first.
 func (b *budget) admit(r *Resolver, changes *Changes, namespace string) {
 	var refs []policy.Ref
 	for ref := range b.over {

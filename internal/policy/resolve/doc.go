@@ -1,8 +1,7 @@
-// Package resolve keeps which pods policies select and which addresses their sets contain, while
-// pods, namespaces, nodes and policies change. Each change costs what it concerns: a pod is compared with
-// the selectors that may select pods of its namespace. It is pure: one goroutine calls it, values
-// go in and come out.
+// Package resolve tracks which pods policies select and which addresses their sets contain, while pods, namespaces, nodes
+// and policies change. The cost of a change depends only on what it affects: a pod is compared with the selectors that can
+// select pods of its namespace. The package is pure, and not safe for concurrent use.
 //
-//	resolver.go   what is known, and what a change of it changes
-//	selection.go  one selector with what it selects
+//	resolver.go   the state, and the effects of a change
+//	selection.go  one selector with the objects that it selects
 package resolve

@@ -23,7 +23,7 @@ func ReadPod(in *corev1.Pod) (p Pod, ok bool) {
 	for _, c := range in.Spec.Containers {
 		p.addPorts(c)
 	}
-	for _, c := range in.Spec.InitContainers { // sidecars serve beside containers
+	for _, c := range in.Spec.InitContainers { // sidecars have ports too
 		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
 			p.addPorts(c)
 		}
@@ -31,7 +31,7 @@ func ReadPod(in *corev1.Pod) (p Pod, ok bool) {
 	return p, true
 }
 
-// runtimeUID is the UID by which the runtime knows a pod. A mirror pod names that of its static pod.
+// runtimeUID returns the UID by which the runtime knows a pod. For a mirror pod, it is that of the static pod.
 func runtimeUID(in *corev1.Pod) types.UID {
 	if uid := in.Annotations[corev1.MirrorPodAnnotationKey]; uid != "" {
 		return types.UID(uid)

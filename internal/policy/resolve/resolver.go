@@ -14,49 +14,49 @@ import (
 	"github.com/berthnet/berth/internal/policy/compile"
 )
 
-// Pod is what of a pod policies depend on. Pods on the host's network are none: their addresses are the node's.
+// Pod is the part of a pod that policies depend on. Host-network pods are not included: their addresses are the node's.
 type Pod struct {
 	types.NamespacedName
 	UID    types.UID
 	Node   string
 	Labels map[string]string
-	Addrs  []netip.Addr // empty until it has some
+	Addrs  []netip.Addr // empty until the pod has addresses
 	Ports  []NamedPort
 }
 
-// same reports whether two states of a pod make no difference to any policy.
+// same reports whether two states of a pod are equivalent for all policies.
 func (p Pod) same(o Pod) bool {
 	return p.UID == o.UID && p.Node == o.Node && maps.Equal(p.Labels, o.Labels) && slices.Equal(p.Addrs, o.Addrs) && slices.Equal(p.Ports, o.Ports)
 }
 
-// NamedPort is a port of a container that has a name.
+// NamedPort is a named port of a container.
 type NamedPort struct {
 	Name     string
 	Protocol uint8
 	Number   uint16
 }
 
-// Resolver keeps what pods, namespaces, nodes and policies there are. One goroutine may use it at a time.
+// Resolver tracks pods, namespaces, nodes and policies. It is not safe for concurrent use.
 type Resolver struct {
 	namespaces map[string]*namespace
 	pods       map[types.NamespacedName]*pod
 	nodes      map[string]node
-	policies   map[policy.Ref]compile.Compiled // as they are in force
+	policies   map[policy.Ref]compile.Compiled // the parts in force
 	selections map[policy.SetID]*selection
 	budget     budget
 }
 
 type namespace struct {
 	name   string
-	exists bool // else only its pods are known yet
+	exists bool // otherwise, only its pods are known yet
 	labels map[string]string
 	pods   map[*pod]bool
-	by     map[*selection]bool // those that may select its pods
+	by     map[*selection]bool // selections that can select its pods
 }
 
 type pod struct {
 	Pod
-	by map[*selection]bool // those that select it
+	by map[*selection]bool // selections that select it
 }
 
 type node struct {
@@ -64,7 +64,7 @@ type node struct {
 	addrs  []netip.Addr
 }
 
-// New returns a Resolver that knows nothing, with the budget of MaxMembers.
+// New returns an empty Resolver with the budget MaxMembers.
 func New() *Resolver { return NewLimited(MaxMembers) }
 
 // NewLimited is New with another budget.
@@ -76,12 +76,12 @@ func NewLimited(members int) *Resolver {
 	}
 }
 
-// Changes are what a change of the cluster changes for nodes. All of it takes effect together.
+// Changes are the effects of a change of the cluster on nodes, which take effect atomically.
 type Changes struct {
-	Sets policy.SetChanges // of those that policies name
-	// Pods are those whose policies, node or addresses may have changed, and those that are gone.
+	Sets policy.SetChanges // changes of the sets in policies
+	// Pods are pods whose policies, node or addresses may have changed, and pods that are gone.
 	Pods map[types.NamespacedName]bool
-	// Policies are those whose content changed, and those that are gone.
+	// Policies are policies whose content has changed, and policies that are gone.
 	Policies map[policy.Ref]bool
 }
 
@@ -89,14 +89,14 @@ func newChanges() *Changes {
 	return &Changes{Sets: policy.SetChanges{}, Pods: map[types.NamespacedName]bool{}, Policies: map[policy.Ref]bool{}}
 }
 
-// element notes that an element came or went.
+// element records that an element was added or removed.
 func (c *Changes) element(s *selection, e policy.Element, came bool) {
 	if len(s.users) > 0 {
 		c.Sets.Of(s.id).Note(e, came)
 	}
 }
 
-// SetPod takes in a new state of a pod.
+// SetPod adds or changes a pod.
 func (r *Resolver) SetPod(in Pod) *Changes {
 	changes := newChanges()
 	p := r.pods[in.NamespacedName]
@@ -117,7 +117,7 @@ func (r *Resolver) SetPod(in Pod) *Changes {
 	return changes
 }
 
-// review brings a selection up to date with a pod of a namespace that it selects.
+// review updates a selection for a pod of a namespace that it selects.
 func (r *Resolver) review(changes *Changes, s *selection, p *pod, before Pod) {
 	var remove, add []policy.Element
 	if p.by[s] {
@@ -136,7 +136,7 @@ func (r *Resolver) review(changes *Changes, s *selection, p *pod, before Pod) {
 	s.change(changes, remove, add)
 }
 
-// DeletePod forgets a pod.
+// DeletePod removes a pod.
 func (r *Resolver) DeletePod(name types.NamespacedName) *Changes {
 	changes := newChanges()
 	p := r.pods[name]
@@ -155,7 +155,7 @@ func (r *Resolver) DeletePod(name types.NamespacedName) *Changes {
 	return changes
 }
 
-// SetNamespace takes in the labels of a namespace.
+// SetNamespace sets the labels of a namespace.
 func (r *Resolver) SetNamespace(name string, of map[string]string) *Changes {
 	changes := newChanges()
 	ns := r.namespace(name)
@@ -167,7 +167,7 @@ func (r *Resolver) SetNamespace(name string, of map[string]string) *Changes {
 	return changes
 }
 
-// DeleteNamespace forgets the labels of a namespace.
+// DeleteNamespace removes the labels of a namespace.
 func (r *Resolver) DeleteNamespace(name string) *Changes {
 	changes := newChanges()
 	ns := r.namespace(name)
@@ -177,7 +177,7 @@ func (r *Resolver) DeleteNamespace(name string) *Changes {
 	return changes
 }
 
-// namespace returns what is known of a namespace.
+// namespace returns the state of a namespace, which it creates if missing.
 func (r *Resolver) namespace(name string) *namespace {
 	ns := r.namespaces[name]
 	if ns == nil {
@@ -194,7 +194,7 @@ func (r *Resolver) dropIfEmpty(ns *namespace) {
 	}
 }
 
-// reviewNamespace finds the selections that may select pods of a namespace, and reviews its pods for those that changed.
+// reviewNamespace finds the selections that can select pods of a namespace, and reviews its pods for those that have changed.
 func (r *Resolver) reviewNamespace(changes *Changes, ns *namespace) {
 	for _, s := range r.selections {
 		may := s.maySelect(ns)
@@ -215,7 +215,7 @@ func (r *Resolver) reviewNamespace(changes *Changes, ns *namespace) {
 	}
 }
 
-// maySelect reports whether it may select pods of a namespace.
+// maySelect reports whether the selection can select pods of a namespace.
 func (s *selection) maySelect(ns *namespace) bool {
 	switch {
 	case s.Kind == compile.Nodes:
@@ -238,12 +238,12 @@ func (r *Resolver) unselect(changes *Changes, s *selection, p *pod) {
 	}
 }
 
-// SetNode takes in a node's labels and addresses.
+// SetNode sets a node's labels and addresses.
 func (r *Resolver) SetNode(name string, of map[string]string, addrs []netip.Addr) *Changes {
 	return r.changeNode(name, node{labels: of, addrs: addrs})
 }
 
-// DeleteNode forgets a node.
+// DeleteNode removes a node.
 func (r *Resolver) DeleteNode(name string) *Changes { return r.changeNode(name, node{}) }
 
 func (r *Resolver) changeNode(name string, now node) *Changes {
@@ -262,7 +262,7 @@ func (r *Resolver) changeNode(name string, now node) *Changes {
 	return changes
 }
 
-// ofNode are the elements that a node has in the set.
+// ofNode returns the elements of a node in the set.
 func (s *selection) ofNode(n node) []policy.Element {
 	var list []policy.Element
 	if s.Labels.Matches(labels.Set(n.labels)) {
@@ -273,7 +273,7 @@ func (s *selection) ofNode(n node) []policy.Element {
 	return list
 }
 
-// SetPolicy takes in a policy. Of one that exceeds the budget of its namespace, a part is in force (MaxMembers).
+// SetPolicy adds or changes a policy. If it exceeds the budget of its namespace (MaxMembers), only a part is in force.
 func (r *Resolver) SetPolicy(c compile.Compiled) *Changes {
 	changes := newChanges()
 	ref := c.Policy.Ref
@@ -289,7 +289,7 @@ func (r *Resolver) SetPolicy(c compile.Compiled) *Changes {
 	return changes
 }
 
-// DeletePolicy forgets a policy.
+// DeletePolicy removes a policy.
 func (r *Resolver) DeletePolicy(ref policy.Ref) *Changes {
 	changes := newChanges()
 	if c, had := r.policies[ref]; had {
@@ -305,7 +305,7 @@ func (r *Resolver) DeletePolicy(ref policy.Ref) *Changes {
 	return changes
 }
 
-// release lets go of the selections of a policy that its new state does not have; nil: of all.
+// release drops a policy's references to selections that its new state does not use, or all of them if that is nil.
 func (r *Resolver) release(changes *Changes, before compile.Compiled, now *compile.Compiled) {
 	ref := before.Policy.Ref
 	if subject := before.Subject.ID(); now == nil || now.Subject.ID() != subject {
@@ -327,7 +327,7 @@ func (r *Resolver) release(changes *Changes, before compile.Compiled, now *compi
 	}
 }
 
-// selection returns the selection of a selector, with what it selects.
+// selection returns the selection of a selector, which it creates if missing.
 func (r *Resolver) selection(changes *Changes, selector compile.Selector) *selection {
 	id := selector.ID()
 	s := r.selections[id]
@@ -352,7 +352,7 @@ func (r *Resolver) selection(changes *Changes, selector compile.Selector) *selec
 	return s
 }
 
-// candidates are the namespaces whose pods a selection may select.
+// candidates returns the namespaces whose pods a selection can select.
 func (r *Resolver) candidates(s *selection) []*namespace {
 	switch {
 	case s.Kind == compile.Nodes:
@@ -378,14 +378,14 @@ func (r *Resolver) forget(s *selection) {
 	}
 }
 
-// allPods notes all pods of a selection.
+// allPods records all pods of a selection as changed.
 func (c *Changes) allPods(s *selection) {
 	for p := range s.pods {
 		c.Pods[p.NamespacedName] = true
 	}
 }
 
-// whole notes all elements of a set that nobody used before.
+// whole records all elements of a set that was unused before.
 func (c *Changes) whole(s *selection) {
 	change := &policy.SetChange{Whole: true}
 	for e := range s.elements {
@@ -394,7 +394,7 @@ func (c *Changes) whole(s *selection) {
 	c.Sets[s.id] = change
 }
 
-// Policies are the policies of a pod, in the order in which they are judged. ok is false if there is no such pod.
+// Policies returns the policies of a pod in the order of evaluation. ok is false if there is no such pod.
 func (r *Resolver) Policies(name types.NamespacedName) (p Pod, list []*policy.Policy, ok bool) {
 	known := r.pods[name]
 	if known == nil {
@@ -437,7 +437,7 @@ func (r *Resolver) Has(id policy.SetID, e policy.Element) bool {
 	return s != nil && s.elements[e] > 0
 }
 
-// Size returns how many elements a set has, and how many pods its selector selects.
+// Size returns the number of elements of a set, and of pods that its selector selects.
 func (r *Resolver) Size(id policy.SetID) (elements, pods int) {
 	if s := r.selections[id]; s != nil {
 		return len(s.elements), len(s.pods)

@@ -7,14 +7,14 @@ import (
 	"github.com/berthnet/berth/internal/policy/compile"
 )
 
-// selection is one selector with what it selects. Policies share it.
+// selection is a selector with the objects that it selects. Policies share selections.
 type selection struct {
 	compile.Selector
 	id       policy.SetID
-	subjects map[policy.Ref]*policy.Policy // those whose pods it selects
-	users    map[policy.Ref]bool           // those whose rules name its set
+	subjects map[policy.Ref]*policy.Policy // policies whose pods it selects
+	users    map[policy.Ref]bool           // policies with its set in a rule
 	pods     map[*pod]bool                 // selected, unless Kind is Nodes
-	elements map[policy.Element]int        // by how many pods or nodes
+	elements map[policy.Element]int        // number of pods or nodes with the element
 }
 
 func newSelection(s compile.Selector, id policy.SetID) *selection {
@@ -25,10 +25,10 @@ func newSelection(s compile.Selector, id policy.SetID) *selection {
 	}
 }
 
-// selects reports whether it selects a pod of a namespace that it selects.
+// selects reports whether the selection selects a pod, given that it selects the pod's namespace.
 func (s *selection) selects(p *pod) bool { return s.Labels.Matches(labels.Set(p.Labels)) }
 
-// of are the elements that a pod has in the set.
+// of returns the elements of a pod in the set.
 func (s *selection) of(p Pod) []policy.Element {
 	var list []policy.Element
 	for _, a := range p.Addrs {
@@ -45,7 +45,7 @@ func (s *selection) of(p Pod) []policy.Element {
 	return list
 }
 
-// change adds and removes elements, and notes in changes which ones are new or gone.
+// change adds and removes elements, and records the new and removed ones in changes.
 func (s *selection) change(changes *Changes, remove, add []policy.Element) {
 	for _, e := range add {
 		if s.elements[e]++; s.elements[e] == 1 {

@@ -8,11 +8,11 @@ import (
 	"github.com/berthnet/berth/internal/policy"
 )
 
-// Decoder puts updates together.
+// Decoder assembles updates from parts.
 type Decoder struct{ update *policy.Update }
 
-// Add reads a part. It returns the update once that is the last one of it, else nil. After an error, which says what
-// the part has that a policy cannot have, the update is lost.
+// Add decodes a part. It returns the update if this is its last part, otherwise nil. After an error, which names the invalid
+// content, the update is lost.
 func (d *Decoder) Add(in *Update) (*policy.Update, error) {
 	if d.update == nil {
 		d.update = &policy.Update{Version: in.Version, Whole: in.Whole, Pods: map[policy.PodName]*policy.Selected{}, Policies: map[policy.Ref]*policy.Policy{}, Sets: policy.SetChanges{}}
@@ -72,7 +72,7 @@ func addPart(u *policy.Update, in *Update) error {
 func decodePolicy(ref policy.Ref, in *Policy) (*policy.Policy, error) {
 	p := &policy.Policy{Ref: ref, Tier: policy.Tier(in.Tier), Priority: in.Priority}
 	if p.Tier < policy.Admin || p.Tier > policy.Baseline {
-		return nil, fmt.Errorf("tier %d is not known", in.Tier)
+		return nil, fmt.Errorf("tier %d is unknown", in.Tier)
 	}
 	for d, rules := range map[policy.Direction]*Rules{policy.Ingress: in.Ingress, policy.Egress: in.Egress} {
 		p.Isolates[d] = rules.GetIsolates()
@@ -81,7 +81,7 @@ func decodePolicy(ref policy.Ref, in *Policy) (*policy.Policy, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s rule %d: %w", d, i, err)
 			}
-			if p.Tier == policy.Namespaced && rule.Action != policy.Accept { // whoever enforces it relies on that
+			if p.Tier == policy.Namespaced && rule.Action != policy.Accept { // enforcement relies on this
 				return nil, fmt.Errorf("%s rule %d: action %s of tier %s, expected %s", d, i, rule.Action, p.Tier, policy.Accept)
 			}
 			p.Rules[d] = append(p.Rules[d], rule)
@@ -93,7 +93,7 @@ func decodePolicy(ref policy.Ref, in *Policy) (*policy.Policy, error) {
 func decodeRule(in *Rule) (policy.Rule, error) {
 	r := policy.Rule{Name: in.Name, Action: policy.Action(in.Action), AnyPeer: in.AnyPeer, AnyPort: in.AnyPort, Peers: ids(in.Peers), Named: ids(in.Named)}
 	if r.Action < policy.Accept || r.Action > policy.Pass {
-		return r, fmt.Errorf("action %d is not known", in.Action)
+		return r, fmt.Errorf("action %d is unknown", in.Action)
 	}
 	for _, text := range in.Blocks {
 		b, err := netip.ParsePrefix(text)

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// partElements is the most sets and elements of sets in a part of an update.
+	// partElements is the maximum number of sets and set elements in a part of an update.
 	partElements = 1000
-	// partBytes is the size of policies and pods after which another part begins. A policy is not split, and is
-	// smaller than the object that it was compiled from, of 1.5 MiB at most (etcd), and compile.MaxBlocks: the whole is less
-	// than the 4 MiB that gRPC receives.
+	// partBytes is the size of policies and pods after which a new part begins. A policy is not split. Its size is limited by
+	// that of its object, at most 1.5 MiB (etcd), and compile.MaxBlocks, so that a part is smaller than the 4 MiB that gRPC
+	// accepts.
 	partBytes = 1 << 19
 )
 
-// Encode returns an update in parts, in the order in which they have to be read.
+// Encode returns the parts of an update, in the order in which they must be decoded.
 func Encode(u *policy.Update) []*Update {
 	e := encoder{version: u.Version}
 	e.part().Whole = u.Whole
@@ -45,7 +45,7 @@ func Encode(u *policy.Update) []*Update {
 		for element, came := range change.Elements {
 			if left <= 0 {
 				part, left = e.part(), partElements
-				set = &Set{Id: string(id)} // the rest of it
+				set = &Set{Id: string(id)} // for the remaining elements
 				part.Sets = append(part.Sets, set)
 			}
 			if came {
@@ -59,14 +59,14 @@ func Encode(u *policy.Update) []*Update {
 	return e.parts
 }
 
-// encoder makes the parts of an update.
+// encoder creates the parts of an update.
 type encoder struct {
 	version uint64
 	parts   []*Update
 	bytes   int // of the last part
 }
 
-// part begins another part.
+// part begins a new part.
 func (e *encoder) part() *Update {
 	if n := len(e.parts); n > 0 {
 		e.parts[n-1].More = true
@@ -76,7 +76,7 @@ func (e *encoder) part() *Update {
 	return e.parts[len(e.parts)-1]
 }
 
-// grow returns the part that takes some more bytes.
+// grow returns the part with room for more bytes.
 func (e *encoder) grow(bytes int) *Update {
 	if e.bytes > 0 && e.bytes+bytes > partBytes {
 		e.part()
@@ -136,7 +136,7 @@ func appendElement(b []byte, e policy.Element) []byte {
 	return binary.BigEndian.AppendUint16(append(b, e.Protocol), e.Port)
 }
 
-// elements reads what appendElement wrote.
+// elements decodes the output of appendElement.
 func elements(b []byte, each func(policy.Element)) error {
 	for len(b) > 0 {
 		n := int(b[0])

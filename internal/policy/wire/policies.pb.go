@@ -4,7 +4,7 @@
 // 	protoc        v3.21.12
 // source: policies.proto
 
-// What the operator tells nodes about network policies.
+// What berth-operator sends to nodes about network policies.
 
 package wire
 
@@ -105,7 +105,7 @@ func (*FromNode_Assign) isFromNode_What() {}
 
 func (*FromNode_Enforced) isFromNode_What() {}
 
-// Assign says which addresses a pod of the node is about to have.
+// Assign announces the addresses that a pod of the node is about to get.
 type Assign struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the answer
@@ -268,7 +268,7 @@ func (*FromOperator_Assigned) isFromOperator_What() {}
 type Assigned struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Refused       string                 `protobuf:"bytes,2,opt,name=refused,proto3" json:"refused,omitempty"` // why the addresses count for nobody; empty: all nodes whose pods allow it enforce that
+	Refused       string                 `protobuf:"bytes,2,opt,name=refused,proto3" json:"refused,omitempty"` // why no policy takes the addresses into account; empty once all nodes whose pods allow them enforce that
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -322,7 +322,7 @@ type Update struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	More          bool                   `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`   // another part of this version follows
-	Whole         bool                   `protobuf:"varint,3,opt,name=whole,proto3" json:"whole,omitempty"` // what was told before counts no more
+	Whole         bool                   `protobuf:"varint,3,opt,name=whole,proto3" json:"whole,omitempty"` // replaces all earlier versions
 	Pods          []*Pod                 `protobuf:"bytes,4,rep,name=pods,proto3" json:"pods,omitempty"`
 	Policies      []*Policy              `protobuf:"bytes,5,rep,name=policies,proto3" json:"policies,omitempty"`
 	Sets          []*Set                 `protobuf:"bytes,6,rep,name=sets,proto3" json:"sets,omitempty"`
@@ -534,7 +534,7 @@ func (x *Ref) GetName() string {
 type Policy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           *Ref                   `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
-	Gone          bool                   `protobuf:"varint,2,opt,name=gone,proto3" json:"gone,omitempty"` // no pod of the node has it
+	Gone          bool                   `protobuf:"varint,2,opt,name=gone,proto3" json:"gone,omitempty"` // it no longer selects pods of the node
 	Tier          int32                  `protobuf:"varint,3,opt,name=tier,proto3" json:"tier,omitempty"` // 0: Admin, 1: NetworkPolicy, 2: Baseline
 	Priority      int32                  `protobuf:"varint,4,opt,name=priority,proto3" json:"priority,omitempty"`
 	Ingress       *Rules                 `protobuf:"bytes,5,opt,name=ingress,proto3" json:"ingress,omitempty"`
@@ -618,7 +618,7 @@ func (x *Policy) GetEgress() *Rules {
 type Rules struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Isolates      bool                   `protobuf:"varint,1,opt,name=isolates,proto3" json:"isolates,omitempty"` // a connection needs a rule that accepts it
-	Rules         []*Rule                `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`        // the first one that matches counts
+	Rules         []*Rule                `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`        // the first that matches applies
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

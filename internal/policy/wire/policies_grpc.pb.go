@@ -4,7 +4,7 @@
 // - protoc             v3.21.12
 // source: policies.proto
 
-// What the operator tells nodes about network policies.
+// What berth-operator sends to nodes about network policies.
 
 package wire
 
@@ -28,7 +28,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type PoliciesClient interface {
-	// Follow tells a node which policies select its pods, and tells the operator about the node's new pods. The node is
+	// Follow sends a node the policies that select its pods, and sends the operator the node's new pods. The node is
 	// the one to which the caller's token is bound.
 	Follow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FromNode, FromOperator], error)
 }
@@ -58,7 +58,7 @@ type Policies_FollowClient = grpc.BidiStreamingClient[FromNode, FromOperator]
 // All implementations must embed UnimplementedPoliciesServer
 // for forward compatibility.
 type PoliciesServer interface {
-	// Follow tells a node which policies select its pods, and tells the operator about the node's new pods. The node is
+	// Follow sends a node the policies that select its pods, and sends the operator the node's new pods. The node is
 	// the one to which the caller's token is bound.
 	Follow(grpc.BidiStreamingServer[FromNode, FromOperator]) error
 	mustEmbedUnimplementedPoliciesServer()

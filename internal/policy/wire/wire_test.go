@@ -85,8 +85,8 @@ func TestDecoderRefusesNonsense(t *testing.T) {
 		want  string
 	}{
 		"parts of two versions": {[]*Update{{Version: 1, More: true}, {Version: 2}}, "part of version 2 within version 1"},
-		"tier":                  {[]*Update{{Version: 1, Policies: []*Policy{{Ref: &Ref{Name: "x"}, Tier: 3}}}}, "version 1: ClusterNetworkPolicy x: tier 3 is not known"},
-		"action":                {[]*Update{{Version: 1, Policies: []*Policy{{Ref: &Ref{Name: "x"}, Ingress: &Rules{Rules: []*Rule{{Action: 9}}}}}}}, "Ingress rule 0: action 9 is not known"},
+		"tier":                  {[]*Update{{Version: 1, Policies: []*Policy{{Ref: &Ref{Name: "x"}, Tier: 3}}}}, "version 1: ClusterNetworkPolicy x: tier 3 is unknown"},
+		"action":                {[]*Update{{Version: 1, Policies: []*Policy{{Ref: &Ref{Name: "x"}, Ingress: &Rules{Rules: []*Rule{{Action: 9}}}}}}}, "Ingress rule 0: action 9 is unknown"},
 		"action of the tier":    {[]*Update{{Version: 1, Policies: []*Policy{{Ref: &Ref{Namespace: "a", Name: "x"}, Tier: 1, Ingress: &Rules{Rules: []*Rule{{Action: 1}}}}}}}, "version 1: NetworkPolicy a/x: Ingress rule 0: action Deny of tier NetworkPolicy, expected Accept"},
 		"block":                 {[]*Update{{Version: 1, Policies: []*Policy{{Ref: &Ref{Name: "x"}, Egress: &Rules{Rules: []*Rule{{Blocks: []string{"10.0.0.0"}}}}}}}}, "Egress rule 0: netip.ParsePrefix"},
 		"ports":                 {[]*Update{{Version: 1, Policies: []*Policy{{Ref: &Ref{Name: "x"}, Egress: &Rules{Rules: []*Rule{{Ports: []*Ports{{Protocol: 6, First: 9, Last: 8}}}}}}}}}, "ports 9-8 of protocol 6"},

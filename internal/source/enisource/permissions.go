@@ -54,9 +54,9 @@ type Permissions struct {
 
 // refusal is what EC2 last said of an action.
 type refusal struct {
-	at     time.Time // the last refusal; zero if a call was allowed since
-	logged time.Time // the last line about it
-	told   bool      // the log says that the action is refused
+	at       time.Time // the last refusal; zero if a call was allowed since
+	logged   time.Time // the last line about it
+	reported bool      // the refusal was logged
 }
 
 // NewPermissions returns an observer that passes everything on to next.
@@ -85,13 +85,13 @@ func (p *Permissions) note(op, code string) (log string) {
 	switch {
 	case code == refused:
 		r.at = now
-		if r.logged.IsZero() || now.Sub(r.logged) >= refusalLasts && !r.told {
-			log, r.logged, r.told = refused, now, true
+		if r.logged.IsZero() || now.Sub(r.logged) >= refusalLasts && !r.reported {
+			log, r.logged, r.reported = refused, now, true
 		}
 	case code == pace.CodeOK && known:
 		r.at = time.Time{}
-		if r.told {
-			log, r.told = pace.CodeOK, false
+		if r.reported {
+			log, r.reported = pace.CodeOK, false
 		}
 	default:
 		return ""

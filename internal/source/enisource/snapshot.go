@@ -209,13 +209,13 @@ func (s *Source) conditions() []source.Condition {
 }
 
 var (
-	famENIs       = metric.New("berth_enis", "gauge", "ENIs of this node that carry pods, and the primary one in any case.")
+	famENIs       = metric.New("berth_enis", "gauge", "ENIs of this node with addresses for pods, and the primary ENI.")
 	famCutOff     = metric.New("berth_pods_cut_off", "gauge", "Running pods that are cut off, by cause: eni-link-missing (the node has no link of their ENI), eni-detached (it is not attached to the node) or address-unassigned (EC2 has taken their address from it).", "cause")
 	famCalls      = metric.New("berth_ec2_calls_total", "counter", "Calls to EC2 by operation and code: EC2's error code, or OK.", "operation", "code")
-	famCallTime   = metric.New("berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", "operation")
-	famLimiter    = metric.New("berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", "operation")
-	famOrphans    = metric.New("berth_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as this node saw them last, by state: waiting (to be seen for --orphan-age), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
-	famCollected  = metric.New("berth_orphan_enis_deleted_total", "counter", "ENIs of vanished instances of the cluster that this node deleted.")
+	famCallTime   = metric.New("berth_ec2_call_duration_seconds", "histogram", "Duration of EC2 calls, without the wait for Berth's rate limiter.", "operation")
+	famLimiter    = metric.New("berth_ec2_limiter_wait_seconds", "histogram", "Time that EC2 calls waited for Berth's rate limiter.", "operation")
+	famOrphans    = metric.New("berth_orphan_enis", "gauge", "Detached ENIs of the cluster whose instances are gone, as this node last saw them, by state: waiting (not seen for --orphan-age yet), kept (one of their instances still exists) or refused (EC2 does not delete them).", "state")
+	famCollected  = metric.New("berth_orphan_enis_deleted_total", "counter", "ENIs that this node deleted because their instances are gone.")
 	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
 )
 
@@ -226,7 +226,7 @@ var Reference = source.Reference{
 		{conditionLinks, "with addresses of ENIs, the node has the link of each ENI that carries pods"},
 		{conditionAddresses, "with addresses of ENIs, each address of a running pod is assigned to an ENI of the node"},
 		{conditionGroups, "in node mode, ENIs have the security groups of the primary ENI, unless others are configured"},
-		{conditionActions, "in node mode, EC2 has refused no action in the last hour for want of a permission, or has allowed it since"},
+		{conditionActions, "in node mode, EC2 has rejected no action for lack of permission in the last hour, or has allowed it since"},
 	},
 }
 

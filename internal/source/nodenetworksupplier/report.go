@@ -238,7 +238,7 @@ func truncate(text string, most int) string {
 
 var (
 	famReports    = metric.New("berth_nodenetwork_reports_total", "counter", "Reports on this node's addresses to its NodeNetwork object, in operator mode, by result: success, conflict (the object had changed; another report follows) or error.", "result")
-	famReportTime = metric.New("berth_nodenetwork_report_duration_seconds", "histogram", "Time that these reports took.")
+	famReportTime = metric.New("berth_nodenetwork_report_duration_seconds", "histogram", "Duration of these reports.")
 )
 
 // Reference is the part of the metrics reference for operator mode.

@@ -216,13 +216,13 @@ func (b *blocks) conditions() []source.Condition {
 }
 
 var (
-	famPoolBlocks    = metric.New("berth_pool_blocks", "gauge", "Blocks of address pools that this node has, by pool and state: held, or draining (deleted, and kept for the pods that have addresses of it).", "pool", "state")
-	famPoolAddresses = metric.New("berth_pool_addresses", "gauge", "Addresses of these blocks, a pair of a dual-stack pool counted once, by pool and state as in berth_addresses.", "pool", "state")
+	famPoolBlocks    = metric.New("berth_pool_blocks", "gauge", "Blocks of address pools that this node has, by pool and state: held, or draining (deleted, but kept until the last pod with one of its addresses is gone).", "pool", "state")
+	famPoolAddresses = metric.New("berth_pool_addresses", "gauge", "Addresses of these blocks, where a pair of a dual-stack pool counts once, by pool and state as in berth_addresses.", "pool", "state")
 	famPoolWaiting   = metric.New("berth_pool_waiting_adds", "gauge", "ADDs that wait for an address of a pool.", "pool")
 	famPoolExhausted = metric.New("berth_pool_exhausted", "gauge", "1 while this node requests a block of the pool and none is free, else 0.", "pool")
 	famBlockTime     = metric.New("berth_block_request_duration_seconds", "histogram", "Time from requesting a block of a pool until this node had it.", "pool")
 	famAPICalls      = metric.New("berth_kubernetes_calls_total", "counter", "Requests to the Kubernetes API about blocks, by call (create-request, delete-request, look-for-block, return-block, free-block or renew-block) and result: success or error.", "call", "result")
-	famAPITime       = metric.New("berth_kubernetes_call_duration_seconds", "histogram", "Time that these requests took.", "call")
+	famAPITime       = metric.New("berth_kubernetes_call_duration_seconds", "histogram", "Duration of these requests.", "call")
 )
 
 const conditionRouted = "BlocksRouted"

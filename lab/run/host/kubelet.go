@@ -32,6 +32,8 @@ type Cluster struct {
 
 	DNS       netip.Addr // address of the cluster DNS
 	ProxyMode ProxyMode
+	// AllLocal makes kube-proxy take all traffic for that of pods, whatever names their links have.
+	AllLocal bool
 }
 
 // Join makes a running machine a node of a cluster. It does not wait for the kubelet and kube-proxy that it starts.
@@ -167,16 +169,19 @@ var ProxyModes = []ProxyMode{NFTables, IPTables}
 // proxyConfiguration returns a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). It does not change the kernel's
 // limits of connection tracking.
 func (c Cluster) proxyConfiguration(name string) map[string]any {
-	return map[string]any{
+	config := map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode":             string(c.ProxyMode),
 		"clientConnection": map[string]any{"kubeconfig": settingsDir + "/" + proxyKubeconfig},
 		"hostnameOverride": name,
 		"conntrack":        map[string]any{"maxPerCore": 0, "min": 0},
-		// Only masquerade traffic from a service's own backend: pods have addresses of the network.
-		"detectLocalMode": "InterfaceNamePrefix",
-		"detectLocal":     map[string]any{"interfaceNamePrefix": datapath.LinkPrefix},
 	}
+	if !c.AllLocal {
+		// Only masquerade traffic from a service's own backend: pods have addresses of the network.
+		config["detectLocalMode"] = "InterfaceNamePrefix"
+		config["detectLocal"] = map[string]any{"interfaceNamePrefix": datapath.LinkPrefix}
+	}
+	return config
 }
 
 func proxyCommand() proc.Command {

@@ -37,6 +37,8 @@ export default defineConfigWithTheme<DefaultTheme.Config & { version: string }>(
   rewrites: (page) => page.replace(/README\.md$/, 'index.md'),
   head: [['link', { rel: 'icon', href: "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'><path d='M8 1v13M2 9a6 5 0 0 0 12 0M5 5h6' fill='none' stroke='%232f6fde' stroke-width='2'/></svg>" }]],
   markdown: {
+    // The usual themes are too pale for the background of blocks (WCAG 2.1, 1.4.3).
+    theme: { light: 'github-light-high-contrast', dark: 'github-dark-high-contrast' },
     anchor: { slugify: githubSlug },
     config: (md) => adapt(md, docs, /^v\d+\.\d+\.\d+$/.test(version) ? version : 'main'),
   },

@@ -14,7 +14,8 @@ function pages(text: string): Item[] {
 
 /**
  * The navigation is the index in docs/README.md: a group for each heading with links, a closed group for each line that
- * begins with a word and a colon, else the links themselves.
+ * begins with a word and a colon, else the links themselves. A closed group leads to its first page: without a link of its
+ * own it would be a button around the button that opens it, which screen readers cannot reach.
  */
 export function sidebar(docs: string): Item[] {
   const index = readFileSync(join(docs, 'README.md'), 'utf8')
@@ -30,7 +31,7 @@ export function sidebar(docs: string): Item[] {
       const found = pages(entry)
       if (!named) items.push(...found)
       else if (found.length === 1) items.push({ ...found[0], text: named[1] })
-      else items.push({ text: named[1], collapsed: true, items: found })
+      else items.push({ text: named[1], link: found[0]?.link, collapsed: true, items: found })
     }
     const i = items.findIndex((p) => p.link === '/alerts/')
     if (i >= 0) items[i] = { ...items[i], collapsed: true, items: alerts }

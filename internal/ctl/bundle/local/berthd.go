@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/berthnet/berth/internal/ctl/bundle"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/node/introspect"
 )
@@ -17,7 +18,7 @@ import (
 // settingsTimeout is short because all other parts wait for the settings.
 const settingsTimeout = 3 * time.Second
 
-func askSettings(ctx context.Context, o Options) (s introspect.Settings, err error) {
+func askSettings(ctx context.Context, o bundle.NodeOptions) (s introspect.Settings, err error) {
 	ctx, cancel := context.WithTimeout(ctx, min(o.Timeout, settingsTimeout))
 	defer cancel()
 	const most = 1 << 20

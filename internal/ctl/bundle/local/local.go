@@ -14,32 +14,19 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ctl/bundle"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/kernel/kernelstate"
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Options are the settings of a collection.
-type Options struct {
-	Address string        // of berthd's introspection, host:port
-	Timeout time.Duration // for each part
-	Since   time.Duration // maximum age of log lines
-	Root    string        // mount point of the node's root file system
-
-	// Empty values default to the daemon's settings, or else to the daemon's defaults.
-	StateDir   string
-	CNIConfDir string
-	CRISocket  string
-}
-
 // node holds the options and the daemon's settings.
 type node struct {
-	Options
+	bundle.NodeOptions
 	metrics   string // address, or ""
 	cniBinDir string
 	ports     bool   // pods may have NICs in VPCs
@@ -48,13 +35,13 @@ type node struct {
 }
 
 // Parts returns all parts of a node. It reads the daemon's settings first.
-func Parts(ctx context.Context, o Options) []archive.Part {
+func Parts(ctx context.Context, o bundle.NodeOptions) []archive.Part {
 	settings, err := askSettings(ctx, o)
 	source := "berthd"
 	if err != nil {
 		settings, source = ownSettings(), "the environment of this program and defaults"
 	}
-	n := node{Options: o, metrics: get(settings, "metrics-address"), cniBinDir: get(settings, "cni-bin-dir"), ovsdbAt: get(settings, "ovsdb")}
+	n := node{NodeOptions: o, metrics: get(settings, "metrics-address"), cniBinDir: get(settings, "cni-bin-dir"), ovsdbAt: get(settings, "ovsdb")}
 	n.ports = get(settings, "ipam") == config.IPAMPort || get(settings, "vpc-ports") == "true"
 	n.policies = get(settings, "network-policies") == "true"
 	for _, v := range []struct {

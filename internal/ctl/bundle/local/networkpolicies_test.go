@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/ctl/bundle"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/web"
@@ -28,7 +29,7 @@ func TestPoliciesOfANode(t *testing.T) {
 	defer server.Close()
 	collect := func() map[string][]byte {
 		var only []archive.Part
-		for _, p := range Parts(t.Context(), Options{Address: strings.TrimPrefix(server.URL, "http://"), Timeout: 5 * time.Second, Root: t.TempDir()}) {
+		for _, p := range Parts(t.Context(), bundle.NodeOptions{Address: strings.TrimPrefix(server.URL, "http://"), Timeout: 5 * time.Second, Root: t.TempDir()}) {
 			if p.Name == "network policies" {
 				only = append(only, p)
 			}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/ctl/bundle"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
@@ -19,7 +20,7 @@ import (
 // collect returns a bundle of the Open vSwitch database at an endpoint.
 func collect(t *testing.T, endpoint string) (files map[string][]byte, index archive.Index) {
 	t.Helper()
-	n := node{Options: Options{Timeout: 5 * time.Second, Root: "/"}, ports: true, ovsdbAt: endpoint}
+	n := node{NodeOptions: bundle.NodeOptions{Timeout: 5 * time.Second, Root: "/"}, ports: true, ovsdbAt: endpoint}
 	var out bytes.Buffer
 	a := archive.New(&out, "x", "node-1", archive.Limits{File: 1 << 20, Total: 8 << 20}, time.Now)
 	harness.OK(t, a.Collect(t.Context(), 1, []archive.Part{n.part("ovsdb", n.ovsdb)}))

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
@@ -188,15 +186,6 @@ func (f *Front) measure() func() {
 		f.busy += threadTime() - start
 		runtime.UnlockOSThread()
 	}
-}
-
-// threadTime is the CPU time that this thread has used (clock_gettime(2)).
-func threadTime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
 }
 
 // Bucket is a token bucket: initially full, one token per call that is not refused.

@@ -62,6 +62,7 @@ type State struct {
 	routes  []cloud.RouteTable           // the first is the main one, without associations
 	tokens  map[string]token             // by client token
 	enis    *enis
+	peak    *peak
 }
 
 // enis holds the ENIs and the instances that they are attached to. State.mu guards it.
@@ -128,7 +129,7 @@ func New(o Options) *Cloud {
 		},
 		State: &State{
 			subnets: map[string]*subnet{}, groups: map[string]map[string]string{Group: {}}, routes: []cloud.RouteTable{{ID: "rtb-main", Main: true}},
-			tokens: map[string]token{},
+			tokens: map[string]token{}, peak: &peak{clock: o.Clock},
 			enis: &enis{
 				clock: o.Clock, attachTime: o.AttachTime, byID: map[string]*eni{}, instances: map[string]*instance{}, attached: map[string]*eni{},
 				branches: map[string]*eni{}, detached: map[string]*eni{}, types: map[string]cloud.Limits{},
@@ -157,7 +158,7 @@ func (st *State) AddSubnet(id, zone, cidr string, tags map[string]string) {
 	p := netip.MustParsePrefix(cidr)
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, CIDR: p, Tags: maps.Clone(tags)})
+	st.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, CIDR: p, Tags: maps.Clone(tags)}, st.peak)
 }
 
 // AddIPv6Subnet adds an IPv6-only subnet, with a /64.
@@ -165,7 +166,7 @@ func (st *State) AddIPv6Subnet(id, zone, cidr string, tags map[string]string) {
 	p := netip.MustParsePrefix(cidr)
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, IPv6: []netip.Prefix{p}, IPv6Native: true, Tags: maps.Clone(tags)})
+	st.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, IPv6: []netip.Prefix{p}, IPv6Native: true, Tags: maps.Clone(tags)}, st.peak)
 }
 
 // SetIPv6 adds an unused IPv6 /64 to a subnet that has none.
@@ -330,6 +331,7 @@ func (st *State) newENI(s *subnet, addr netip.Addr) *eni {
 		VPCID: VPC, SubnetID: s.ID, Zone: s.Zone, Primary: addr,
 	}}
 	st.enis.byID[e.ID] = e
+	st.peak.most.ENIs = max(st.peak.most.ENIs, len(st.enis.byID))
 	st.enis.order = append(st.enis.order, e)
 	return e
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/test/harness/check"
@@ -181,7 +182,7 @@ func TestIPv6(t *testing.T) {
 
 // TestSpace6: no address is handed out twice or lies in a prefix, and a prefix is reused only after all others.
 func TestSpace6(t *testing.T) {
-	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/28"), IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8:0:7::/64")}}).six
+	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/28"), IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8:0:7::/64")}}, &peak{clock: clock.Real{}}).six
 	first := s.takePrefix()
 	delete(s.taken, first)
 	seen := map[netip.Addr]bool{}
@@ -294,7 +295,7 @@ func TestFaultsAndLag(t *testing.T) {
 
 // TestSubnet: an address is reused only after all others, and a prefix comes from the highest free aligned block.
 func TestSubnet(t *testing.T) {
-	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/26")})
+	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/26")}, &peak{clock: clock.Real{}})
 	first, _ := s.take()
 	s.give(first)
 	for range 58 {

@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"math"
 	"net/netip"
+	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
@@ -18,6 +20,56 @@ type subnet struct {
 	left       int      // free addresses
 	fragmented bool     // pretend to have no free prefix
 	six        *space6  // nil without IPv6
+	peak       *peak    // of the State
+	least      Least
+}
+
+// peak is the extremes of a State.
+type peak struct {
+	clock clock.Clock
+	taken int // IPv4 addresses of all subnets, without those that EC2 reserves
+	most  Peak
+}
+
+// Peak is the most that a VPC had at once.
+type Peak struct {
+	Taken int              // IPv4 addresses in use, of all subnets together
+	ENIs  int              // ENIs of all kinds
+	Least map[string]Least // by subnet
+}
+
+// Least is the fewest free IPv4 addresses that a subnet had, and when it had so few for the first time.
+type Least struct {
+	Free int
+	At   time.Time
+}
+
+// Peak returns the most that the VPC had at once since it was created.
+func (st *State) Peak() Peak {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	out := st.peak.most
+	out.Least = map[string]Least{}
+	for id, s := range st.subnets {
+		out.Least[id] = s.least
+	}
+	return out
+}
+
+// took records that n addresses are in use that were free.
+func (s *subnet) took(n int) {
+	s.left -= n
+	if s.left < s.least.Free {
+		s.least = Least{s.left, s.peak.clock.Now()}
+	}
+	s.peak.taken += n
+	s.peak.most.Taken = max(s.peak.most.Taken, s.peak.taken)
+}
+
+// gave records that n addresses are free that were in use.
+func (s *subnet) gave(n int) {
+	s.left += n
+	s.peak.taken -= n
 }
 
 const (
@@ -27,12 +79,12 @@ const (
 
 // newSubnet returns a subnet with all addresses free, except those that EC2 reserves: the first four and
 // the last (VPC User Guide, "Subnet CIDR blocks"). It has an IPv4 CIDR, an IPv6 /64, or both.
-func newSubnet(s cloud.Subnet) *subnet {
+func newSubnet(s cloud.Subnet, p *peak) *subnet {
 	if s.IPv6Native {
-		return &subnet{Subnet: s, six: newSpace6(s.IPv6[0])}
+		return &subnet{Subnet: s, six: newSpace6(s.IPv6[0]), peak: p}
 	}
 	size := 1 << (32 - s.CIDR.Bits())
-	out := &subnet{Subnet: s, blocks: make([]uint16, size/prefixSize), next: 4, top: size / prefixSize, left: size - 5}
+	out := &subnet{Subnet: s, blocks: make([]uint16, size/prefixSize), next: 4, top: size / prefixSize, left: size - 5, peak: p, least: Least{size - 5, p.clock.Now()}}
 	out.blocks[0] |= 0x000f
 	out.blocks[len(out.blocks)-1] |= 0x8000
 	if len(s.IPv6) > 0 {
@@ -92,7 +144,8 @@ func (s *subnet) take() (netip.Addr, bool) {
 			s.next += prefixSize - 1 - bit
 		} else if s.blocks[block]&(1<<bit) == 0 {
 			s.blocks[block] |= 1 << bit
-			s.next, s.left = s.next+1, s.left-1
+			s.next++
+			s.took(1)
 			return s.at(block*prefixSize + bit), true
 		}
 	}
@@ -114,13 +167,13 @@ func (s *subnet) has(a netip.Addr) bool {
 func (s *subnet) takeThis(a netip.Addr) {
 	i := s.index(a)
 	s.blocks[i/prefixSize] |= 1 << (i % prefixSize)
-	s.left--
+	s.took(1)
 }
 
 func (s *subnet) give(a netip.Addr) {
 	i := s.index(a)
 	s.blocks[i/prefixSize] &^= 1 << (i % prefixSize)
-	s.left++
+	s.gave(1)
 	s.freed(i / prefixSize)
 }
 
@@ -147,7 +200,7 @@ func (s *subnet) takePrefix() (netip.Prefix, bool) {
 		s.top--
 		if s.blocks[s.top] == 0 {
 			s.blocks[s.top] = taken
-			s.left -= prefixSize
+			s.took(prefixSize)
 			return netip.PrefixFrom(s.at(s.top*prefixSize), 28), true
 		}
 	}
@@ -157,7 +210,7 @@ func (s *subnet) takePrefix() (netip.Prefix, bool) {
 func (s *subnet) givePrefix(p netip.Prefix) {
 	block := s.index(p.Addr()) / prefixSize
 	s.blocks[block] = 0
-	s.left += prefixSize
+	s.gave(prefixSize)
 	s.freed(block)
 }
 

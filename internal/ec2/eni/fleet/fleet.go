@@ -37,6 +37,7 @@ type Fleet struct {
 	ctx     context.Context
 	running chan struct{} // closed by Run
 	members map[string]*member
+	serving map[string]int       // number of members by instance
 	leaving map[string]*member   // by instance: removed during a pass
 	ended   map[string]time.Time // by instance: when its work ended, if recently
 	due     schedule
@@ -49,7 +50,7 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f := &Fleet{
 		cfg: cfg, holders: newHolders(), due: schedule{wake: retry.NewSignal()},
-		running: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
+		running: make(chan struct{}), members: map[string]*member{}, serving: map[string]int{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
 	f.observatory = newObservatory(&f.cfg, f.shared.Catalog.Subnets, f.spawn, f.known)
@@ -81,9 +82,10 @@ func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory,
 	defer f.mu.Unlock()
 	f.remove(name)
 	if old := f.leaving[instanceID]; old != nil {
-		m.after = old
+		m.after, old.successor = old, m
 	}
 	f.members[name] = m
+	f.serving[instanceID]++
 	f.due.sooner(m, f.cfg.Clock.Now())
 	return nil
 }

@@ -136,6 +136,7 @@ func (w *writer) Usage() eni.Usage {
 				of.Used++
 			case !w.withdrawn[a]:
 				of.Free.Addresses++
+				of.Assignable++
 			}
 		}
 		u.ENIs[e.ID] = of

@@ -11,26 +11,77 @@ import (
 )
 
 // holders tracks which node of the fleet holds which address of a subnet, so that no two nodes get the same address,
-// whatever EC2 returns.
+// whatever EC2 returns. A fleet has millions of addresses, so each takes one entry of a map without strings.
 type holders struct {
-	mu   sync.Mutex       // guards all below; never held during a call
-	by   map[key]holder   // by address or prefix
-	held map[string][]key // by instance
+	mu      sync.Mutex // guards all below; never held during a call
+	by      map[key]*holder
+	held    map[string][]*holder            // by instance
+	settled map[string]bool                 // instances that hold all of held, with none being released
+	subnets map[string]uint32               // numbers of subnets, by ID
+	singles map[uint32]map[*holder]struct{} // by subnet: those with single IPv6 addresses
 }
 
 // key is an address or prefix in a subnet. Different VPCs may use the same addresses.
 type key struct {
-	subnet string
-	prefix netip.Prefix
+	addr   [16]byte
+	subnet uint32
+	bits   uint8 // of an address in its own family's notation
+	four   bool
 }
 
-type holder struct{ instance, eni string }
+// holder is an ENI with its addresses and prefixes. The lists belong to the published inventory, which never changes.
+type holder struct {
+	instance, eni string
+	subnet        uint32
+	own           netip.Addr
+	four, six     []netip.Addr
+	prefixes      []netip.Prefix
+	prefixes6     []netip.Prefix
+}
 
 func newHolders() *holders {
-	return &holders{by: map[key]holder{}, held: map[string][]key{}}
+	return &holders{by: map[key]*holder{}, held: map[string][]*holder{}, settled: map[string]bool{}, subnets: map[string]uint32{}, singles: map[uint32]map[*holder]struct{}{}}
 }
 
-// set records the addresses of an instance, except those being released, which another node may already hold.
+func keyOf(subnet uint32, p netip.Prefix) key {
+	return key{p.Addr().As16(), subnet, uint8(p.Bits()), p.Addr().Is4()}
+}
+
+// each calls do for every address and prefix of an ENI.
+func (h *holder) each(do func(netip.Prefix)) {
+	if h.own.IsValid() {
+		do(cloud.HostPrefix(h.own))
+	}
+	for _, list := range [...][]netip.Addr{h.four, h.six} {
+		for _, a := range list {
+			do(cloud.HostPrefix(a))
+		}
+	}
+	for _, list := range [...][]netip.Prefix{h.prefixes, h.prefixes6} {
+		for _, p := range list {
+			do(p)
+		}
+	}
+}
+
+// subnet returns the number of a subnet. h.mu is held.
+func (h *holders) subnet(id string) uint32 {
+	n, ok := h.subnets[id]
+	if !ok {
+		n = uint32(len(h.subnets))
+		h.subnets[id] = n
+	}
+	return n
+}
+
+// same reports whether two holders have the same addresses and prefixes.
+func (h *holder) same(o *holder) bool {
+	return h.eni == o.eni && h.subnet == o.subnet && h.own == o.own && slices.Equal(h.four, o.four) && slices.Equal(h.six, o.six) &&
+		slices.Equal(h.prefixes, o.prefixes) && slices.Equal(h.prefixes6, o.prefixes6)
+}
+
+// set records the addresses of an instance, except those being released, which another node may already hold. It is
+// called for each publication, of which most repeat the one before.
 func (h *holders) set(inv eni.Inventory) {
 	leaving := map[netip.Prefix]bool{}
 	for _, r := range inv.Releasing {
@@ -38,16 +89,44 @@ func (h *holders) set(inv eni.Inventory) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.forget(inv.InstanceID)
+	now := make([]*holder, 0, len(inv.ENIs))
 	for i := range inv.ENIs {
 		e := &inv.ENIs[i]
-		own := cloud.HostPrefix(e.PrimaryIPv4)
-		for _, t := range slices.Concat(cloud.HostPrefixes(e.Addresses), e.Prefixes, cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes, []netip.Prefix{own}) {
-			if at := (key{e.SubnetID, t}); t.IsValid() && !leaving[t] {
-				h.by[at] = holder{inv.InstanceID, e.ID}
-				h.held[inv.InstanceID] = append(h.held[inv.InstanceID], at)
-			}
+		now = append(now, &holder{inv.InstanceID, e.ID, h.subnet(e.SubnetID), e.PrimaryIPv4, e.Addresses, e.IPv6, e.Prefixes, e.IPv6Prefixes})
+	}
+	if len(leaving) == 0 && h.settled[inv.InstanceID] && slices.EqualFunc(now, h.held[inv.InstanceID], (*holder).same) {
+		return
+	}
+	h.forget(inv.InstanceID)
+	if len(now) == 0 {
+		return
+	}
+	h.held[inv.InstanceID] = now
+	for _, of := range now {
+		h.take(of, leaving)
+	}
+	if len(leaving) == 0 {
+		h.settled[inv.InstanceID] = true
+	}
+}
+
+// take records an ENI as the holder of its addresses. h.mu is held.
+func (h *holders) take(of *holder, leaving map[netip.Prefix]bool) {
+	of.each(func(p netip.Prefix) {
+		if !p.IsValid() || leaving[p] {
+			return
 		}
+		at := keyOf(of.subnet, p)
+		if before := h.by[at]; before != nil && before.instance != of.instance {
+			delete(h.settled, before.instance)
+		}
+		h.by[at] = of
+	})
+	if len(of.six) > 0 {
+		if h.singles[of.subnet] == nil {
+			h.singles[of.subnet] = map[*holder]struct{}{}
+		}
+		h.singles[of.subnet][of] = struct{}{}
 	}
 }
 
@@ -60,12 +139,16 @@ func (h *holders) drop(instance string) {
 
 // forget is drop with h.mu held.
 func (h *holders) forget(instance string) {
-	for _, at := range h.held[instance] {
-		if h.by[at].instance == instance {
-			delete(h.by, at)
-		}
+	for _, of := range h.held[instance] {
+		of.each(func(p netip.Prefix) {
+			if at := keyOf(of.subnet, p); h.by[at] == of {
+				delete(h.by, at)
+			}
+		})
+		delete(h.singles[of.subnet], of)
 	}
 	delete(h.held, instance)
+	delete(h.settled, instance)
 }
 
 // other returns the ENI of another instance that holds part of an address or delegated prefix; empty if there is
@@ -73,16 +156,20 @@ func (h *holders) forget(instance string) {
 func (h *holders) other(instance, subnet string, p netip.Prefix) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	in, known := h.subnets[subnet]
+	if !known {
+		return ""
+	}
 	for _, t := range overlapping(p) {
-		if has, ok := h.by[key{subnet, t}]; ok && has.instance != instance {
+		if has := h.by[keyOf(in, t)]; has != nil && has.instance != instance {
 			return has.eni
 		}
 	}
 	if p.IsSingleIP() || p.Addr().Is4() {
 		return ""
 	}
-	for at, has := range h.by { // rare: an ENI gets a single /80
-		if at.subnet == subnet && has.instance != instance && p.Overlaps(at.prefix) {
+	for has := range h.singles[in] { // rare: a subnet with both /80 prefixes and single addresses
+		if has.instance != instance && slices.ContainsFunc(has.six, func(a netip.Addr) bool { return p.Contains(a) && h.by[keyOf(in, cloud.HostPrefix(a))] == has }) {
 			return has.eni
 		}
 	}
@@ -106,7 +193,12 @@ func overlapping(p netip.Prefix) []netip.Prefix {
 func (h *holders) holds(e cloud.ENI, p netip.Prefix) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.by[key{e.SubnetID, p}].eni == e.ID
+	in, known := h.subnets[e.SubnetID]
+	if !known {
+		return false
+	}
+	has := h.by[keyOf(in, p)]
+	return has != nil && has.eni == e.ID
 }
 
 // Publish implements Node. Published addresses are recorded as held by the node.

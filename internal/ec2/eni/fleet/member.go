@@ -28,7 +28,8 @@ type member struct {
 	again    bool          // another pass follows it
 	againAt  time.Time     // when that pass is due
 	removed  bool
-	after    *member // the instance's previous member, whose pass must end first
+
+	after, successor *member // the instance's previous member, whose pass must end first, and its next one
 }
 
 // countedNode is a Node whose published addresses are recorded as held by the node. The Node can be replaced

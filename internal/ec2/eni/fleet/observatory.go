@@ -2,12 +2,14 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
@@ -66,21 +68,28 @@ const (
 const (
 	nodeSpacing = time.Second
 	lookSpacing = 250 * time.Millisecond
+	// nodesOfCall is the number of nodes that are described together, by up to five calls at once: the first replies for
+	// thousands of nodes do not wait for the last.
+	nodesOfCall = 5 * filterValues
 )
+
+// firstPatience is how long a node without free addresses waits for the first full listing, which has a page for every few
+// hundred nodes, before its own ENIs are described.
+const firstPatience = 5 * time.Second
 
 func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(context.Context)), known func() map[string]places) *observatory {
 	o := &observatory{
 		cfg: cfg, spawn: spawn, subnets: subnets, known: known,
 	}
-	o.attached = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeNodes}
+	o.attached = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeNodes}
 	o.looks = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
-	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeInstances}
+	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeInstances}
 	return o
 }
 
 // List implements eni.Lister. The first full listing, which the first request starts, serves the request if it is
-// recent enough and includes the node. Later full listings are for repair: they come after other calls, and no
-// request waits for them.
+// recent enough and includes the node. If it takes long, urgent requests do not wait for it. Later full listings are for
+// repair: they come after other calls, and no request waits for them.
 func (o *observatory) List(ctx context.Context, instanceID string, since time.Time) (eni.Listing, error) {
 	o.mu.Lock()
 	if o.flight == nil && o.at.IsZero() {
@@ -88,22 +97,40 @@ func (o *observatory) List(ctx context.Context, instanceID string, since time.Ti
 	}
 	f := o.flight
 	o.mu.Unlock()
-	if f != nil && f.first && !f.at.Before(since) {
-		err := f.wait(ctx)
-		clock.Turn(o.cfg.Clock, instanceID, 0)
-		if err != nil {
-			return eni.Listing{}, err
-		}
-		if l, ok := o.take(instanceID); ok && len(l.ENIs) > 0 {
-			return l, nil
+	if f == nil || !f.first || f.at.Before(since) {
+		return o.describe(ctx, instanceID, nil)
+	}
+	if cloud.PriorityOf(ctx) > 0 {
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+		case <-o.cfg.Clock.After(firstPatience):
+			if l, err := o.describe(ctx, instanceID, f.done); !errors.Is(err, errListed) {
+				return l, err
+			}
 		}
 	}
-	a, err := o.attached.ask(ctx, instanceID)
+	err := f.wait(context.WithoutCancel(ctx)) // the listing has a time limit of its own, which depends on its length
+	clock.Turn(o.cfg.Clock, instanceID, 0)
+	if err != nil {
+		return eni.Listing{}, err
+	}
+	if l, ok := o.take(instanceID); ok && len(l.ENIs) > 0 {
+		return l, nil
+	}
+	return o.describe(ctx, instanceID, nil)
+}
+
+// describe lists the ENIs that are attached to an instance. The error is errListed if listed is closed first.
+func (o *observatory) describe(ctx context.Context, instanceID string, listed <-chan struct{}) (eni.Listing, error) {
+	a, err := o.attached.ask(ctx, instanceID, listed)
 	if err != nil {
 		return eni.Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
 	}
 	return eni.Listing{At: a.at, ENIs: a.value, Of: eni.OnInstance}, nil
 }
+
+var errListed = errors.New("a full listing has ended")
 
 func (f *listing) wait(ctx context.Context) error {
 	select {
@@ -149,25 +176,30 @@ func (o *observatory) begin() *listing {
 	f := &listing{at: o.cfg.Clock.Now(), first: o.at.IsZero(), done: make(chan struct{})}
 	o.flight = f
 	o.spawn(func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, listTimeout)
+		known := o.known()
+		ctx, cancel := context.WithTimeout(ctx, listTimeout+time.Duration(len(known))*listTimeoutOfNode)
 		defer cancel()
 		if f.first {
 			ctx = cloud.WithPriority(ctx, cloud.Begun)
 		}
-		all, vpcs, err := o.listAll(ctx)
+		all, vpcs, err := o.listAll(ctx, known)
 		o.finish(f, all, vpcs, err)
 	})
 	return f
 }
 
-// listTimeout bounds a full listing, including its waits for the limiter.
-const listTimeout = 5 * time.Minute
+// listTimeout and, for each node, listTimeoutOfNode bound a full listing, including its waits for the limiter. Its pages, each
+// with the ENIs of some hundred nodes, are requested one after the other.
+const (
+	listTimeout       = 5 * time.Minute
+	listTimeoutOfNode = 10 * time.Millisecond
+)
 
 // listAll lists all ENIs in the VPCs of all nodes, and returns these VPCs. While no VPC is known, it lists the whole
 // account as VPC "". Nodes whose VPCs are not yet known are described by instance ID.
-func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[string]bool, err error) {
+func (o *observatory) listAll(ctx context.Context, known map[string]places) (all []cloud.ENI, vpcs map[string]bool, err error) {
 	vpcs = map[string]bool{}
-	for _, p := range o.known() {
+	for _, p := range known {
 		for _, vpc := range p.vpcs {
 			vpcs[vpc] = true
 		}
@@ -252,11 +284,15 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 	o.mu.Lock()
 	pages := o.pages
 	o.mu.Unlock()
-	f := cloud.ENIFilter{InstanceIDs: ids}
-	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && calls >= pages {
-		f = cloud.ENIFilter{}
+	var list []cloud.ENI
+	var err error
+	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && pages > 0 && calls >= pages {
+		list, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{})
+	} else {
+		list, err = inParts(ctx, ids, func(ctx context.Context, part []string) ([]cloud.ENI, error) {
+			return o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceIDs: part})
+		})
 	}
-	list, err := o.cfg.Cloud.ENIs(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -273,6 +309,21 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 	return out, nil
 }
 
+// inParts makes a call for each part of a list of IDs that fits into a filter, all at once.
+func inParts[T any](ctx context.Context, ids []string, call func(ctx context.Context, part []string) ([]T, error)) ([]T, error) {
+	parts := slices.Collect(slices.Chunk(ids, filterValues))
+	results := make([][]T, len(parts))
+	calls, ctx := errgroup.WithContext(ctx)
+	for i, part := range parts {
+		calls.Go(func() (err error) {
+			results[i], err = call(ctx, part)
+			return err
+		})
+	}
+	err := calls.Wait()
+	return slices.Concat(results...), err
+}
+
 func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	list, err := o.cfg.Cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
@@ -286,7 +337,7 @@ func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[strin
 }
 
 func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, error) {
-	list, err := o.cfg.Cloud.Instances(ctx, ids)
+	list, err := inParts(ctx, ids, o.cfg.Cloud.Instances)
 	if err != nil {
 		return nil, err
 	}
@@ -299,7 +350,7 @@ func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[
 
 // Look implements eni.Lister.
 func (o *observatory) Look(ctx context.Context, eniID string) ([]cloud.ENI, time.Time, error) {
-	a, err := o.looks.ask(ctx, eniID)
+	a, err := o.looks.ask(ctx, eniID, nil)
 	if err != nil {
 		return nil, a.at, fmt.Errorf("describe %s: %w", eniID, err)
 	}
@@ -308,7 +359,7 @@ func (o *observatory) Look(ctx context.Context, eniID string) ([]cloud.ENI, time
 
 // Instance implements eni.Lister.
 func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, error) {
-	a, err := o.instances.ask(ctx, id)
+	a, err := o.instances.ask(ctx, id, nil)
 	if err == nil && a.value.ID == "" {
 		err = &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: "unknown instance " + id}
 	}
@@ -327,15 +378,18 @@ func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time
 // gatherWindow is how long the first request of a call waits for more requests.
 const gatherWindow = 10 * time.Millisecond
 
-// gatherer batches requests for single keys. Requests made while a call is in flight go into the next call.
+// gatherer batches requests for single keys. Requests made while a call is in flight go into the next call, in the order of
+// their arrival.
 type gatherer[V any] struct {
 	clock   clock.Clock
 	spacing time.Duration                                                  // between the starts of two calls
+	most    int                                                            // keys of a call; 0: any number
 	spawn   func(func(context.Context))                                    // runs work that may outlive its caller
 	call    func(ctx context.Context, keys []string) (map[string]V, error) // omitted keys have the zero V
 
 	mu      sync.Mutex // guards all below
 	pending map[string][]chan answer[V]
+	order   []string // keys of pending
 	running bool
 	last    time.Time // start of the last call
 }
@@ -346,12 +400,15 @@ type answer[V any] struct {
 	err   error
 }
 
-// ask requests the value of one key, as of now or later.
-func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
+// ask requests the value of one key, as of now or later. The error is errListed if listed is closed first.
+func (g *gatherer[V]) ask(ctx context.Context, key string, listed <-chan struct{}) (answer[V], error) {
 	c := make(chan answer[V], 1)
 	g.mu.Lock()
 	if g.pending == nil {
 		g.pending = map[string][]chan answer[V]{}
+	}
+	if g.pending[key] == nil {
+		g.order = append(g.order, key)
 	}
 	g.pending[key] = append(g.pending[key], c)
 	if !g.running {
@@ -363,9 +420,26 @@ func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
 	case a := <-c:
 		clock.Turn(g.clock, key, 0)
 		return a, a.err
+	case <-listed:
+		return answer[V]{}, errListed
 	case <-ctx.Done():
 		return answer[V]{}, ctx.Err()
 	}
+}
+
+// next removes and returns the requests of the next call.
+func (g *gatherer[V]) next() (keys []string, asked map[string][]chan answer[V]) {
+	n := len(g.order)
+	if g.most > 0 {
+		n = min(n, g.most)
+	}
+	keys, g.order = g.order[:n:n], g.order[n:]
+	asked = make(map[string][]chan answer[V], n)
+	for _, key := range keys {
+		asked[key] = g.pending[key]
+		delete(g.pending, key)
+	}
+	return keys, asked
 }
 
 // run makes calls while there are requests.
@@ -379,8 +453,9 @@ func (g *gatherer[V]) run(ctx context.Context) {
 		case <-g.clock.After(wait):
 		}
 		g.mu.Lock()
-		asked, now := g.pending, g.clock.Now()
-		g.pending, g.last = nil, now
+		keys, asked := g.next()
+		now := g.clock.Now()
+		g.last = now
 		if len(asked) == 0 {
 			g.running = false
 		}
@@ -388,7 +463,7 @@ func (g *gatherer[V]) run(ctx context.Context) {
 		if len(asked) == 0 {
 			return
 		}
-		got, err := g.call(ctx, slices.Collect(maps.Keys(asked)))
+		got, err := g.call(ctx, keys)
 		for k, list := range asked {
 			for _, c := range list {
 				c <- answer[V]{got[k], now, err}

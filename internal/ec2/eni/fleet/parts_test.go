@@ -15,6 +15,7 @@ func TestHoldersOfPrefixes(t *testing.T) {
 	h := newHolders()
 	h.set(eni.Inventory{InstanceID: "i-1", ENIs: []eni.ENI{{
 		ID: "eni-1", SubnetID: "s1", Addresses: []netip.Addr{netip.MustParseAddr("10.0.2.5")}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.1.0/28")},
+		IPv6: []netip.Addr{netip.MustParseAddr("2001:db8:1::7")},
 	}}})
 	for _, c := range []struct{ instance, subnet, thing, want string }{
 		{"i-2", "s1", "10.0.1.3/32", "eni-1"},
@@ -23,6 +24,9 @@ func TestHoldersOfPrefixes(t *testing.T) {
 		{"i-2", "s2", "10.0.1.3/32", ""},
 		{"i-1", "s1", "10.0.1.3/32", ""},
 		{"i-2", "s1", "2001:db8::/80", ""}, // must not iterate over its addresses
+		{"i-2", "s1", "2001:db8:1::/80", "eni-1"},
+		{"i-1", "s1", "2001:db8:1::/80", ""},
+		{"i-2", "s3", "10.0.1.3/32", ""}, // an unknown subnet
 	} {
 		check.Equal(t, h.other(c.instance, c.subnet, netip.MustParsePrefix(c.thing)), c.want, "holder of %s in %s other than %s", c.thing, c.subnet, c.instance)
 	}

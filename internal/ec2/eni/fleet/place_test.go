@@ -131,3 +131,34 @@ func TestJoinDoesNotWaitForRepair(t *testing.T) {
 		}
 	})
 }
+
+// The first full listing of a large cluster takes minutes. A node that has no free address does not wait for it; the others do.
+func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, w *world) {
+		first, both := w.objects[0], w.objects[1]
+		before := w.operator(&api{Cloud: w.cloud})
+		before.set(t, both, settings(0, 8))
+		pass(time.Minute)
+		before.stop()
+
+		single := map[string]bool{}
+		p := w.operator(&api{Cloud: w.cloud, listing: func(f cloud.ENIFilter) {
+			for _, id := range f.InstanceIDs {
+				single[id] = true
+			}
+			if len(f.InstanceIDs)+len(f.IDs) == 0 {
+				time.Sleep(2 * minute) //nolint:forbidigo // the bubble's clock
+			}
+		}})
+		p.set(t, both, settings(0, 8))
+		p.set(t, first, settings(0, 8))
+		pass(firstPatience + 2*time.Second)
+		if first.available() < 8 {
+			t.Errorf("%d addresses, want at least 8 during the listing; status %+v", first.available(), p.writers[first.name].last())
+		}
+		if len(single) != 1 || !single[first.instance] {
+			t.Errorf("instances %v were described, want %s alone", single, first.instance)
+		}
+		pass(3 * minute)
+	})
+}

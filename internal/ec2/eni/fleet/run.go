@@ -114,6 +114,9 @@ func (f *Fleet) remove(name string) {
 		return
 	}
 	delete(f.members, name)
+	if f.serving[m.instance]--; f.serving[m.instance] == 0 {
+		delete(f.serving, m.instance)
+	}
 	m.removed = true
 	m.rec.End()
 	f.due.drop(m)
@@ -128,29 +131,17 @@ func (f *Fleet) remove(name string) {
 func (f *Fleet) finish(m *member) {
 	m.rec.Close()
 	f.ended[m.instance] = f.cfg.Clock.Now()
-	if !f.has(m.instance) {
+	if f.serving[m.instance] == 0 {
 		f.holders.drop(m.instance)
 	}
 	if f.leaving[m.instance] != m {
 		return
 	}
 	delete(f.leaving, m.instance)
-	for _, next := range f.members {
-		if next.after == m {
-			next.after = nil
-			f.due.sooner(next, f.cfg.Clock.Now())
-		}
+	if next := m.successor; next != nil && next.after == m && !next.removed {
+		next.after = nil
+		f.due.sooner(next, f.cfg.Clock.Now())
 	}
-}
-
-// has reports whether the fleet has a node with an instance. f.mu is held.
-func (f *Fleet) has(instance string) bool {
-	for _, m := range f.members {
-		if m.instance == instance {
-			return true
-		}
-	}
-	return false
 }
 
 // repair makes full listings regularly, and makes every node process its part within a quarter of the interval.

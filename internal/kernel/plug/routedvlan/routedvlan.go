@@ -77,7 +77,7 @@ func New(o Options) (*Plugger, error) {
 	return &Plugger{
 		node: node, vlans: o.VLANs,
 		rules: rules{nl: node.NL, marks: marks(o.MarkShift)}, filter: filter{node.NS, marks(o.MarkShift)},
-		routes: routes{node.NL}, settings: settings{node},
+		routes: routes{node.NL, node.NS}, settings: settings{node},
 	}, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
@@ -16,7 +17,10 @@ import (
 )
 
 // routes manages the routes and neighbours of branches in the node's namespace.
-type routes struct{ nl *netlink.Handle }
+type routes struct {
+	nl *netlink.Handle
+	ns netns.NsHandle
+}
 
 // ownTable is the routing table for packets from the pod.
 func (b branch) ownTable() int { return datapath.BranchTableBase + b.id }
@@ -121,21 +125,21 @@ func (t *routes) checkNeighbours(pod *podif.Namespace, w plug.Want, link *netlin
 	}
 	for _, h := range branchOf(w).hops {
 		if l != nil {
-			if err := checkNeighbour(pod.NL, "the pod", rtnl.PermanentNeighbour(l.Attrs().Index, datapath.PodGateway(h.addr), link.HardwareAddr), found); err != nil {
+			if err := checkNeighbour(pod.NS, "the pod", rtnl.PermanentNeighbour(l.Attrs().Index, datapath.PodGateway(h.addr), link.HardwareAddr), found); err != nil {
 				return err
 			}
 		}
-		if err := checkNeighbour(t.nl, "the node", rtnl.PermanentNeighbour(link.Index, h.addr, w.Interface.MAC), found); err != nil {
+		if err := checkNeighbour(t.ns, "the node", rtnl.PermanentNeighbour(link.Index, h.addr, w.Interface.MAC), found); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkNeighbour(in *netlink.Handle, who string, desired *netlink.Neigh, found *plug.Differences) error {
+func checkNeighbour(in netns.NsHandle, who string, desired *netlink.Neigh, found *plug.Differences) error {
 	has, err := rtnl.HasNeighbour(in, desired)
 	if err != nil {
-		return fmt.Errorf("list neighbours of %s: %w", who, err)
+		return fmt.Errorf("look up a neighbour of %s: %w", who, err)
 	}
 	if !has {
 		found.Add("%s lacks the permanent neighbour entry of %s at %s", who, desired.IP, desired.HardwareAddr)

@@ -118,19 +118,29 @@ func (c *Cluster) patch(ctx context.Context, path string, patch any) error {
 	return c.API.Patch(types.MergePatchType).AbsPath(path).Body(body).Do(ctx).Error()
 }
 
-func (c *Cluster) delete(ctx context.Context, path string) error {
-	err := c.API.Delete().AbsPath(path).Do(ctx).Error()
+// delete deletes an object, and not another that has its name since it was read. Read again, the other one is told apart.
+func (c *Cluster) delete(ctx context.Context, path string, o *object) error {
+	err := c.deleteWith(ctx, path, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	return err
 }
 
+func (c *Cluster) deleteWith(ctx context.Context, path string, with metav1.DeleteOptions) error {
+	with.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}
+	body, err := json.Marshal(with)
+	if err != nil {
+		return err
+	}
+	return c.API.Delete().AbsPath(path).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+}
+
 // remove deletes an object whose finalizers nobody would remove any more.
-func (c *Cluster) remove(ctx context.Context, path string) error {
-	err := c.delete(ctx, path)
+func (c *Cluster) remove(ctx context.Context, path string, o *object) error {
+	err := c.delete(ctx, path, o)
 	if err == nil {
-		err = c.patch(ctx, path, map[string]any{"metadata": map[string]any{"finalizers": nil}})
+		err = c.patch(ctx, path, map[string]any{"metadata": map[string]any{"uid": o.UID, "finalizers": nil}})
 	}
 	if apierrors.IsNotFound(err) {
 		return nil

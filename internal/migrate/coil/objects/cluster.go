@@ -155,11 +155,17 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 
 // podsOf returns the names of a Deployment's pods that may still run.
 func (c *Cluster) podsOf(ctx context.Context, d *object) (names []string, err error) {
-	pods, err := c.list(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", metav1.FormatLabelSelector(&d.Spec.Selector))
+	selector := metav1.FormatLabelSelector(&d.Spec.Selector)
+	sets, err := c.list(ctx, "/apis/apps/v1/namespaces/"+c.Namespace+"/replicasets", selector)
+	if err != nil {
+		return nil, err
+	}
+	sets = slices.DeleteFunc(sets, func(s object) bool { return !metav1.IsControlledBy(&s, d) })
+	pods, err := c.list(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", selector)
 	for i := range pods {
 		p := &pods[i]
-		owner := metav1.GetControllerOf(p)
-		if owner != nil && owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, d.Name+"-") && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+		ours := slices.ContainsFunc(sets, func(s object) bool { return metav1.IsControlledBy(p, &s) })
+		if ours && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
 			names = append(names, p.Name)
 		}
 	}
@@ -242,7 +248,7 @@ func (c *Cluster) importPool(ctx context.Context, p *v1alpha1.AddressPool, all [
 	if changed = append(changed, did...); err != nil {
 		return changed, err
 	}
-	did, err = c.deleteWhatCoilDeletes(ctx, p.Name)
+	did, err = c.deleteWhatCoilDeletes(ctx, p.Name, has.UID)
 	if changed = append(changed, did...); err != nil {
 		return changed, err
 	}
@@ -281,6 +287,9 @@ func (c *Cluster) importBlocks(ctx context.Context, pool string, uid types.UID, 
 		err := c.create(ctx, berthAPI+"addressblocks", made, c.Operator)
 		if apierrors.IsAlreadyExists(err) { // by a begin that was killed; or Berth has cut it from a pool of the same name
 			there, err := c.get(ctx, berthAPI+"addressblocks/"+b.Name)
+			if err == nil && there != nil {
+				err = ofPool(there, pool, uid)
+			}
 			if err == nil && (there == nil || there.NodeName != b.NodeName) {
 				err = fmt.Errorf("AddressBlock %s exists, and not for Node %s, which has the block with Coil: pods of two nodes would get its addresses; delete it", b.Name, b.NodeName)
 			}
@@ -306,7 +315,7 @@ func bits(p *v1alpha1.AddressPool) int32 {
 
 // deleteWhatCoilDeletes deletes the pool and its blocks if Coil's are being deleted: no pod gets an address of them, and
 // they go with their last pod.
-func (c *Cluster) deleteWhatCoilDeletes(ctx context.Context, pool string) (changed []string, err error) {
+func (c *Cluster) deleteWhatCoilDeletes(ctx context.Context, pool string, uid types.UID) (changed []string, err error) {
 	if c.Dump != nil {
 		return nil, nil
 	}
@@ -317,7 +326,7 @@ func (c *Cluster) deleteWhatCoilDeletes(ctx context.Context, pool string) (chang
 	for _, b := range blocks {
 		if b.DeletionTimestamp != nil && b.Labels[coilPoolKey] == pool {
 			name := fmt.Sprintf("%s-%d", pool, b.Index)
-			if err := c.delete(ctx, berthAPI+"addressblocks/"+name); err != nil {
+			if err := c.deleteOwned(ctx, berthAPI+"addressblocks/"+name, pool, uid); err != nil {
 				return changed, err
 			}
 			changed = append(changed, "deleted AddressBlock "+name+" as Coil's is")
@@ -327,7 +336,28 @@ func (c *Cluster) deleteWhatCoilDeletes(ctx context.Context, pool string) (chang
 	if err != nil || p == nil || p.DeletionTimestamp == nil {
 		return changed, err
 	}
-	return append(changed, "deleted AddressPool "+pool+" as Coil's is"), c.delete(ctx, berthAPI+"addresspools/"+pool)
+	berths := &object{ObjectMeta: metav1.ObjectMeta{UID: uid}}
+	return append(changed, "deleted AddressPool "+pool+" as Coil's is"), c.delete(ctx, berthAPI+"addresspools/"+pool, berths)
+}
+
+// deleteOwned deletes an object of a pool, if there is one.
+func (c *Cluster) deleteOwned(ctx context.Context, path, pool string, uid types.UID) error {
+	o, err := c.get(ctx, path)
+	if err != nil || o == nil {
+		return err
+	}
+	if err := ofPool(o, pool, uid); err != nil {
+		return err
+	}
+	return c.delete(ctx, path, o)
+}
+
+// ofPool returns an error if a block belongs to an earlier pool of the same name.
+func ofPool(block *object, pool string, uid types.UID) error {
+	if owner := metav1.GetControllerOf(block); owner == nil || owner.UID != uid {
+		return fmt.Errorf("AddressBlock %s exists, and does not belong to the present AddressPool %s: repeat the command once Kubernetes has deleted the block, or delete it", block.Name, pool)
+	}
+	return nil
 }
 
 // annotate gives Namespaces Berth's annotation beside Coil's.
@@ -372,7 +402,7 @@ func (c *Cluster) Back(ctx context.Context) (changed []string, err error) {
 		if !imported[b.PoolName] {
 			continue
 		}
-		if err := c.remove(ctx, berthAPI+"addressblocks/"+b.Name); err != nil {
+		if err := c.remove(ctx, berthAPI+"addressblocks/"+b.Name, &b); err != nil {
 			return changed, err
 		}
 		changed = append(changed, "removed AddressBlock "+b.Name)
@@ -381,7 +411,7 @@ func (c *Cluster) Back(ctx context.Context) (changed []string, err error) {
 		if !imported[p.Name] {
 			continue
 		}
-		if err := c.remove(ctx, berthAPI+"addresspools/"+p.Name); err != nil {
+		if err := c.remove(ctx, berthAPI+"addresspools/"+p.Name, &p); err != nil {
 			return changed, err
 		}
 		changed = append(changed, "removed AddressPool "+p.Name)
@@ -413,7 +443,7 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 			return changed, err
 		}
 		for _, o := range objects {
-			if err := c.remove(ctx, coilAPI+kind+"/"+o.Name); err != nil {
+			if err := c.remove(ctx, coilAPI+kind+"/"+o.Name, &o); err != nil {
 				return changed, err
 			}
 			changed = append(changed, "removed Coil's "+strings.TrimSuffix(kind, "s")+" "+o.Name)
@@ -427,7 +457,7 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 		if d == nil {
 			continue
 		}
-		if err := c.delete(ctx, c.deployment(name)); err != nil {
+		if err := c.delete(ctx, c.deployment(name), d); err != nil {
 			return changed, err
 		}
 		changed = append(changed, "deleted Deployment "+c.Namespace+"/"+name)
@@ -461,7 +491,7 @@ func (c *Cluster) removeWebhooks(ctx context.Context) (changed []string, err err
 			if len(w.Webhooks) == 0 || slices.ContainsFunc(w.Webhooks, func(h webhook) bool { return !h.coils() }) {
 				continue
 			}
-			if err := c.delete(ctx, path+"/"+w.Name); err != nil {
+			if err := c.delete(ctx, path+"/"+w.Name, &w); err != nil {
 				return changed, err
 			}
 			changed = append(changed, "deleted the webhooks "+w.Name)

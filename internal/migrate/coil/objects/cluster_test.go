@@ -140,7 +140,17 @@ func TestObjectsOfCluster(t *testing.T) {
 	// A pod of Coil's controller that is being deleted still cuts blocks, though its Deployment does not count it.
 	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "c", Image: "c"}}}}
 	pod.Namespace, pod.Name, pod.Labels = "kube-system", "coil-controller-x-y", map[string]string{"app": "coil-controller"}
-	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "coil-controller-x", UID: "x", Controller: new(true)}}
+	coils := &appsv1.Deployment{}
+	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: "coil-controller"}, coils))
+	set := &appsv1.ReplicaSet{Spec: appsv1.ReplicaSetSpec{Selector: coils.Spec.Selector, Template: coils.Spec.Template}}
+	set.Namespace, set.Name, set.Labels = pod.Namespace, "coil-controller-x", pod.Labels
+	set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(coils, appsv1.SchemeGroupVersion.WithKind("Deployment"))}
+	harness.OK(t, c.Create(t.Context(), set))
+	others := pod.DeepCopy() // of another Deployment with the same labels
+	others.Name = "coil-controller-x-z"
+	others.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set.Name, UID: "x", Controller: new(true)}}
+	harness.OK(t, c.Create(t.Context(), others))
+	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
 	harness.OK(t, c.Create(t.Context(), pod))
 	harness.OK(t, c.Delete(t.Context(), pod))
 	waits := 0

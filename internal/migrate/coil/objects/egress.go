@@ -6,13 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/manifests"
 	"github.com/berthnet/berth/internal/migrate/rollout"
@@ -31,8 +34,18 @@ const coilAccount = "coil-egress"
 // egresses moves the Egresses of a Cluster.
 type egresses struct{ *Cluster }
 
-func egressPath(e *v1alpha1.Egress) string {
-	return berthAPI + "namespaces/" + e.Namespace + "/egresses/" + e.Name
+// berthPath is the path of Berth's Egress with the name of an object.
+func berthPath(o metav1.Object) string {
+	return berthAPI + "namespaces/" + o.GetNamespace() + "/egresses/" + o.GetName()
+}
+
+func deploymentPath(o metav1.Object) string {
+	return "/apis/apps/v1/namespaces/" + o.GetNamespace() + "/deployments/" + o.GetName()
+}
+
+// coilsOf is the UID of Coil's Egress that Berth's Egress replaces.
+func coilsOf(e metav1.Object) types.UID {
+	return types.UID(e.GetAnnotations()[v1alpha1.AnnotationCoilEgress])
 }
 
 // convert returns Berth's Egresses for Coil's.
@@ -43,6 +56,10 @@ func (c egresses) convert(ctx context.Context) (list []*v1alpha1.Egress, err err
 	has, err := c.list(ctx, coilAPI+"egresses")
 	if err != nil || len(has) == 0 {
 		return nil, err
+	}
+	uids := map[string]string{}
+	for i := range has {
+		uids[berthPath(&has[i])] = string(has[i].UID)
 	}
 	docs, err := c.documents(ctx, coilAPI+"egresses")
 	if err != nil {
@@ -61,9 +78,13 @@ func (c egresses) convert(ctx context.Context) (list []*v1alpha1.Egress, err err
 		if !ok {
 			continue
 		}
+		uid, ok := uids[berthPath(e)]
+		if !ok {
+			return nil, fmt.Errorf("Coil's Egress %s/%s is new: repeat the command", e.Namespace, e.Name)
+		}
 		// The Service leads to Coil's gateways as long as there is a client of Coil.
 		e.Spec.TunnelTo, e.Spec.OriginatingOnly = v1alpha1.TunnelToGateways, c.OriginatingOnly
-		e.Annotations = map[string]string{importedKey: migrate.Coil, v1alpha1.AnnotationCoilClients: "true"}
+		e.Annotations = map[string]string{v1alpha1.AnnotationCoilEgress: uid, v1alpha1.AnnotationCoilClients: "true"}
 		if err := onMovedNodes(e); err != nil {
 			return nil, fmt.Errorf("Egress %s/%s: spec.template.spec: %w", e.Namespace, e.Name, err)
 		}
@@ -126,13 +147,29 @@ func (c egresses) plan(ctx context.Context, p *migrate.Plan) error {
 	return err
 }
 
-// foreign returns why Berth's Egress cannot be created: somebody else has.
+// foreign returns why Berth's Egress cannot be created in place of Coil's: somebody else has objects of its name.
 func (c egresses) foreign(ctx context.Context, e *v1alpha1.Egress) (why string, err error) {
-	has, err := c.get(ctx, egressPath(e))
-	if err != nil || has == nil || has.Annotations[importedKey] != "" {
+	has, err := c.get(ctx, berthPath(e))
+	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("Egress %s/%s of Berth exists, and was not made for Coil's", e.Namespace, e.Name), nil
+	if has != nil && coilsOf(has) != coilsOf(e) {
+		return fmt.Sprintf("Egress %s/%s of Berth exists, and was not made for Coil's", e.Namespace, e.Name), nil
+	}
+	for _, of := range []struct{ kind, path string }{
+		{"Deployment", deploymentPath(e)},
+		{"PodDisruptionBudget", "/apis/policy/v1/namespaces/" + e.Namespace + "/poddisruptionbudgets/" + e.Name},
+		{"Service", "/api/v1/namespaces/" + e.Namespace + "/services/" + e.Name},
+	} {
+		o, err := c.get(ctx, of.path)
+		if err != nil {
+			return "", err
+		}
+		if o != nil && !membership.IsCoils(o, coilsOf(e)) && (has == nil || !metav1.IsControlledBy(o, has)) {
+			return fmt.Sprintf("%s %s/%s exists, and belongs neither to Coil's Egress nor to Berth's", of.kind, e.Namespace, e.Name), nil
+		}
+	}
+	return "", nil
 }
 
 // importAll creates Berth's Egresses, once Coil's controllers stand still.
@@ -157,23 +194,23 @@ func (c egresses) importAll(ctx context.Context) (changed []string, err error) {
 }
 
 func (c egresses) importOne(ctx context.Context, e *v1alpha1.Egress) (changed []string, err error) {
-	if has, err := c.get(ctx, egressPath(e)); err != nil || has != nil {
+	if has, err := c.get(ctx, berthPath(e)); err != nil || has != nil {
 		return nil, err
 	}
 	name := e.Namespace + "/" + e.Name
-	path := "/apis/apps/v1/namespaces/" + e.Namespace + "/deployments/" + e.Name
+	path, coils := deploymentPath(e), func(o *object) bool { return membership.IsCoils(o, coilsOf(e)) }
 	d, err := c.get(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	if d != nil && isCoils(d) {
+	if d != nil && coils(d) {
 		if d.DeletionTimestamp == nil {
-			if err := c.orphan(ctx, path); err != nil {
+			if err := c.orphan(ctx, path, d); err != nil {
 				return nil, fmt.Errorf("delete Coil's Deployment %s: %w", name, err)
 			}
 			changed = append(changed, "deleted Coil's Deployment "+name+" without its pods, which serve clients of Coil")
 		}
-		if err := c.await(ctx, path, isCoils); err != nil {
+		if err := c.await(ctx, path, coils); err != nil {
 			return changed, fmt.Errorf("Coil's Deployment %s: %w", name, err)
 		}
 	}
@@ -183,19 +220,9 @@ func (c egresses) importOne(ctx context.Context, e *v1alpha1.Egress) (changed []
 	return append(changed, "created Egress "+name), nil
 }
 
-// isCoils reports whether an Egress of Coil controls an object.
-func isCoils(o *object) bool {
-	owner := metav1.GetControllerOf(&o.ObjectMeta)
-	return owner != nil && owner.Kind == "Egress" && strings.HasPrefix(owner.APIVersion, "coil.cybozu.com/")
-}
-
 // orphan deletes an object, and leaves what it owns.
-func (c *Cluster) orphan(ctx context.Context, path string) error {
-	body, err := json.Marshal(metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, PropagationPolicy: new(metav1.DeletePropagationOrphan)})
-	if err != nil {
-		return err
-	}
-	return c.API.Delete().AbsPath(path).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+func (c *Cluster) orphan(ctx context.Context, path string, o *object) error {
+	return c.deleteWith(ctx, path, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan), Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
 }
 
 // await waits until there is no such object any more.
@@ -214,32 +241,32 @@ func (c *Cluster) await(ctx context.Context, path string, such func(*object) boo
 	return errors.New("Kubernetes has not deleted it within a minute; repeat the command")
 }
 
-// back removes Berth's Egresses that importAll made. Coil's controller, once it runs, makes its Deployments
+// back removes Berth's Egresses that importAll made. Anybody who may write an Egress may annotate it as such, so only those
+// count that stand beside the Egress of Coil that they name. Coil's controller, once it runs, makes its Deployments
 // again, which adopt the pods that they had.
 func (c egresses) back(ctx context.Context) (changed []string, err error) {
 	list, err := c.list(ctx, berthAPI+"egresses")
 	if err != nil {
 		return nil, err
 	}
+	has, err := c.list(ctx, coilAPI+"egresses")
+	if err != nil {
+		return nil, err
+	}
+	list = slices.DeleteFunc(list, func(e object) bool {
+		return !slices.ContainsFunc(has, func(coils object) bool {
+			return coils.UID == coilsOf(&e) && coils.Namespace == e.Namespace && coils.Name == e.Name
+		})
+	})
 	for _, e := range list {
-		if e.Annotations[importedKey] == "" {
-			continue
-		}
 		name := e.Namespace + "/" + e.Name
-		if err := c.delete(ctx, berthAPI+"namespaces/"+e.Namespace+"/egresses/"+e.Name); err != nil {
+		if err := c.delete(ctx, berthPath(&e), &e); err != nil {
 			return changed, fmt.Errorf("delete Egress %s: %w", name, err)
 		}
 		changed = append(changed, "deleted Egress "+name)
 	}
 	for _, e := range list {
-		ours := func(o *object) bool {
-			owner := metav1.GetControllerOf(&o.ObjectMeta)
-			return owner != nil && owner.UID == e.UID
-		}
-		if e.Annotations[importedKey] == "" {
-			continue
-		}
-		if err := c.await(ctx, "/apis/apps/v1/namespaces/"+e.Namespace+"/deployments/"+e.Name, ours); err != nil {
+		if err := c.await(ctx, deploymentPath(&e), func(o *object) bool { return metav1.IsControlledBy(o, &e) }); err != nil {
 			return changed, fmt.Errorf("Deployment %s/%s of Berth's Egress: %w", e.Namespace, e.Name, err)
 		}
 	}
@@ -259,25 +286,37 @@ func (c egresses) finish(ctx context.Context) (changed []string, err error) {
 			return changed, err
 		}
 	}
-	return changed, nil
+	list, err = c.list(ctx, berthAPI+"egresses")
+	for _, e := range list {
+		if err != nil || coilsOf(&e) == "" {
+			continue
+		}
+		if err = c.patch(ctx, berthPath(&e), map[string]any{"metadata": map[string]any{"uid": e.UID, "annotations": map[string]any{v1alpha1.AnnotationCoilEgress: nil}}}); err == nil {
+			changed = append(changed, fmt.Sprintf("ended the migration of Egress %s/%s", e.Namespace, e.Name))
+		}
+	}
+	return changed, err
 }
 
 func (c egresses) finishOne(ctx context.Context, e *object) (changed []string, err error) {
 	name := e.Namespace + "/" + e.Name
-	berths, err := c.get(ctx, berthAPI+"namespaces/"+e.Namespace+"/egresses/"+e.Name)
+	berths, err := c.get(ctx, berthPath(e))
 	if err != nil {
 		return nil, err
 	}
-	if berths == nil || berths.Annotations[importedKey] == "" {
-		return nil, fmt.Errorf("Berth has no Egress in place of Coil's %s: it was deleted, or Coil's is newer than the migration. Create it, with the annotation %s: %s, or delete Coil's", name, importedKey, migrate.Coil)
+	if berths == nil || coilsOf(berths) != e.UID {
+		return nil, fmt.Errorf("Berth has no Egress in place of Coil's %s: it was deleted, or Coil's is newer than the migration. Create it, with the annotation %s: %s, or delete Coil's", name, v1alpha1.AnnotationCoilEgress, e.UID)
 	}
 	for _, kind := range []string{"/api/v1/namespaces/" + e.Namespace + "/services/", "/apis/policy/v1/namespaces/" + e.Namespace + "/poddisruptionbudgets/"} {
 		o, err := c.get(ctx, kind+e.Name)
 		if err != nil {
 			return changed, err
 		}
-		if o == nil || !isCoils(o) {
+		if o == nil || metav1.IsControlledBy(o, berths) {
 			continue
+		}
+		if !membership.IsCoils(o, e.UID) {
+			return changed, fmt.Errorf("%s%s belongs neither to Coil's Egress %s nor to Berth's: delete it, or rename it", kind, e.Name, name)
 		}
 		if err := c.patch(ctx, kind+e.Name, takenBy(berths, o, strings.Contains(kind, "services"))); err != nil {
 			return changed, fmt.Errorf("make %s%s Berth's: %w", kind, e.Name, err)
@@ -292,7 +331,7 @@ func (c egresses) finishOne(ctx context.Context, e *object) (changed []string, e
 		if s.Labels["app.kubernetes.io/name"] != "coil" || s.Labels["app.kubernetes.io/component"] != "egress" || s.Labels["app.kubernetes.io/instance"] != e.Name || metav1.GetControllerOf(&s.ObjectMeta) != nil {
 			continue
 		}
-		if err := c.delete(ctx, "/apis/apps/v1/namespaces/"+e.Namespace+"/replicasets/"+s.Name); err != nil {
+		if err := c.delete(ctx, "/apis/apps/v1/namespaces/"+e.Namespace+"/replicasets/"+s.Name, &s); err != nil {
 			return changed, fmt.Errorf("delete ReplicaSet %s/%s: %w", e.Namespace, s.Name, err)
 		}
 		changed = append(changed, fmt.Sprintf("deleted Coil's gateways %s/%s", e.Namespace, s.Name))
@@ -301,12 +340,12 @@ func (c egresses) finishOne(ctx context.Context, e *object) (changed []string, e
 	if has, err := c.get(ctx, account); err != nil {
 		return changed, err
 	} else if has != nil {
-		if err := c.delete(ctx, account); err != nil {
+		if err := c.delete(ctx, account, has); err != nil {
 			return changed, fmt.Errorf("delete ServiceAccount %s/%s: %w", e.Namespace, coilAccount, err)
 		}
 		changed = append(changed, "deleted ServiceAccount "+e.Namespace+"/"+coilAccount)
 	}
-	return append(changed, "removed Coil's Egress "+name), c.remove(ctx, coilAPI+"namespaces/"+e.Namespace+"/egresses/"+e.Name)
+	return append(changed, "removed Coil's Egress "+name), c.remove(ctx, coilAPI+"namespaces/"+e.Namespace+"/egresses/"+e.Name, e)
 }
 
 // takenBy is a patch that makes a Service or PodDisruptionBudget of Coil that of Berth's Egress. berth-operator does the rest.

@@ -245,28 +245,52 @@ func TestEgressesOfCluster(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "egress", Image: "berth"}}},
 	}}
 	harness.OK(t, e.c.Create(t.Context(), d))
+	stranger := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "stranger", Annotations: b.Annotations}, Spec: b.Spec}
+	harness.OK(t, e.c.Create(t.Context(), stranger))
 	e.until("back", e.m.Back)
+	harness.OK(t, e.c.Delete(t.Context(), stranger)) // back leaves an Egress beside no Egress of Coil, whatever it claims
 	is("after back", "ReplicaSet of nobody; "+others)
 
 	e.until("begin again", e.m.Begin)
 	partner := &v1alpha1.Egress{}
 	harness.OK(t, e.c.Get(t.Context(), client.ObjectKey{Namespace: "internet", Name: "partner"}, partner))
-	annotations := partner.Annotations
-	partner.Annotations = nil
-	harness.OK(t, e.c.Update(t.Context(), partner))
-	for name, step := range map[string]func(context.Context) ([]string, error){"begin": e.m.Begin, "finish": e.m.Finish} {
-		var err error
-		for range 100 { // past the kills
-			if _, err = step(t.Context()); err == nil || !strings.Contains(err.Error(), errKilled.Error()) {
-				break
+	refused := func(because string) {
+		t.Helper()
+		for name, step := range map[string]func(context.Context) ([]string, error){"begin": e.m.Begin, "finish": e.m.Finish} {
+			var err error
+			for range 100 { // past the kills
+				if _, err = step(t.Context()); err == nil || !strings.Contains(err.Error(), errKilled.Error()) {
+					break
+				}
+			}
+			if err == nil || !strings.Contains(err.Error(), "internet/partner") {
+				t.Errorf("%s with %s: %v, want an error that names it", name, because, err)
 			}
 		}
-		if err == nil || !strings.Contains(err.Error(), "internet/partner") {
-			t.Errorf("%s with another's Egress: %v, want an error that names it", name, err)
-		}
+	}
+	annotations := partner.Annotations
+	for because, of := range map[string]map[string]string{
+		"another's Egress": nil, "the Egress of an earlier one of Coil's": {v1alpha1.AnnotationCoilEgress: "earlier"},
+	} {
+		partner.Annotations = of
+		harness.OK(t, e.c.Update(t.Context(), partner))
+		refused(because)
 	}
 	partner.Annotations = annotations
 	harness.OK(t, e.c.Update(t.Context(), partner))
+
+	// Somebody's objects with the name are not taken over.
+	for kind, o := range map[string]client.Object{"Service": &corev1.Service{}, "PodDisruptionBudget": &policyv1.PodDisruptionBudget{}} {
+		harness.OK(t, e.c.Get(t.Context(), client.ObjectKey{Namespace: "internet", Name: "partner"}, o))
+		owners := o.GetOwnerReferences()
+		others := slices.Clone(owners)
+		others[0].UID = "another"
+		o.SetOwnerReferences(others)
+		harness.OK(t, e.c.Update(t.Context(), o))
+		refused("another's " + kind)
+		o.SetOwnerReferences(owners)
+		harness.OK(t, e.c.Update(t.Context(), o))
+	}
 	e.until("finish", e.m.Finish)
 	is("after finish", finally)
 	after := service()

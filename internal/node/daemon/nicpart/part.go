@@ -191,6 +191,14 @@ func (p Part) Remove(ctx context.Context, rec attachment.Record) error {
 	return nil
 }
 
+// Lingers implements part.Part. Routed VLANs are links of the node, whose removal waits for the kernel. The record keeps the
+// ports from other attachments until then. A switch must learn of the end of a port before the reply. Links in the pod's
+// namespace must be removed before it too: the runtime then unmounts the namespace, which may outlive that with its links.
+func (Part) Lingers(rec attachment.Record) (has, lingers bool) {
+	elsewhere := slices.ContainsFunc(rec.NICs, func(n attachment.NIC) bool { return plug.Kind(n.Plug.Type) != plug.RoutedVLAN })
+	return len(rec.NICs) > 0, !elsewhere
+}
+
 // Check implements part.Part.
 func (p Part) Check(ctx context.Context, rec attachment.Record) error {
 	var errs []error

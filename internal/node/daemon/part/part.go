@@ -19,9 +19,9 @@ import (
 )
 
 // Part is one feature of attachments. All methods may be called concurrently, except those that take a
-// record, which are only called while the lock of its container is held. A part never changes a
-// record that it was given, nor one that it returned. None has a default for every method except
-// About.
+// record: they are only called while the lock of its container is held or, for Remove and Gone of parts that linger, while
+// others wait for the end of the removal. A part never changes a record that it was given, nor one that it returned. None has
+// a default for every method except About.
 type Part interface {
 	Admission
 	Kernel
@@ -78,6 +78,9 @@ type Kernel interface {
 	// Remove removes everything that SetUp created, including a partial setup, even if the namespace no
 	// longer exists. It is idempotent.
 	Remove(ctx context.Context, rec attachment.Record) error
+	// Lingers reports whether the record has state of the part, and whether Remove may follow the reply to DEL:
+	// nothing outside the pod depends on it, and the record withholds what other pods may not have yet.
+	Lingers(rec attachment.Record) (has, lingers bool)
 	// Links returns the host links of attachments of which the part has state on the node. It is used for
 	// damaged records, about which nothing else may be known.
 	Links(ctx context.Context) ([]string, error)
@@ -166,7 +169,6 @@ var ErrDraining = errors.New("berthd is shutting down")
 type Host interface {
 	// Hold waits for the lock of an attachment's container and returns its record. release is nil
 	// if the attachment need not be changed any longer: it is not ready, its namespace is gone or its
-	// pod has a newer sandbox. Otherwise release must be called once.
 	// pod has a newer sandbox. Otherwise release must be called once.
 	Hold(ctx context.Context, key attachment.Key) (rec attachment.Record, release func(), err error)
 	// Put writes a record while the attachment is held.
@@ -258,6 +260,9 @@ func (None) Check(context.Context, attachment.Record) error { return nil }
 
 // Remove implements Part.
 func (None) Remove(context.Context, attachment.Record) error { return nil }
+
+// Lingers implements Part.
+func (None) Lingers(attachment.Record) (has, lingers bool) { return false, false }
 
 // Links implements Part.
 func (None) Links(context.Context) ([]string, error) { return nil, nil }

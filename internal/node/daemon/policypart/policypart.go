@@ -1,5 +1,5 @@
 // Package policypart makes network policies a part of the daemon: an ADD returns once the policies of its pod are in force.
-// Package networkpolicy knows and enforces them.
+// Package networkpolicy receives and enforces them.
 package policypart
 
 import (
@@ -43,36 +43,36 @@ type Enforcer interface {
 	Run(ctx context.Context) error
 }
 
-// Options are what a Part is made of.
+// Options configure a Part.
 type Options struct {
 	Enforcer     Enforcer
 	Store        *attachment.Store
 	Wait         time.Duration // how long an ADD waits until the pod's policies are known
-	StartUnknown bool          // it goes on then, with a pod that is open, and does not fail
+	StartUnknown bool          // after that, the ADD continues with an open pod instead of failing
 	TunnelPort   uint16        // UDP, of Egresses
 	Metrics      networkpolicy.Metrics
 	Log          *slog.Logger
 }
 
-// Part is the policies of attachments. It has nothing in their records: policies follow from the pod and its addresses.
+// Part applies policies to attachments. It stores nothing in their records: the policies depend on the pod and its addresses.
 type Part struct {
 	part.None
 	Options
 	waiters *waiters.Set
-	mu      *sync.Mutex // guards what follows, and waiters
-	// announced are ADDs whose addresses other nodes are being told.
+	mu      *sync.Mutex // guards the fields below, and waiters
+	// announced are ADDs whose addresses are being sent to other nodes.
 	announced map[attachment.Key]<-chan struct{}
 }
 
 var _ part.Part = Part{}
 
-// New returns it.
+// New returns a Part.
 func New(o Options) Part {
 	mu := &sync.Mutex{}
 	return Part{Options: o, mu: mu, waiters: waiters.New(mu), announced: map[attachment.Key]<-chan struct{}{}}
 }
 
-// announceWait bounds how long an ADD waits until other nodes know the pod's addresses. The operator answers sooner.
+// announceWait limits how long an ADD waits until other nodes know the pod's addresses. The operator normally answers sooner.
 const announceWait = time.Second
 
 // About implements part.Part.
@@ -80,12 +80,12 @@ func (p Part) About() part.About {
 	return part.About{
 		Name: "network policies", Wait: p.Wait, AwaitLimit: announceWait,
 		NotAcquired: "the pod's network policies are not known: ", NotPrepared: "the pod's network policies are not in force: ",
-		NotServed:         "other nodes do not know the pod's addresses yet: ", // of an ADD that nobody needs any more
+		NotServed:         "other nodes do not know the pod's addresses yet: ", // of a cancelled ADD
 		FollowsInterfaces: true, ChecksAtOnce: 1,
 	}
 }
 
-// CheckOptions implements part.Part. Without a UID it is not known which pod of the name it is.
+// CheckOptions implements part.Part. Without the UID, a pod cannot be distinguished from an earlier one of the same name.
 func (p Part) CheckOptions(req attachment.Request) error {
 	if req.Pod.Name != "" && req.Pod.UID == "" {
 		return fmt.Errorf("pod %s/%s has no UID: --network-policies needs a container runtime that passes K8S_POD_UID in CNI_ARGS", req.Pod.Namespace, req.Pod.Name)
@@ -93,7 +93,7 @@ func (p Part) CheckOptions(req attachment.Request) error {
 	return nil
 }
 
-// has tells whether an attachment is a pod's. Sandboxes outside Kubernetes have no policies, as no policy selects them.
+// has reports whether an attachment belongs to a pod. Sandboxes outside Kubernetes have no policies.
 func has(pod attachment.Pod) bool { return pod.Name != "" && pod.UID != "" }
 
 func nameOf(pod attachment.Pod) policy.PodName {
@@ -103,7 +103,7 @@ func nameOf(pod attachment.Pod) policy.PodName {
 // ofASwitch are kinds of plugs whose packets do not pass the node's IP stack.
 var ofASwitch = []plug.Kind{plug.OVS, plug.OVSHybrid, plug.Netns, plug.VLAN}
 
-// InsideOf returns the network namespace whose own table has to judge an attachment; nil: the node's does.
+// InsideOf returns the network namespace whose table enforces the policies of an attachment; nil for the node's.
 func InsideOf(rec attachment.Record) *networkpolicy.Inside {
 	first := rec.First()
 	if first == nil || !slices.Contains(ofASwitch, plug.Kind(first.Plug.Type)) {
@@ -112,7 +112,7 @@ func InsideOf(rec attachment.Record) *networkpolicy.Inside {
 	return &networkpolicy.Inside{Netns: rec.Netns.Path, ID: rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}, Links: []string{first.IfName}, Only: true}
 }
 
-// tunnelsOf are the tunnels of an attachment's Egresses, also those that a change is about to remove.
+// tunnelsOf returns the tunnels of an attachment's Egresses, including those that a change is about to remove.
 func tunnelsOf(rec attachment.Record, port uint16) (list []netip.AddrPort) {
 	for _, a := range rec.Egress.TunnelEnds() {
 		list = append(list, netip.AddrPortFrom(a, port))
@@ -120,24 +120,22 @@ func tunnelsOf(rec attachment.Record, port uint16) (list []netip.AddrPort) {
 	return list
 }
 
-// podOf is what policies need to know of an attachment. They concern the addresses of its own interface: those of other NICs are
-// in networks of their own, which may have the same addresses. others are the node's attachments.
-func (p Part) podOf(rec attachment.Record, others []attachment.Record) networkpolicy.Pod {
+// podOf returns an attachment as a pod of the Enforcer. Policies apply to the addresses of its own interface: other NICs are in
+// separate networks, which may use the same addresses.
+func (p Part) podOf(rec attachment.Record) networkpolicy.Pod {
 	pod := networkpolicy.Pod{PodName: nameOf(rec.Pod), UID: rec.Pod.UID, Addrs: rec.OwnAddrs(), Tunnels: tunnelsOf(rec, p.TunnelPort), Inside: InsideOf(rec)}
 	if local := rec.Lease.NodeLocal; local.IsValid() {
 		pod.Local = append(pod.Local, local)
 	}
 	// The Pod's status has the addresses of the sandbox's first interface, by which policies select it.
-	further := slices.ContainsFunc(others, func(o attachment.Record) bool {
-		return o.Key.ContainerID == rec.Key.ContainerID && o.Key != rec.Key && cmp.Or(o.Since.Compare(rec.Since), cmp.Compare(o.Key.IfName, rec.Key.IfName)) < 0
+	further := slices.ContainsFunc(p.Store.Of(rec.Key.ContainerID), func(o attachment.Record) bool {
+		return o.Key != rec.Key && cmp.Or(o.Since.Compare(rec.Since), cmp.Compare(o.Key.IfName, rec.Key.IfName)) < 0
 	})
 	if further {
 		pod.Addrs, pod.Local = nil, append(pod.Addrs, pod.Local...)
 	}
 	return pod
 }
-
-func (p Part) podNow(rec attachment.Record) networkpolicy.Pod { return p.podOf(rec, p.Store.Records()) }
 
 // Acquire implements part.Part. It holds no address while it waits.
 func (p Part) Acquire(ctx context.Context, req attachment.Request, _ *attachment.Record) (bool, error) {
@@ -167,13 +165,13 @@ func (p Part) Acquire(ctx context.Context, req attachment.Request, _ *attachment
 // Why implements part.Part.
 func (p Part) Why(key attachment.Key) *source.Exhausted { return p.waiters.Why(key) }
 
-// Prepare implements part.Part: policies are in force before there is an interface of the pod. Other nodes are told its addresses
-// meanwhile, which takes longest. A pod that runs has its former addresses until its interfaces have been changed.
+// Prepare implements part.Part: policies are in force before the pod has an interface. In the meantime, the pod's addresses are
+// sent to other nodes, which takes longest. A running pod keeps its former addresses until its interfaces have been changed.
 func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
 	if !has(rec.Pod) {
 		return nil
 	}
-	pod := p.podNow(rec)
+	pod := p.podOf(rec)
 	pod.Changes = rec.State == attachment.Ready
 	if done := p.Enforcer.Announce(pod); done != nil {
 		p.mu.Lock()
@@ -191,7 +189,7 @@ func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Reco
 	if !has(rec.Pod) {
 		return rec, nil
 	}
-	pod := p.podNow(rec)
+	pod := p.podOf(rec)
 	if p.Enforcer.Holds(rec.Key.String(), pod) {
 		return rec, nil
 	}
@@ -202,8 +200,8 @@ func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Reco
 	return rec, nil
 }
 
-// Await implements part.Part, so that the pod's first connection gets through to those who allow it. The pod starts anyway when
-// that takes longer: what it sends then is dropped, and TCP sends it again.
+// Await implements part.Part, so that the pod's first connection reaches pods that allow it. If that takes too long, the pod starts
+// anyway: its early packets are dropped, and TCP retransmits them.
 func (p Part) Await(ctx context.Context, rec attachment.Record) error {
 	p.mu.Lock()
 	done := p.announced[rec.Key]
@@ -229,7 +227,7 @@ func (Part) Checks(rec attachment.Record) (checks bool, service string) { return
 
 // Check implements part.Part.
 func (p Part) Check(_ context.Context, rec attachment.Record) error {
-	if !has(rec.Pod) || p.Enforcer.Holds(rec.Key.String(), p.podNow(rec)) {
+	if !has(rec.Pod) || p.Enforcer.Holds(rec.Key.String(), p.podOf(rec)) {
 		return nil
 	}
 	return errors.New("network policies are enforced for other addresses or tunnels than the pod's")
@@ -254,7 +252,7 @@ func (p Part) TakeUp(ready []attachment.Record) {
 	for _, rec := range ready {
 		switch {
 		case has(rec.Pod):
-			pods[rec.Key.String()] = p.podOf(rec, ready)
+			pods[rec.Key.String()] = p.podOf(rec)
 		case rec.Pod.Name != "":
 			p.Log.Warn("a running pod without a UID has no network policies until it is replaced", rec.ForLog()...)
 		}

@@ -1,4 +1,4 @@
-// Package operatorfake is an operator on a loopback address that tells nodes about network policies, with TLS and tokens as the
+// Package operatorfake is an operator on a loopback address that sends network policies to nodes, with TLS and tokens like the
 // real one. A token is the name of its node.
 package operatorfake
 
@@ -28,7 +28,7 @@ import (
 	"github.com/berthnet/berth/internal/policy/wire"
 )
 
-// Operator is an operator. The zero value is one that never ran.
+// Operator is an operator. The zero value is an operator that was never started.
 type Operator struct {
 	t testing.TB
 
@@ -45,7 +45,7 @@ func New(t testing.TB) *Operator {
 	return o
 }
 
-// Start starts it with what a feed knows, at another address and with another certificate than before.
+// Start starts the operator with the content of a feed, at a new address and with a new certificate.
 func (o *Operator) Start(f *feed.Feed) {
 	o.t.Helper()
 	serving, err := certificate.Serving(&x509.Certificate{DNSNames: []string{wire.ServerName}}, time.Now(), nil, nil)
@@ -75,7 +75,7 @@ func (o *Operator) Start(f *feed.Feed) {
 	o.server, o.data = server, map[string]string{wire.KeyAddress: l.Addr().String(), wire.KeyCA: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: serving.Leaf.Raw}))}
 }
 
-// Stop stops it. The ConfigMap stays.
+// Stop stops the operator. The ConfigMap stays.
 func (o *Operator) Stop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -91,14 +91,14 @@ func (o *Operator) Set(key, value string) {
 	o.data[key] = value
 }
 
-// Fail has the API server answer with an error.
+// Fail makes the API server answer with an error.
 func (o *Operator) Fail(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.err = err
 }
 
-// ConfigMap reads the ConfigMap, as networkpolicy.Access has it.
+// ConfigMap reads the ConfigMap, for networkpolicy.Access.
 func (o *Operator) ConfigMap(_ context.Context, namespace, name string) (map[string]string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -87,7 +87,7 @@ func (c *egresses) update(ctx context.Context, ref membership.Ref, o *v1alpha1.E
 		c.queues.addPods(keys)
 		c.state.forgetConsent(changed)
 		c.queues.addEgresses(slices.DeleteFunc(changed, func(r membership.Ref) bool { return r == ref }))
-	} else if now != nil && had.Gateways != now.Gateways {
+	} else if now != nil && (had.Gateways != now.Gateways || had.Migrating != now.Migrating) {
 		keys := newPodKeys()
 		if err := c.reader.addClients(ctx, keys, ref); err != nil {
 			return nil, err

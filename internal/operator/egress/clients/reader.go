@@ -247,10 +247,10 @@ func (v podView) serves(r v1alpha1.EgressReference) bool {
 }
 
 // waitsFor returns why a pod that uses Egresses has not been served for some time, or "" if it is served
-// or has not waited long enough to report.
+// or has not waited long enough to report, or Coil serves it.
 func (v podView) waitsFor(now time.Time) string {
 	reason, _ := v.waits()
-	if reason == reasonWaiting && now.Before(v.waitsUntil()) {
+	if reason == reasonMigration || reason == reasonWaiting && now.Before(v.waitsUntil()) {
 		return ""
 	}
 	return reason

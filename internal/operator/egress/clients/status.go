@@ -26,6 +26,7 @@ const conditionReady = "Ready"
 const (
 	reasonSetUp     = "SetUp"
 	reasonWaiting   = "WaitingForNode"
+	reasonMigration = "WaitingForMigration"
 	reasonFailed    = "SetUpFailed"
 	reasonConflict  = "AddressConflict"
 	reasonNoGateway = "NoGateway"
@@ -35,6 +36,9 @@ const (
 func (v podView) waits() (reason, message string) {
 	node := v.pod.Spec.NodeName
 	if v.o == nil || v.o.Status.Node == nil {
+		if v.onCoil() {
+			return reasonMigration, "Coil's gateways serve the pod until node " + node + " has moved to Berth and a gateway is ready"
+		}
 		return reasonWaiting, "berthd of node " + node + " has not set up the pod's tunnels yet"
 	}
 	report := v.o.Status.Node
@@ -58,6 +62,16 @@ func (v podView) waits() (reason, message string) {
 		}
 	}
 	return "", ""
+}
+
+// onCoil reports whether a running pod, whose tunnels berthd has not set up, uses each of its Egresses by Coil.
+func (v podView) onCoil() bool {
+	named := membership.NamedForCoil(v.pod.Annotations)
+	return len(v.pod.Status.PodIPs) > 0 && !slices.ContainsFunc(v.decision.Egresses, func(r v1alpha1.EgressReference) bool {
+		ref := membership.Ref{Namespace: r.Namespace, Name: r.Name}
+		e := v.egresses.Get(ref)
+		return e == nil || !e.Migrating || !slices.Contains(named, ref)
+	})
 }
 
 // ready returns the condition of the pod's EgressClient, or nil if the pod uses no Egress.

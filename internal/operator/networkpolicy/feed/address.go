@@ -10,14 +10,14 @@ import (
 	"github.com/berthnet/berth/internal/policy/resolve"
 )
 
-// assignment is what a node said about a pod's addresses before the pod's status does.
+// assignment is a node's report about a pod's addresses, which precedes the pod's status.
 type assignment struct {
 	uid    types.UID
 	addrs  []netip.Addr
-	status []netip.Addr // what the status said by then: it is stale until it says something else
+	status []netip.Addr // addresses in the status at that time: it is stale until it changes
 }
 
-// maxWaiting is how many addresses a subscriber may not have confirmed. More are not waited for: their nodes have given up by
+// maxWaiting is the maximum number of unconfirmed addresses of a subscriber. Nobody waits for more: their nodes have given up by
 // then, unless hundreds of thousands of pods start at once.
 const maxWaiting = 4096
 
@@ -27,7 +27,7 @@ type waiting struct {
 	ticket  *ticket
 }
 
-// ticket counts who does not enforce something yet.
+// ticket counts the subscribers that do not enforce an address yet.
 type ticket struct {
 	left int
 	done chan struct{}
@@ -39,11 +39,11 @@ func (t *ticket) confirmed() {
 	}
 }
 
-// Assign takes in the addresses of a pod that its node is about to start. The channel is closed once all nodes that were sent
-// them enforce them, or have gone. Other pods of the node do not have these addresses any more, whatever their status says, unless
-// one of the pods has its address from a NIC. If the addresses are confirmed to be the node's, nor do pods of other nodes: objects of
-// pods that are gone may remain for long, as after a node was lost. The error says that the pod is not one of that node, or not known
-// yet.
+// Assign sets the addresses of a pod that its node is about to start. The channel is closed once all nodes that have received the
+// addresses enforce them, or have disconnected. Other pods of the node lose these addresses, whatever their status says, unless one of
+// the pods has its address from a NIC. If the addresses are confirmed to be the node's, pods of other nodes lose them too: objects of
+// pods that are gone may remain for long, for example after a node was lost. It returns an error if the pod is not on that node, or not
+// known yet.
 func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, addrs []netip.Addr, confirmed bool) (<-chan struct{}, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,7 +79,7 @@ func (f *Feed) Assign(node string, name types.NamespacedName, uid types.UID, add
 	return t.done, nil
 }
 
-// having are the pods that have one of some addresses.
+// having returns the pods with any of the addresses.
 func (f *Feed) having(addrs []netip.Addr) map[types.NamespacedName]bool {
 	all := map[types.NamespacedName]bool{}
 	for _, a := range addrs {
@@ -90,7 +90,7 @@ func (f *Feed) having(addrs []netip.Addr) map[types.NamespacedName]bool {
 	return all
 }
 
-// index notes that the addresses of a pod changed.
+// index updates the index of addresses for a pod.
 func (f *Feed) index(name types.NamespacedName, before, now []netip.Addr) {
 	if slices.Equal(before, now) {
 		return
@@ -110,7 +110,7 @@ func (f *Feed) ofNIC(name types.NamespacedName, a netip.Addr) bool {
 	return f.OfNIC != nil && f.OfNIC(name, a)
 }
 
-// assign has addresses of a pod count instead of those of its status, and notes who is concerned.
+// assign replaces the addresses in a pod's status, and notifies affected subscribers.
 func (f *Feed) assign(p resolve.Pod, addrs []netip.Addr, concerned map[*Subscriber]bool) {
 	a, has := f.assigned[p.NamespacedName]
 	if !has {
@@ -126,7 +126,7 @@ func (f *Feed) assign(p resolve.Pod, addrs []netip.Addr, concerned map[*Subscrib
 	}
 }
 
-// wait has a ticket wait for the next version.
+// wait makes a ticket wait for the subscriber's next version.
 func (s *Subscriber) wait(t *ticket) {
 	if len(s.waiting) >= maxWaiting {
 		s.waiting[0].ticket.confirmed()
@@ -135,7 +135,7 @@ func (s *Subscriber) wait(t *ticket) {
 	s.waiting = append(s.waiting, waiting{s.version + 1, t})
 }
 
-// Confirm notes that the node enforces a version and all before.
+// Confirm records that the node enforces a version and all earlier ones.
 func (s *Subscriber) Confirm(version uint64) {
 	s.feed.mu.Lock()
 	defer s.feed.mu.Unlock()

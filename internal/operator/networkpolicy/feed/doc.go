@@ -1,9 +1,9 @@
-// Package feed decides what each node is sent about network policies: its own pods with the policies that select them,
-// these policies, and the sets that they name. Of other pods, a node is sent only the addresses in
-// those sets. After the first update, it is sent only changes, and several changes that meet before a node takes them are one.
+// Package feed decides which data about network policies each node receives: its own pods with the names of their policies,
+// these policies, and the sets in them. Of other pods, a node receives only the addresses in those sets. After the first
+// update it receives only changes, and changes that accumulate before a node takes them are merged.
 //
-//	feed.go        the cluster, and who has to hear of a change of it
-//	subscriber.go  one node: what it was sent, and what it is to be sent next
+//	feed.go        the cluster, and the subscribers that a change affects
+//	subscriber.go  one node: the data that it has, and its next update
 //	log.go         the latest changes of one set
-//	address.go     addresses of new pods, and until when those who allow them enforce that
+//	address.go     addresses of new pods, and the wait until nodes enforce them
 package feed

@@ -15,22 +15,22 @@ import (
 
 // Feed follows the cluster for all nodes.
 type Feed struct {
-	// OfNIC reports whether an address of a pod is that of a NIC, in a network that may have the same addresses as others;
-	// nil: none is. It is set before use, and returns quickly.
+	// OfNIC reports whether an address of a pod belongs to a NIC, whose network may have the same addresses as others. It may be
+	// nil. It must be set before use, and must return quickly.
 	OfNIC func(types.NamespacedName, netip.Addr) bool
 
-	mu       sync.Mutex // guards all of it, with subscribers; nothing waits while it is held
+	mu       sync.Mutex // guards everything, including subscribers; never held while waiting
 	resolver *resolve.Resolver
 	nodes    map[string]map[types.NamespacedName]bool // pods by node
 	on       map[types.NamespacedName]string          // node by pod
-	sets     map[policy.SetID]*log                    // of sets that a subscriber has
+	sets     map[policy.SetID]*log                    // for sets that a subscriber has
 	watchers map[policy.SetID][]*Subscriber
 	byNode   map[string]*Subscriber
 	assigned map[types.NamespacedName]assignment
 	at       map[netip.Addr][]types.NamespacedName // pods by address
 }
 
-// New returns a Feed that knows nothing, with the budget of resolve.MaxMembers.
+// New returns an empty Feed with the budget resolve.MaxMembers.
 func New() *Feed { return NewLimited(resolve.MaxMembers) }
 
 // NewLimited is New with another budget.
@@ -42,7 +42,7 @@ func NewLimited(members int) *Feed {
 	}
 }
 
-// SetPod takes in a new state of a pod. Addresses that its node assigned count until its status has others than by then.
+// SetPod adds or changes a pod. Addresses that its node has assigned take precedence until its status changes.
 func (f *Feed) SetPod(p resolve.Pod) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -68,7 +68,7 @@ func (f *Feed) setPod(p resolve.Pod) *resolve.Changes {
 	return changes
 }
 
-// move notes that a pod is bound to another node. An empty name is no node.
+// move records the node that a pod is bound to, or none if the name is empty.
 func (f *Feed) move(name types.NamespacedName, from, to string) {
 	delete(f.nodes[from], name)
 	if len(f.nodes[from]) == 0 {
@@ -87,7 +87,7 @@ func (f *Feed) move(name types.NamespacedName, from, to string) {
 	f.nodes[to][name], f.on[name] = true, to
 }
 
-// DeletePod forgets a pod.
+// DeletePod removes a pod.
 func (f *Feed) DeletePod(name types.NamespacedName) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -100,56 +100,56 @@ func (f *Feed) DeletePod(name types.NamespacedName) {
 	f.spread(f.resolver.DeletePod(name))
 }
 
-// SetNamespace takes in the labels of a namespace.
+// SetNamespace sets the labels of a namespace.
 func (f *Feed) SetNamespace(name string, labels map[string]string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.spread(f.resolver.SetNamespace(name, labels))
 }
 
-// DeleteNamespace forgets the labels of a namespace.
+// DeleteNamespace removes the labels of a namespace.
 func (f *Feed) DeleteNamespace(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.spread(f.resolver.DeleteNamespace(name))
 }
 
-// SetNode takes in the labels and addresses of a node.
+// SetNode sets the labels and addresses of a node.
 func (f *Feed) SetNode(name string, labels map[string]string, addrs []netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.spread(f.resolver.SetNode(name, labels, addrs))
 }
 
-// DeleteNode forgets a node's labels and addresses.
+// DeleteNode removes a node's labels and addresses.
 func (f *Feed) DeleteNode(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.spread(f.resolver.DeleteNode(name))
 }
 
-// SetPolicy takes in a policy.
+// SetPolicy adds or changes a policy.
 func (f *Feed) SetPolicy(c compile.Compiled) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.spread(f.resolver.SetPolicy(c))
 }
 
-// DeletePolicy forgets a policy.
+// DeletePolicy removes a policy.
 func (f *Feed) DeletePolicy(ref policy.Ref) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.spread(f.resolver.DeletePolicy(ref))
 }
 
-// Loaded notes that the policies that existed at start were passed on. Limits for new ones apply from now on.
+// Loaded is called after the policies that exist at the start. From then on, the limits for new policies apply.
 func (f *Feed) Loaded() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resolve.Loaded(f.resolver)
 }
 
-// Refused says which part of a policy is not in force, as its namespace's policies select too many pods of others.
+// Refused describes the part of a policy that is not in force because its namespace's policies select too many pods of others.
 func (f *Feed) Refused(ref policy.Ref) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,14 +169,14 @@ func (f *Feed) UnknownPorts(c compile.Compiled) (problems []string) {
 			continue
 		}
 		if n, _ := f.resolver.Size(id); s.Kind == compile.Ports && n == 0 {
-			problems = append(problems, fmt.Sprintf("no pod that a rule applies to has a container port named %q, so that the rule matches nothing", s.Port))
+			problems = append(problems, fmt.Sprintf("no pod that a rule applies to has a container port named %q, so the rule matches nothing", s.Port))
 		}
 	}
 	slices.Sort(problems)
 	return slices.Compact(problems)
 }
 
-// Counts returns the numbers of connected nodes, and of sets and addresses in them that these have.
+// Counts returns the numbers of connected nodes, of their sets, and of the addresses in these.
 func (f *Feed) Counts() (nodes, sets, addresses int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -187,7 +187,7 @@ func (f *Feed) Counts() (nodes, sets, addresses int) {
 	return len(f.byNode), len(f.sets), addresses
 }
 
-// spread notes for each node that is concerned that something changed.
+// spread records changes for each affected node.
 func (f *Feed) spread(c *resolve.Changes) {
 	for id, change := range c.Sets {
 		watchers := f.watchers[id]
@@ -215,7 +215,7 @@ func (f *Feed) spread(c *resolve.Changes) {
 	}
 }
 
-// watch notes that a subscriber has a set, and returns the number of its next change.
+// watch records that a subscriber has a set, and returns the number of the set's next change.
 func (f *Feed) watch(id policy.SetID, s *Subscriber) uint64 {
 	f.watchers[id] = append(f.watchers[id], s)
 	if f.sets[id] == nil {
@@ -224,7 +224,7 @@ func (f *Feed) watch(id policy.SetID, s *Subscriber) uint64 {
 	return f.sets[id].next
 }
 
-// unwatch notes that it has it no more.
+// unwatch records that a subscriber no longer has a set.
 func (f *Feed) unwatch(id policy.SetID, s *Subscriber) {
 	left := slices.DeleteFunc(f.watchers[id], func(w *Subscriber) bool { return w == s })
 	if f.watchers[id] = left; len(left) == 0 {

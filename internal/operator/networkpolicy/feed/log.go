@@ -2,14 +2,14 @@ package feed
 
 import "github.com/berthnet/berth/internal/policy"
 
-// keptChanges is how many changes of a set are kept at least for nodes that have not taken them yet.
+// keptChanges is the minimum number of changes of a set that are kept for nodes that have not taken them yet.
 const keptChanges = 256
 
-// log has the latest changes of a set, which nodes take when they are ready.
+// log contains the latest changes of a set, which nodes take when they are ready.
 type log struct {
 	next    uint64 // number of the next entry
 	entries []entry
-	whole   *policy.SetChange // the set as it was at entry wholeAt; nodes share it and change nothing
+	whole   *policy.SetChange // the whole set at entry wholeAt; shared by nodes, and immutable
 	wholeAt uint64
 }
 
@@ -18,10 +18,10 @@ type entry struct {
 	came bool
 }
 
-// add notes a change of a set of some size. Nodes that are behind by more than that are sent the whole set.
+// add adds a change of a set with a number of elements. Nodes that lag by more changes than that receive the whole set.
 func (l *log) add(change *policy.SetChange, size int) {
 	if change.Whole {
-		l.next += uint64(len(l.entries)) + 1 // nobody can take what was before
+		l.next += uint64(len(l.entries)) + 1 // earlier entries are not available
 		l.entries = nil
 		return
 	}
@@ -34,7 +34,7 @@ func (l *log) add(change *policy.SetChange, size int) {
 	}
 }
 
-// since returns the changes from an entry on, or nil if they are not kept any more.
+// since returns the changes from an entry on, or nil if they are no longer kept.
 func (l *log) since(n uint64) *policy.SetChange {
 	behind := l.next - n
 	if behind > uint64(len(l.entries)) {

@@ -14,29 +14,29 @@ type Subscriber struct {
 	feed  *Feed
 	node  string
 	ready chan struct{}
-	ended chan struct{} // closed when it is sent nothing more
+	ended chan struct{} // closed when the subscription has ended
 
-	whole    bool                                      // it is to be sent everything
+	whole    bool                                      // the next update contains everything
 	version  uint64                                    // of the last update
-	pods     map[types.NamespacedName]*policy.Selected // its pods, as they were sent
-	policies map[policy.Ref]*sentPolicy                // that it has
-	sets     map[policy.SetID]*sentSet                 // that it has
-	dirty    map[types.NamespacedName]bool             // pods to be sent
-	changed  map[policy.Ref]bool                       // policies likewise
-	waiting  []waiting                                 // for it to enforce something, in the order of versions
+	pods     map[types.NamespacedName]*policy.Selected // its pods, as last sent
+	policies map[policy.Ref]*sentPolicy                // policies that it has
+	sets     map[policy.SetID]*sentSet                 // sets that it has
+	dirty    map[types.NamespacedName]bool             // pods to send
+	changed  map[policy.Ref]bool                       // policies to send
+	waiting  []waiting                                 // addresses that it does not enforce yet, in order of versions
 }
 
 type sentPolicy struct {
 	*policy.Policy
-	pods int // of the node that have it
+	pods int // number of the node's pods with the policy
 }
 
 type sentSet struct {
-	policies int    // that it has and that name the set
-	next     uint64 // change
+	policies int    // number of its policies with the set
+	next     uint64 // number of the next change to send
 }
 
-// Subscribe begins a subscription of a node, which has nothing yet. One that the node had before ends.
+// Subscribe begins a subscription of a node, which has no data yet. An earlier subscription of the node ends.
 func (f *Feed) Subscribe(node string) *Subscriber {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,7 +78,7 @@ func (s *Subscriber) end() {
 	s.waiting = nil
 }
 
-// Ended is closed when the subscription has ended, as when the node has another.
+// Ended is closed when the subscription has ended, for example because the node has another one.
 func (s *Subscriber) Ended() <-chan struct{} { return s.ended }
 
 // Ready has an element when Next may have an update.
@@ -96,7 +96,7 @@ func (s *Subscriber) podChanged(name types.NamespacedName) {
 	s.wake()
 }
 
-// Next returns everything that changed for the node since it was called last. Its version is 0 if that is nothing.
+// Next returns all changes for the node since the last call. The version is 0 if there are none.
 func (s *Subscriber) Next() *policy.Update {
 	s.feed.mu.Lock()
 	defer s.feed.mu.Unlock()
@@ -105,7 +105,7 @@ func (s *Subscriber) Next() *policy.Update {
 		return &policy.Update{}
 	}
 	s.whole = false
-	for id, t := range s.sets { // before sets come, which are sent whole
+	for id, t := range s.sets { // before new sets, which are sent whole
 		if l := s.feed.sets[id]; l.next != t.next {
 			u.Sets[id] = s.changesOf(id, l, t.next)
 			t.next = l.next
@@ -128,7 +128,7 @@ func (s *Subscriber) Next() *policy.Update {
 	return u
 }
 
-// changesOf are the changes of a set from one on, or the whole set if they are not kept.
+// changesOf returns the changes of a set from a number on, or the whole set if they are no longer kept.
 func (s *Subscriber) changesOf(id policy.SetID, l *log, from uint64) *policy.SetChange {
 	if change := l.since(from); change != nil {
 		return change
@@ -147,7 +147,7 @@ func (s *Subscriber) wholeSet(id policy.SetID) *policy.SetChange {
 	return change
 }
 
-// sendPod adds a pod, unless the node knows all about it, and the policies that come or go with it.
+// sendPod adds a pod unless the node is up to date, and the policies that are added or removed with it.
 func (s *Subscriber) sendPod(u *policy.Update, name types.NamespacedName) {
 	key := policy.PodName(name)
 	before, known := s.pods[name]
@@ -174,7 +174,7 @@ func (s *Subscriber) sendPod(u *policy.Update, name types.NamespacedName) {
 	}
 }
 
-// addPolicy notes that one more pod has a policy.
+// addPolicy records that one more pod has a policy.
 func (s *Subscriber) addPolicy(u *policy.Update, p *policy.Policy) {
 	t := s.policies[p.Ref]
 	if t == nil {
@@ -186,7 +186,7 @@ func (s *Subscriber) addPolicy(u *policy.Update, p *policy.Policy) {
 	t.pods++
 }
 
-// dropPolicy notes that one pod has a policy no more.
+// dropPolicy records that a pod no longer has a policy.
 func (s *Subscriber) dropPolicy(u *policy.Update, ref policy.Ref) {
 	t := s.policies[ref]
 	if t.pods--; t.pods == 0 {
@@ -196,7 +196,7 @@ func (s *Subscriber) dropPolicy(u *policy.Update, ref policy.Ref) {
 	}
 }
 
-// sendPolicy adds a policy whose content changed.
+// sendPolicy adds a policy whose content has changed.
 func (s *Subscriber) sendPolicy(u *policy.Update, ref policy.Ref) {
 	t, now := s.policies[ref], s.feed.resolver.Policy(ref)
 	if t == nil || now == nil || t.Policy == now {

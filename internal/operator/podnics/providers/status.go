@@ -168,10 +168,10 @@ func (c *Controller) tell(before, v *v1alpha1.VPC) {
 var (
 	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and result: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
 	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "Duration of calls to providers of VPC ports.", "vpc", "operation")
-	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long calls waited before they were sent, because others were in flight or the provider had asked for fewer.", "vpc")
+	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long calls waited before they were sent, because others were in flight or the provider had throttled Berth.", "vpc")
 	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers in flight.")
 	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls to providers that wait to be sent.")
-	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls to providers that may be in flight, to all endpoints together: --vpc-calls for each, or 128 for EC2, fewer after an endpoint refused some as too many.")
+	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls to providers that may be in flight, to all endpoints together: --vpc-calls for each, or 128 for EC2, fewer after an endpoint has throttled calls.")
 	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Absent while it is Unknown because an earlier one is False.", "vpc", "type")
 )
 

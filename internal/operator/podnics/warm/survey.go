@@ -39,7 +39,7 @@ func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 	})
 }
 
-// Listed takes a listing of a VPC's ports that began at a given time.
+// Listed processes a listing of a VPC's ports that began at a given time.
 func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, began time.Time) error {
 	v, open := p.o.VPC(vpc)
 	if !open {

@@ -11,7 +11,7 @@ import (
 var (
 	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Admission requests by resource (pods or podnics; branches are pods that may need branch interfaces, policies are pods of namespaces with NICPolicies) and outcome: allowed, warned (allowed, although the VPC does not exist yet), changed (allowed, with a request for branch interfaces or the NIC of a policy added), refused (rejected) or error (not judged: allowed, or rejected for policies).", "resource", "outcome")
 	famReview  = metric.New("berth_operator_webhook_review_seconds", "histogram", "Time to answer an admission request, by resource. The API server waits for it.", "resource")
-	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "When the certificate expires that this operator serves the webhook with, in seconds since 1970; 0 while it has none. Absent without the webhook.")
+	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "Expiry of this operator's webhook certificate, in seconds since 1970; 0 while there is none. Absent without the webhook.")
 	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Checks of the webhook's certificate authorities and, by the leader, of the CA bundles that the API server trusts, by result: success or error.", "result")
 )
 

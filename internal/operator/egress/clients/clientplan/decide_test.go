@@ -418,6 +418,11 @@ func TestClientsOfCoil(t *testing.T) {
 			t.Errorf("Egress with clients of Coil %t: a change of the annotation is not seen", coil)
 		}
 	}
+	migrating := object("nat", true)
+	migrating.Annotations[v1alpha1.AnnotationCoilEgress] = "1"
+	if NewEgress(object("nat", true)).Reads(migrating) || !NewEgress(migrating).Migrating {
+		t.Error("a migration of the Egress is not seen")
+	}
 	if d := Decide(pod, NewEgresses("berth-system", nil)); d.Wanted {
 		t.Errorf("Coil's annotation without such an Egress: %+v, want no client", d)
 	}

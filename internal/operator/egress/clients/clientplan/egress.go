@@ -25,6 +25,8 @@ type Egress struct {
 	Gateways bool
 	// CoilClients reports whether pods may name the Egress with Coil's annotation.
 	CoilClients bool
+	// Migrating reports whether clients on some nodes may still use the gateways of Coil's Egress.
+	Migrating bool
 	// Wrong is why spec.clients or spec.allowedNamespaces is invalid and selects nothing; nil if
 	// both are valid.
 	Wrong error
@@ -36,14 +38,14 @@ type Egress struct {
 
 // Reads reports whether NewEgress would return the same for an object; false if e is nil.
 func (e *Egress) Reads(o *v1alpha1.Egress) bool {
-	return e != nil && e.UID == string(o.UID) && e.Generation == o.Generation && e.Gateways == (o.Status.ReadyGateways > 0) && e.CoilClients == membership.HasCoilClients(o.Annotations)
+	return e != nil && e.UID == string(o.UID) && e.Generation == o.Generation && e.Gateways == (o.Status.ReadyGateways > 0) && e.CoilClients == membership.HasCoilClients(o.Annotations) && e.Migrating == migrating(o)
 }
 
 // NewEgress converts an object.
 func NewEgress(o *v1alpha1.Egress) *Egress {
 	e := &Egress{
 		Ref: membership.Ref{Namespace: o.Namespace, Name: o.Name}, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
-		Gateways: o.Status.ReadyGateways > 0, CoilClients: membership.HasCoilClients(o.Annotations), spec: o.Spec,
+		Gateways: o.Status.ReadyGateways > 0, CoilClients: membership.HasCoilClients(o.Annotations), Migrating: migrating(o), spec: o.Spec,
 	}
 	for _, d := range o.Spec.Destinations {
 		if p, err := netip.ParsePrefix(d); err == nil { // validated by the CRD
@@ -62,6 +64,8 @@ func NewEgress(o *v1alpha1.Egress) *Egress {
 	e.Wrong = errors.Join(e.Wrong, wrong)
 	return e
 }
+
+func migrating(o *v1alpha1.Egress) bool { return o.Annotations[v1alpha1.AnnotationCoilEgress] != "" }
 
 // SameChoice reports whether two Egresses, either of which may be nil, choose the same clients.
 func (e *Egress) SameChoice(o *Egress) bool {

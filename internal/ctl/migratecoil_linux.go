@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/migrate/coil"
 	"github.com/berthnet/berth/internal/migrate/coil/etcd"
+	"github.com/berthnet/berth/internal/migrate/plugins"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
 )
@@ -76,6 +77,6 @@ func openCoil(c config.Config, log *slog.Logger, flags map[string]*string, coild
 			Uplinks: datapath.Routed{ExportTable: c.ExportTable},
 		},
 		NetnsFolders: []string{*flags["netns-dir"]}, Proc: "/proc", ResultFolders: []string{*flags["results-dir"]},
-		ConfFolder: c.CNIConfDir, Plugin: *flags["coil-plugin"], CoilAddress: coild, Known: known,
+		ConfFolder: c.CNIConfDir, Plugin: *flags["coil-plugin"], EndsByResult: plugins.EndsByResult(c.CRISocket), CoilAddress: coild, Known: known,
 	}, log)
 }

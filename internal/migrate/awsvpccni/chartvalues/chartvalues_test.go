@@ -1,4 +1,4 @@
-package awsvpccni
+package chartvalues
 
 import (
 	"fmt"

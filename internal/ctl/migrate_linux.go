@@ -70,6 +70,7 @@ neither daemon runs there. Settings are berthd's: its BERTH_ environment variabl
 		)
 		cmd.AddCommand(sub)
 	}
+	cmd.AddCommand(newMigrateCilium())
 	return cmd
 }
 

@@ -1,4 +1,6 @@
-package awsvpccni
+// Package chartvalues converts the settings of the Amazon VPC CNI into values of Berth's chart. It does not depend on the
+// kernel, so that kubectl berth runs anywhere.
+package chartvalues
 
 import (
 	"fmt"
@@ -10,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/migrate"
 )
 
-// setting says what becomes of a variable of the aws-node DaemonSet (aws/amazon-vpc-cni-k8s v1.23, README, "Configuration
+// setting describes how to convert a variable of the aws-node DaemonSet (aws/amazon-vpc-cni-k8s v1.23, README, "Configuration
 // Variables").
 type setting struct {
 	flag string // Berth's setting with the same meaning and values; empty: value decides
@@ -18,7 +20,7 @@ type setting struct {
 	value func(v *values, text string) string
 }
 
-// typed returns a text as the chart has it, which tells numbers and booleans from texts.
+// typed returns a text as a value of the chart, which distinguishes numbers and booleans from strings.
 func typed(text string) any {
 	if n, err := strconv.Atoi(text); err == nil {
 		return n
@@ -41,7 +43,7 @@ type values struct {
 // same is a setting with the same meaning.
 func same(flag string) setting { return setting{flag: flag} }
 
-// covered is a variable for which nothing needs to be set: Berth behaves so, or has no use for it.
+// covered is a variable for which nothing needs to be set: Berth always behaves so, or has no use for it.
 var covered = setting{value: func(*values, string) string { return "" }}
 
 // remark is a variable without a counterpart. The remark is made unless the variable has one of these values, which mean
@@ -147,12 +149,15 @@ var settings = map[string]setting{
 	"K8S_POD_NAMESPACE":                     covered,
 }
 
+// NetworkName is the name in the CNI configuration of the Amazon VPC CNI.
+const NetworkName = "aws-cni"
+
 // Values converts the environment of the aws-node container into values of the chart, and returns a remark on each
 // variable that has no counterpart or that is unknown.
 func Values(env map[string]string) (chart map[string]any, remarks []string) {
 	v := &values{top: map[string]any{"mode": "node"}, daemon: map[string]any{
 		"adopt-enis":  migrate.AmazonVPCCNI,
-		"cni-network": networkName, // rules of host ports are found by it
+		"cni-network": NetworkName, // rules of host ports are found by it
 	}}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		text := strings.TrimSpace(env[name])
