@@ -11,6 +11,9 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 	if c.Dump != nil {
 		return nil, nil // they are in its etcd
 	}
+	if err := (egresses{c}).refuseFinish(ctx); err != nil {
+		return nil, err
+	}
 	did, err := c.removeWebhooks(ctx)
 	if changed = append(changed, did...); err != nil {
 		return changed, err
