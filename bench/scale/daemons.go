@@ -220,23 +220,51 @@ var (
 	_ enisource.InventoryStore = (*daemon)(nil)
 )
 
-// runNodeStart starts all daemons at once.
-func runNodeStart(ctx context.Context, o Order) (Outcome, error) {
+// inNodes plays a scenario with daemons, and stops them.
+func inNodes(ctx context.Context, o Order, play func(context.Context, *daemons) (Outcome, error)) (Outcome, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	d, ctx := newDaemons(ctx, o)
-	d.ec2.startForeign(ctx, o.Limits)
-	begin := time.Now()
-	err := d.startAll(ctx)
-	if err == nil {
-		err = d.wait(ctx)
-	}
+	out, err := play(ctx, d)
 	if err != nil {
 		return Outcome{}, err
 	}
-	out := d.outcome(begin, begin)
-	out.Bound = o.Limits.MinDuration(out.Calls)
 	return out, d.close(stop)
+}
+
+// inWarmNodes is inNodes with nodes that are warm and at rest, beside the order's foreign client.
+func inWarmNodes(ctx context.Context, o Order, play func(context.Context, *daemons) (Outcome, error)) (Outcome, error) {
+	return inNodes(ctx, o, func(ctx context.Context, d *daemons) (Outcome, error) {
+		if err := d.quietly(ctx, o); err != nil {
+			return Outcome{}, err
+		}
+		d.ec2.startForeign(ctx, o.Limits)
+		d.ec2.Front.ResetStats()
+		return play(ctx, d)
+	})
+}
+
+// measured waits until all nodes are warm, and returns what those that asked since begin have measured from since on. The
+// bound is the time of the calls within the limits, or least if that is longer.
+func (d *daemons) measured(ctx context.Context, o Order, begin, since time.Time, least time.Duration) (Outcome, error) {
+	if err := d.wait(ctx); err != nil {
+		return Outcome{}, err
+	}
+	out := d.outcome(begin, since)
+	out.Bound = max(o.Limits.MinDuration(out.Calls), least)
+	return out, nil
+}
+
+// runNodeStart starts all daemons at once.
+func runNodeStart(ctx context.Context, o Order) (Outcome, error) {
+	return inNodes(ctx, o, func(ctx context.Context, d *daemons) (Outcome, error) {
+		d.ec2.startForeign(ctx, o.Limits)
+		begin := time.Now()
+		if err := d.startAll(ctx); err != nil {
+			return Outcome{}, err
+		}
+		return d.measured(ctx, o, begin, begin, 0)
+	})
 }
 
 func (d *daemons) startAll(ctx context.Context) error {
@@ -268,18 +296,12 @@ func (d *daemons) quietly(ctx context.Context, o Order) error {
 
 // runNodeRest lets an hour pass.
 func runNodeRest(ctx context.Context, o Order) (Outcome, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	d, ctx := newDaemons(ctx, o)
-	if err := d.quietly(ctx, o); err != nil {
-		return Outcome{}, err
-	}
-	d.ec2.startForeign(ctx, o.Limits)
-	<-time.After(2 * time.Hour) // until the intervals of listings fit
-	d.ec2.Front.ResetStats()
-	<-time.After(time.Hour)
-	out := d.ec2.outcome()
-	return out, d.close(stop)
+	return inWarmNodes(ctx, o, func(ctx context.Context, d *daemons) (Outcome, error) {
+		<-time.After(2 * time.Hour) // until the intervals of listings fit
+		d.ec2.Front.ResetStats()
+		<-time.After(time.Hour)
+		return d.ec2.outcome(), nil
+	})
 }
 
 // replacedEvery is the time between two new nodes of a rolling replacement: EC2 launches two instances a second beyond
@@ -288,29 +310,18 @@ const replacedEvery = 500 * time.Millisecond
 
 // runNodeReplace replaces a fifth of the nodes.
 func runNodeReplace(ctx context.Context, o Order) (Outcome, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	d, ctx := newDaemons(ctx, o)
-	if err := d.quietly(ctx, o); err != nil {
-		return Outcome{}, err
-	}
-	d.ec2.startForeign(ctx, o.Limits)
-	d.ec2.Front.ResetStats()
-	begin := time.Now()
-	for i := range o.Nodes / 5 {
-		if i > 0 {
-			<-time.After(replacedEvery)
+	return inWarmNodes(ctx, o, func(ctx context.Context, d *daemons) (Outcome, error) {
+		begin := time.Now()
+		for i := range o.Nodes / 5 {
+			if i > 0 {
+				<-time.After(replacedEvery)
+			}
+			if err := d.replace(ctx, 0); err != nil {
+				return Outcome{}, err
+			}
 		}
-		if err := d.replace(ctx, 0); err != nil {
-			return Outcome{}, err
-		}
-	}
-	if err := d.wait(ctx); err != nil {
-		return Outcome{}, err
-	}
-	out := d.outcome(begin, begin)
-	out.Bound = max(o.Limits.MinDuration(out.Calls), time.Duration(o.Nodes/5)*replacedEvery)
-	return out, d.close(stop)
+		return d.measured(ctx, o, begin, begin, time.Duration(o.Nodes/5)*replacedEvery)
+	})
 }
 
 // replace terminates a node, and starts another one.
@@ -333,68 +344,46 @@ const (
 
 // runNodeChurn: within an hour each node has a burst of pods, which end after ten minutes, and a tenth of the nodes is replaced.
 func runNodeChurn(ctx context.Context, o Order) (Outcome, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	d, ctx := newDaemons(ctx, o)
-	if err := d.quietly(ctx, o); err != nil {
-		return Outcome{}, err
-	}
-	d.ec2.startForeign(ctx, o.Limits)
-	d.ec2.Front.ResetStats()
-	begin := time.Now()
-	for i, at := range d.dice.Perm(o.Nodes) {
-		<-time.After(time.Hour / time.Duration(o.Nodes))
-		n := d.list[at]
-		if i%10 == 0 {
-			if err := d.replace(ctx, at); err != nil {
-				return Outcome{}, err
+	return inWarmNodes(ctx, o, func(ctx context.Context, d *daemons) (Outcome, error) {
+		begin := time.Now()
+		for i, at := range d.dice.Perm(o.Nodes) {
+			<-time.After(time.Hour / time.Duration(o.Nodes))
+			if i%10 == 0 {
+				if err := d.replace(ctx, at); err != nil {
+					return Outcome{}, err
+				}
+				continue
 			}
-			continue
+			n := d.list[at]
+			d.burst(ctx, n, burstPods)
+			d.parts.Start("the end of a burst", func(ctx context.Context) error {
+				select {
+				case <-ctx.Done():
+				case <-time.After(burstLife):
+					d.endBurst(n, burstPods)
+				}
+				return nil
+			})
 		}
-		d.burst(ctx, n, burstPods)
-		d.parts.Start("the end of a burst", func(ctx context.Context) error {
-			select {
-			case <-ctx.Done():
-			case <-time.After(burstLife):
-				d.endBurst(n, burstPods)
-			}
-			return nil
-		})
-	}
-	if err := d.wait(ctx); err != nil {
-		return Outcome{}, err
-	}
-	out := d.outcome(begin, begin)
-	out.Bound = max(o.Limits.MinDuration(out.Calls), time.Hour)
-	return out, d.close(stop)
+		return d.measured(ctx, o, begin, begin, time.Hour)
+	})
 }
 
 const outageTime = 5 * time.Minute
 
 // runNodeOutage: EC2 fails for five minutes, while a fifth of the nodes gets more pods than it has addresses for.
 func runNodeOutage(ctx context.Context, o Order) (Outcome, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	d, ctx := newDaemons(ctx, o)
-	if err := d.quietly(ctx, o); err != nil {
-		return Outcome{}, err
-	}
-	d.ec2.startForeign(ctx, o.Limits)
-	d.ec2.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "InternalError")})
-	begin := time.Now()
-	const many = 2*addressesOfENI + 1
-	for i := range o.Nodes / 5 {
-		<-time.After(outageTime / time.Duration(o.Nodes/5+1))
-		d.burst(ctx, d.list[i], many)
-	}
-	<-time.After(time.Until(begin.Add(outageTime)))
-	d.ec2.Front.ClearFaults()
-	d.ec2.Front.ResetStats()
-	back := time.Now()
-	if err := d.wait(ctx); err != nil {
-		return Outcome{}, err
-	}
-	out := d.outcome(begin, back)
-	out.Bound = o.Limits.MinDuration(out.Calls)
-	return out, d.close(stop)
+	return inWarmNodes(ctx, o, func(ctx context.Context, d *daemons) (Outcome, error) {
+		d.ec2.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "InternalError")})
+		begin := time.Now()
+		const many = 2*addressesOfENI + 1
+		for i := range o.Nodes / 5 {
+			<-time.After(outageTime / time.Duration(o.Nodes/5+1))
+			d.burst(ctx, d.list[i], many)
+		}
+		<-time.After(time.Until(begin.Add(outageTime)))
+		d.ec2.Front.ClearFaults()
+		d.ec2.Front.ResetStats()
+		return d.measured(ctx, o, begin, time.Now(), 0)
+	})
 }

@@ -209,7 +209,7 @@ func TestPolicies(t *testing.T) {
 	wants(out, code, ExitUnwell, "1      1       0          1 problem", "! NetworkPolicy default/db-clients: not in force on node-b: berthd has not received the latest version of the policy yet")
 	old.doc.Connected, old.doc.ConnectError, old.doc.ConnectedSince = false, "connection refused", at.Add(-5*time.Minute)
 	out, code = run(a, old, "policies")
-	wants(out, code, ExitUnwell, "not in force on node-b: berthd is not connected to berth-operator what", "! node-b: berthd has not been connected to berth-operator for 5m;", "connection refused")
+	wants(out, code, ExitUnwell, "not in force on node-b: berthd is not connected to berth-operator, and has not received the latest version of the policy", "! node-b: berthd has not been connected to berth-operator for 5m;", "connection refused")
 	out, code = run(a, old, "policy", "db-0")
 	wants(out, code, ExitUnwell, "! berthd of node node-b is not connected to berth-operator: connection refused")
 	failing := enforcerOf("node-b", pods, dbClients(5432))

@@ -421,7 +421,7 @@ func (f nodeFacts) answers(r *Node) {
 		return
 	}
 	for _, c := range f.answer.doc.Conditions {
-		if c.Status != introspect.True && c.Type != settingsCondition {
+		if c.Status != introspect.True && c.Type != v1alpha1.ConditionSettings {
 			r.bad("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message)
 		}
 	}

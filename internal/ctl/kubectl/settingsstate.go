@@ -30,10 +30,6 @@ type ProgramDrift struct {
 	Change  string `json:"change"`
 }
 
-// settingsCondition is the condition of berthd that is False if its settings differ from those that the chart installed.
-// Differences do not make a cluster unhealthy.
-const settingsCondition = "SettingsAsInstalled"
-
 // programDrift compares the pods of berthd and berth-operator with the chart's record in them.
 func programDrift(o objects) (out []ProgramDrift) {
 	count := func(program string, settings []config.Setting, pods []*corev1.Pod) {

@@ -386,7 +386,7 @@ func TestPodsWithoutKnownOwner(t *testing.T) {
 	}
 	m.announce()
 	m.with(func(n *coil.Node) {
-		if _, err := n.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "delete it, since neither Coil nor the container runtime tells") {
+		if _, err := n.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "delete it, since neither Coil nor the container runtime knows") {
 			t.Errorf("finish with a pod that is Coil's: %v", err)
 		}
 	})

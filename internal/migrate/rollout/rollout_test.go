@@ -347,7 +347,7 @@ func TestFinish(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.Nodes[2].Record.Finished = true // as if killed in the middle of finish
-		if err := w.run(t, w.options(Rollback)); err == nil || !strings.Contains(err.Error(), "left on node node-2 was removed") {
+		if err := w.run(t, w.options(Rollback)); err == nil || !strings.Contains(err.Error(), "removed the state of test from node node-2") {
 			t.Errorf("rollback after finish began: error = %v", err)
 		}
 		if err := w.run(t, w.options(Finish)); err != nil {
@@ -368,7 +368,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"other migration":    {func(w *world) { w.From = "coil" }, Options{Direction: Apply}, "a migration from coil is in progress"},
 		"no berthd":          {func(w *world) { w.Berthd.Exists = false }, Options{Direction: Apply}, "install Berth with the chart value migration.from=test"},
-		"no former system":   {func(w *world) { w.Former.Exists = false }, Options{Direction: Apply}, "nothing is to be moved"},
+		"no former system":   {func(w *world) { w.Former.Exists = false }, Options{Direction: Apply}, "there is nothing to migrate from test"},
 		"berthd everywhere":  {func(w *world) { w.Berthd.Confined = false }, Options{Direction: Apply}, "would run on nodes that kube-system/aws-node serves"},
 		"no migration":       {func(*world) {}, Options{Direction: Finish}, "no migration was begun"},
 		"no record":          {func(w *world) { w.Nodes[1].Label, w.Nodes[1].Former = Serving, Absent }, Options{Direction: Rollback}, "node node-1 has the label berth.dev/network, but no migration is recorded"},

@@ -42,6 +42,29 @@ func (a *attachments) del(ctx context.Context, key attachment.Key) error {
 // reply; if the daemon stops first, the next start removes it. Without space for cooling records the
 // error is a heldBack.
 func (a *attachments) release(ctx context.Context, rec attachment.Record, why string) error {
+	return a.startRelease(ctx, rec, func(ctx context.Context, rec attachment.Record, full error) error {
+		return a.releaseNow(ctx, rec, why, full)
+	})
+}
+
+// releaseLater is release for an attachment whose parts linger: after the reply the reaper removes the parts and then the
+// record, which withholds addresses and ports until then. If the daemon stops first, the next start does so.
+func (a *attachments) releaseLater(ctx context.Context, rec attachment.Record) error {
+	return a.startRelease(ctx, rec, func(ctx context.Context, rec attachment.Record, full error) error {
+		if full != nil {
+			return a.releaseNow(ctx, rec, "DEL", full)
+		}
+		if err := a.wiring.detach(ctx, rec); err != nil {
+			return err
+		}
+		a.reaper.addFinish(rec.HostLink, rec.Netns, func(ctx context.Context) error { return a.finish(ctx, rec) })
+		return nil
+	})
+}
+
+// startRelease marks the record as releasing, writes the cooling records, and calls rest with the marked record and the
+// error of cooling records for which there was no space. It does nothing more if the reaper has released the attachment.
+func (a *attachments) startRelease(ctx context.Context, rec attachment.Record, rest func(context.Context, attachment.Record, error) error) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
 	if ended, err := a.awaitFinish(kctx, rec); ended || err != nil {
@@ -51,7 +74,12 @@ func (a *attachments) release(ctx context.Context, rec attachment.Record, why st
 	if err != nil {
 		return err
 	}
-	if err := a.wiring.unwire(kctx, rec); err != nil {
+	return rest(kctx, rec, full)
+}
+
+// releaseNow removes all state of a marked attachment but its link.
+func (a *attachments) releaseNow(ctx context.Context, rec attachment.Record, why string, full error) error {
+	if err := a.wiring.unwire(ctx, rec); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("daemon.del.detached"); err != nil {
@@ -95,28 +123,6 @@ func (a *attachments) endRelease(rec attachment.Record, why string) error {
 	a.cooling.add(a.clock.Boot(), rec.Lease.Held()...)
 	a.log.Info("released", rec.ForLog("why", why)...)
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
-}
-
-// releaseLater is release for an attachment whose parts linger: after the reply the reaper removes the parts and then the
-// record, which withholds addresses and ports until then. If the daemon stops first, the next start does so.
-func (a *attachments) releaseLater(ctx context.Context, rec attachment.Record) error {
-	kctx, cancel := kernelContext(ctx)
-	defer cancel()
-	if ended, err := a.awaitFinish(kctx, rec); ended || err != nil {
-		return err
-	}
-	full, err := a.beginRelease(kctx, &rec)
-	if err != nil {
-		return err
-	}
-	if err := a.wiring.detach(kctx, rec); err != nil {
-		return err
-	}
-	if full != nil {
-		return a.release(ctx, rec, "DEL")
-	}
-	a.reaper.addFinish(rec.HostLink, rec.Netns, func(ctx context.Context) error { return a.finish(ctx, rec) })
-	return nil
 }
 
 // finish completes releaseLater, without the container's lock: others who hold it await the reaper before they change

@@ -181,7 +181,10 @@ func TestPoliciesComeFirst(t *testing.T) {
 		t.Errorf("until after a restart: %s", got)
 	}
 	r.supply.look(false)
-	r.conditions.want(t, networkpolicy.ConditionReady, true, "InForce")
+	waitFor(t, func() bool {
+		c, _ := r.conditions.get(networkpolicy.ConditionReady)
+		return c.Healthy && c.Reason == "InForce"
+	})
 	mustDel(t, r, "a")
 	if len(n.policies.pods) != 0 {
 		t.Errorf("policies stay in force: %+v", n.policies.pods)

@@ -175,7 +175,7 @@ func (r *reaper) drain(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.hurry: // one of them may succeed that did not fail
+		case <-r.hurry: // a call waits, perhaps for a pod whose removal did not fail
 		case <-r.clock.After(wait):
 		}
 	}

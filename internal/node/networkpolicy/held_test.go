@@ -185,7 +185,7 @@ func TestConnectionsEndAfterRefusedPoliciesAreDeleted(t *testing.T) {
 		k.refuses(refused.Policy.Ref)
 		c.feed.SetPolicy(refused)
 		for range 500 {
-			if strings.Contains(one.Condition().Message, "until it is known which") {
+			if strings.Contains(one.Condition().Message, "until berthd has found which") {
 				c.feed.DeletePolicy(refused.Policy.Ref)
 				break
 			}

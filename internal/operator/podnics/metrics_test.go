@@ -1,7 +1,9 @@
 package podnics
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/test/harness"
@@ -169,7 +172,11 @@ func TestMetrics(t *testing.T) {
 		if orphans := gathered(t, w.c.metrics.stray)[strayOrphan]; l.bound == 0 || l.plugged != 0 || orphans != 1 {
 			return fmt.Errorf("waiting times = %+v, %v stray ports", l, orphans)
 		}
-		return nil
+		cached, err := objects.List[v1alpha1.PodNICList](t.Context(), w.c.api.client)
+		if err == nil && !slices.ContainsFunc(cached.Items, func(n v1alpha1.PodNIC) bool { return n.Status.Phase == v1alpha1.PhaseActive }) {
+			err = errors.New("the operator's cache has no active PodNIC yet")
+		}
+		return err
 	})
 	harness.CheckMetrics(t, append(w.c.metrics.Collectors(), w.c.Gauges()), Families, map[string]string{
 		`berth_operator_podnics{phase="Active",vpc="a"}`:                    "1",

@@ -141,13 +141,13 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 		pass(time.Minute)
 		before.stop()
 
-		single := map[string]bool{}
+		single, listed := map[string]bool{}, make(chan struct{})
 		p := w.operator(&api{Cloud: w.cloud, listing: func(f cloud.ENIFilter) {
 			for _, id := range f.InstanceIDs {
 				single[id] = true
 			}
 			if len(f.InstanceIDs)+len(f.IDs) == 0 {
-				time.Sleep(2 * minute) //nolint:forbidigo // the bubble's clock
+				<-listed
 			}
 		}})
 		p.set(t, both, settings(0, 8))
@@ -159,6 +159,7 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 		if len(single) != 1 || !single[first.instance] {
 			t.Errorf("instances %v were described, want %s alone", single, first.instance)
 		}
-		pass(3 * minute)
+		close(listed)
+		pass(minute)
 	})
 }

@@ -124,7 +124,7 @@ func (c egresses) plan(ctx context.Context, p *migrate.Plan) error {
 	var names []string
 	for _, e := range list {
 		names = append(names, e.Namespace+"/"+e.Name)
-		if why, err := c.foreign(ctx, e); err != nil {
+		if why, err := c.foreign(ctx, e, coilsOf(e)); err != nil {
 			return err
 		} else if why != "" {
 			p.Obstacles = append(p.Obstacles, migrate.Obstacle{What: why, Remedy: "delete it, or give it another name", Blocks: true})
@@ -147,29 +147,39 @@ func (c egresses) plan(ctx context.Context, p *migrate.Plan) error {
 	return err
 }
 
-// foreign returns why Berth's Egress cannot be created in place of Coil's: somebody else has objects of its name.
-func (c egresses) foreign(ctx context.Context, e *v1alpha1.Egress) (why string, err error) {
+// foreign returns why Berth's Egress of a name cannot take the place of Coil's: somebody else has objects of that name.
+func (c egresses) foreign(ctx context.Context, e metav1.Object, coils types.UID) (why string, err error) {
+	name := e.GetNamespace() + "/" + e.GetName()
 	has, err := c.get(ctx, berthPath(e))
 	if err != nil {
 		return "", err
 	}
-	if has != nil && coilsOf(has) != coilsOf(e) {
-		return fmt.Sprintf("Egress %s/%s of Berth exists, and was not made for Coil's", e.Namespace, e.Name), nil
+	if has != nil && coilsOf(has) != coils {
+		return "Egress " + name + " of Berth exists, and was not made for Coil's", nil
 	}
 	for _, of := range []struct{ kind, path string }{
 		{"Deployment", deploymentPath(e)},
-		{"PodDisruptionBudget", "/apis/policy/v1/namespaces/" + e.Namespace + "/poddisruptionbudgets/" + e.Name},
-		{"Service", "/api/v1/namespaces/" + e.Namespace + "/services/" + e.Name},
+		{"PodDisruptionBudget", "/apis/policy/v1/namespaces/" + e.GetNamespace() + "/poddisruptionbudgets/" + e.GetName()},
+		{"Service", "/api/v1/namespaces/" + e.GetNamespace() + "/services/" + e.GetName()},
 	} {
 		o, err := c.get(ctx, of.path)
 		if err != nil {
 			return "", err
 		}
-		if o != nil && !membership.IsCoils(o, coilsOf(e)) && (has == nil || !metav1.IsControlledBy(o, has)) {
-			return fmt.Sprintf("%s %s/%s exists, and belongs neither to Coil's Egress nor to Berth's", of.kind, e.Namespace, e.Name), nil
+		if o != nil && !membership.IsCoils(o, coils) && (has == nil || !metav1.IsControlledBy(o, has)) {
+			return of.kind + " " + name + " exists, and belongs neither to Coil's Egress nor to Berth's", nil
 		}
 	}
 	return "", nil
+}
+
+// refuseForeign returns an error if Berth's Egress of a name cannot take the place of Coil's.
+func (c egresses) refuseForeign(ctx context.Context, e metav1.Object, coils types.UID) error {
+	why, err := c.foreign(ctx, e, coils)
+	if err == nil && why != "" {
+		err = errors.New(why + ": delete it, or give it another name")
+	}
+	return err
 }
 
 // importAll creates Berth's Egresses, once Coil's controllers stand still.
@@ -182,8 +192,8 @@ func (c egresses) importAll(ctx context.Context) (changed []string, err error) {
 		return nil, errors.Join(err, errors.New("Coil has Egresses, and Berth runs without: set egress.enabled of the chart"))
 	}
 	for _, e := range list {
-		if why, err := c.foreign(ctx, e); err != nil || why != "" {
-			return changed, errors.Join(err, errors.New(why+": delete it, or give it another name"))
+		if err := c.refuseForeign(ctx, e, coilsOf(e)); err != nil {
+			return changed, err
 		}
 		did, err := c.importOne(ctx, e)
 		if changed = append(changed, did...); err != nil {
@@ -273,6 +283,24 @@ func (c egresses) back(ctx context.Context) (changed []string, err error) {
 	return changed, nil
 }
 
+// refuseFinish returns an error if an Egress cannot be finished, before anything is changed.
+func (c egresses) refuseFinish(ctx context.Context) error {
+	list, err := c.list(ctx, coilAPI+"egresses")
+	for _, e := range list {
+		if err != nil {
+			break
+		}
+		var berths *object
+		if berths, err = c.get(ctx, berthPath(&e)); err == nil && berths == nil {
+			err = fmt.Errorf("Berth has no Egress in place of Coil's %s/%s: it was deleted, or Coil's is newer than the migration. Create it, with the annotation %s: %s, or delete Coil's", e.Namespace, e.Name, v1alpha1.AnnotationCoilEgress, e.UID)
+		}
+		if err == nil {
+			err = c.refuseForeign(ctx, &e, e.UID)
+		}
+	}
+	return err
+}
+
 // finish gives Berth's Egresses the Services of Coil's, with their addresses, and removes Coil's Egresses and
 // gateways. No client of Coil is left on any node.
 func (c egresses) finish(ctx context.Context) (changed []string, err error) {
@@ -305,7 +333,7 @@ func (c egresses) finishOne(ctx context.Context, e *object) (changed []string, e
 		return nil, err
 	}
 	if berths == nil || coilsOf(berths) != e.UID {
-		return nil, fmt.Errorf("Berth has no Egress in place of Coil's %s: it was deleted, or Coil's is newer than the migration. Create it, with the annotation %s: %s, or delete Coil's", name, v1alpha1.AnnotationCoilEgress, e.UID)
+		return nil, fmt.Errorf("Berth's Egress %s was deleted or replaced meanwhile: run finish again", name)
 	}
 	for _, kind := range []string{"/api/v1/namespaces/" + e.Namespace + "/services/", "/apis/policy/v1/namespaces/" + e.Namespace + "/poddisruptionbudgets/"} {
 		o, err := c.get(ctx, kind+e.Name)
@@ -316,7 +344,7 @@ func (c egresses) finishOne(ctx context.Context, e *object) (changed []string, e
 			continue
 		}
 		if !membership.IsCoils(o, e.UID) {
-			return changed, fmt.Errorf("%s%s belongs neither to Coil's Egress %s nor to Berth's: delete it, or rename it", kind, e.Name, name)
+			return changed, fmt.Errorf("%s%s was replaced meanwhile, and belongs neither to Coil's Egress %s nor to Berth's: delete it, or rename it", kind, e.Name, name)
 		}
 		if err := c.patch(ctx, kind+e.Name, takenBy(berths, o, strings.Contains(kind, "services"))); err != nil {
 			return changed, fmt.Errorf("make %s%s Berth's: %w", kind, e.Name, err)

@@ -280,7 +280,9 @@ func TestEgressesOfCluster(t *testing.T) {
 	harness.OK(t, e.c.Update(t.Context(), partner))
 
 	// Somebody's objects with the name are not taken over.
-	for kind, o := range map[string]client.Object{"Service": &corev1.Service{}, "PodDisruptionBudget": &policyv1.PodDisruptionBudget{}} {
+	// A refused step changes nothing: the Service is still Coil's when the PodDisruptionBudget was another's.
+	for _, o := range []client.Object{&policyv1.PodDisruptionBudget{}, &corev1.Service{}} {
+		kind := fmt.Sprintf("%T", o)
 		harness.OK(t, e.c.Get(t.Context(), client.ObjectKey{Namespace: "internet", Name: "partner"}, o))
 		owners := o.GetOwnerReferences()
 		others := slices.Clone(owners)
