@@ -49,7 +49,7 @@ func raiseWith(t *testing.T, cluster, node string, wanted func(replay.Pod) bool)
 	harness.OK(t, err)
 	var known []etcd.Known
 	if cluster == replay.V1 {
-		data, err := os.ReadFile("etcd/testdata/etcd-v1.1.9.json")
+		data, err := replay.EtcdDump()
 		harness.OK(t, err)
 		d, err := etcd.ParseDump(data, etcd.DefaultPrefix)
 		harness.OK(t, err)

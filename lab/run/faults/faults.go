@@ -12,6 +12,12 @@ import (
 // EnvVar names the variable that gives the seed.
 const EnvVar = "BERTH_FAULT_SEED"
 
+// What is killed in most stories, besides the daemons.
+const (
+	APIServer = "API server"
+	Tool      = "tool"
+)
+
 // Faults decides, and counts what happened.
 type Faults struct {
 	*rand.Rand
