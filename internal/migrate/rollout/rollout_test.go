@@ -2,22 +2,15 @@ package rollout
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/migrate"
@@ -396,62 +389,6 @@ func TestRefusals(t *testing.T) {
 					t.Error(w.problems)
 				}
 			})
-		})
-	}
-}
-
-// unreachable is a cluster whose API server answers with an error.
-type unreachable struct {
-	Cluster
-	err error
-}
-
-func (u unreachable) Observe(context.Context) (State, error) { return State{}, u.err }
-
-// A run ends soon if a right is missing, and names it. It tolerates rejections of an API server that has just started.
-func TestMissingRights(t *testing.T) {
-	err := fmt.Errorf("label Node a: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "a", errors.New(`User "eve" cannot patch resource "nodes" in API group "" at the cluster scope`)))
-	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		got := Run(t.Context(), unreachable{err: err}, "test", Options{Direction: Apply}, clock.Real{}, func(string, string) {})
-		if took := time.Since(began); took > propagation+interval || got == nil || !strings.Contains(got.Error(), `allow it to the user of the kubeconfig`) || !strings.Contains(got.Error(), `cannot patch resource "nodes"`) {
-			t.Errorf("error after %v = %v, want it within %v with the right", took, got, propagation+interval)
-		}
-	})
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(5, true, 3)
-		if got := Run(t.Context(), &starting{Cluster: w, until: time.Now().Add(propagation - interval), err: err}, "test", w.options(Apply), clock.Real{}, func(string, string) {}); got != nil {
-			t.Errorf("error = %v, want none once the API server has started", got)
-		}
-	})
-}
-
-// starting is a cluster whose API server rejects requests at first.
-type starting struct {
-	Cluster
-	until time.Time
-	err   error
-}
-
-func (s *starting) Observe(ctx context.Context) (State, error) {
-	if time.Now().Before(s.until) {
-		return State{}, s.err
-	}
-	return s.Cluster.Observe(ctx)
-}
-
-// A run ends at once if the certificate of the API server does not verify, and otherwise waits for the end of an outage.
-func TestUntrustedCertificate(t *testing.T) {
-	for want, err := range map[time.Duration]error{
-		0:                   fmt.Errorf("list Nodes: %w", errors.Join(&url.Error{Op: "Get", URL: "https://api", Err: &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}})),
-		Patience + interval: fmt.Errorf("list Nodes: %w", &url.Error{Op: "Get", URL: "https://api", Err: syscall.ECONNREFUSED}),
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			began := time.Now()
-			got := Run(t.Context(), unreachable{err: err}, "test", Options{Direction: Apply}, clock.Real{}, func(string, string) {})
-			if took := time.Since(began); took != want || !errors.Is(got, err) || strings.Contains(got.Error(), "check server, certificate-authority") != (want == 0) {
-				t.Errorf("%v: error after %v = %v, want it after %v", err, took, got, want)
-			}
 		})
 	}
 }

@@ -108,12 +108,16 @@ func round(ctx context.Context, c Cluster, from string, o *Options, tell func(no
 		if err != nil {
 			return false, err
 		}
+		if o.ending && s.From == "" {
+			return true, nil
+		}
 		d := Next(s, from, *o)
 		if d.Refused != "" {
 			return false, &refusedError{d.Refused}
 		}
 		acted := false
 		for _, a := range d.Actions {
+			o.ending = o.ending || a.Kind == End
 			err := c.Do(ctx, a)
 			if blocked := (*BlockedError)(nil); errors.As(err, &blocked) {
 				tell(a.Node, "waits: "+blocked.Why)
