@@ -45,7 +45,7 @@ func move(ctx context.Context, t *testing.T, recording string, proved func()) er
 // daemon are killed. The daemon then serves the adopted pods as its own: CHECK, new pods beside them, and DEL. The proofs are
 // those of `make demo MODE=migrate FROM=coil`.
 func TestNodesMoveFromCoil(t *testing.T) {
-	for _, name := range []string{replay.V2Newest, replay.V2Oldest} {
+	for _, name := range []string{replay.V2Newest, replay.V2Oldest, replay.V1} {
 		t.Run(name, func(t *testing.T) { harness.OK(t, move(t.Context(), t, name, func() {})) })
 	}
 }

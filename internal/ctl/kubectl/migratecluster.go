@@ -242,7 +242,10 @@ func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 	case rollout.DeleteFormer:
 		return gone(m.api.rest.Delete().AbsPath(daemonSetPath(m.formerNamespace, m.formerName)).Do(ctx).Error())
 	case rollout.End:
-		return errors.Join(m.deleteConfig(ctx, dumpName), m.deleteConfig(ctx, progressName))
+		if err := m.deleteConfig(ctx, dumpName); err != nil {
+			return err // the record is last: it says that there is something to end
+		}
+		return m.deleteConfig(ctx, progressName)
 	case rollout.Write:
 		return m.writeRecord(ctx, a.Node, a.Record)
 	case rollout.SetLabel:
