@@ -41,12 +41,15 @@ func move(ctx context.Context, t *testing.T, recording string, proved func()) er
 	return failed
 }
 
-// A node of each recorded version moves to Berth's programs and back while its pods hold connections, and the tool and the
-// daemon are killed. The daemon then serves the adopted pods as its own: CHECK, new pods beside them, and DEL. The proofs are
+// A node of each recorded version moves to Berth's programs and back while its pods hold connections, and the tool, the daemon
+// and the API server are killed at random. The daemon then serves the adopted pods as its own: CHECK, new pods beside them, and DEL. The proofs are
 // those of `make demo MODE=migrate FROM=coil`.
 func TestNodesMoveFromCoil(t *testing.T) {
-	for _, name := range []string{replay.V2Newest, replay.V2Oldest, replay.V1} {
-		t.Run(name, func(t *testing.T) { harness.OK(t, move(t.Context(), t, name, func() {})) })
+	for name, turns := range map[string][]int{replay.V2Newest: {0, 3, 6, 9}, replay.V2Oldest: {1, 4, 7}, replay.V1: {2, 5, 8}} {
+		t.Run(name, func(t *testing.T) {
+			harness.Rotate(t, turns...)
+			harness.OK(t, move(t.Context(), t, name, func() {}))
+		})
 	}
 }
 

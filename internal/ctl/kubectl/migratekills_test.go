@@ -20,6 +20,7 @@ import (
 // A cluster moves from Cilium, back from the middle, and again to the end, while the command, a daemon of either system and the
 // API server are killed at random steps. The seed is logged; BERTH_FAULT_SEED repeats it.
 func TestMigrateFromCiliumUnderKills(t *testing.T) {
+	harness.Rotate(t, 2, 7)
 	m := newMovers(t, "kube-system/cilium", map[string]string{"k8s-app": "cilium"})
 	m.createCiliumNodes(t)
 	before := m.former("cilium").Spec
