@@ -7,6 +7,7 @@
 //	member.go       one node with its reconciler
 //	holders.go      which node holds which address
 //	observatory.go  listings and descriptions for all nodes together
+//	gatherer.go     requests of many nodes in one call
 package fleet
 
 import (

@@ -133,6 +133,7 @@ func TestJoinDoesNotWaitForRepair(t *testing.T) {
 }
 
 // The first full listing of a large cluster takes minutes. A node that has no free address does not wait for it; the others do.
+// Such a node uses the detached ENI that an earlier operator left behind.
 func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		first, both := w.objects[0], w.objects[1]
@@ -140,13 +141,15 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 		before.set(t, both, settings(0, 8))
 		pass(time.Minute)
 		before.stop()
+		left := w.leftBehind("test", first.instance, time.Now().Add(-time.Hour))
+		w.cloud.Front.ResetCalls()
 
 		single, listed := map[string]bool{}, make(chan struct{})
 		p := w.operator(&api{Cloud: w.cloud, listing: func(f cloud.ENIFilter) {
 			for _, id := range f.InstanceIDs {
 				single[id] = true
 			}
-			if len(f.InstanceIDs)+len(f.IDs) == 0 {
+			if len(f.InstanceIDs)+len(f.IDs) == 0 && f.Status == "" {
 				<-listed
 			}
 		}})
@@ -155,6 +158,9 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 		pass(firstPatience + 2*time.Second)
 		if first.available() < 8 {
 			t.Errorf("%d addresses, want at least 8 during the listing; status %+v", first.available(), p.writers[first.name].last())
+		}
+		if made := w.cloud.Front.Count("CreateENI"); made != 0 || len(first.inventory().ENIs) != 2 || first.inventory().ENIs[1].ID != left.ID {
+			t.Errorf("%d ENIs created, inventory %+v, want %s to be attached", made, first.inventory(), left.ID)
 		}
 		if len(single) != 1 || !single[first.instance] {
 			t.Errorf("instances %v were described, want %s alone", single, first.instance)
