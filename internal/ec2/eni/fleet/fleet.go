@@ -55,7 +55,7 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
 	f.observatory = newObservatory(&f.cfg, f.shared.Catalog.Subnets, f.spawn, f.known)
-	f.observatory.had = f.holders.holds
+	f.observatory.had, f.observatory.ended = f.holders.holds, f.resume
 	return f, nil
 }
 

@@ -25,6 +25,7 @@ type observatory struct {
 	subnets *placement.Subnets
 	known   func() map[string]places           // the instances of the fleet's nodes
 	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have an address or prefix
+	ended   func()                             // called after the first full listing
 
 	attached  gatherer[eni.Listing]    // by instance ID
 	looks     gatherer[[]cloud.ENI]    // by ENI ID
@@ -33,6 +34,7 @@ type observatory struct {
 	mu     sync.Mutex             // guards all below
 	flight *listing               // the full listing in flight, or nil
 	at     time.Time              // time of the last full listing
+	failed bool                   // a full listing has failed, and none has succeeded
 	listed map[string][]cloud.ENI // its parts, for the nodes that have not taken theirs
 	pages  int                    // approximate number of its calls
 }
@@ -119,6 +121,20 @@ func (o *observatory) List(ctx context.Context, instanceID string, since time.Ti
 		return l, nil
 	}
 	return o.describe(ctx, instanceID, nil)
+}
+
+// awaitsFirst reports whether the first full listing has not ended, and starts it. After a failed one, each node asks for its
+// ENIs itself, and reports the error.
+func (o *observatory) awaitsFirst() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.at.IsZero() || o.failed {
+		return false
+	}
+	if o.flight == nil {
+		o.begin()
+	}
+	return true
 }
 
 // describe lists the ENIs of an instance, without the detached ones once there was a full listing. The error is errListed if listed is closed first.
@@ -259,7 +275,7 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 		listed = o.parts(all, vpcs)
 	}
 	o.mu.Lock()
-	o.flight, f.err = nil, err
+	o.flight, f.err, o.failed = nil, err, err != nil && o.at.IsZero()
 	if err == nil {
 		o.at, o.listed, o.pages = f.at, listed, (len(all)+pageSize-1)/pageSize
 	}
@@ -268,6 +284,9 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 		o.cfg.Observer.Listed(o.cfg.Clock.Now().Sub(f.at), err)
 	}
 	close(f.done)
+	if f.first {
+		o.ended()
+	}
 }
 
 // owner returns the instance that an ENI is attached to, or for which this cluster created it.

@@ -133,7 +133,8 @@ func TestJoinDoesNotWaitForRepair(t *testing.T) {
 }
 
 // The first full listing of a large cluster takes minutes. A node that has no free address does not wait for it; the others do.
-// Such a node uses the detached ENI that an earlier operator left behind.
+// Such a node uses the detached ENI that an earlier operator left behind. A node whose free addresses do not suffice any longer
+// stops waiting.
 func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		first, both := w.objects[0], w.objects[1]
@@ -165,6 +166,8 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 		if len(single) != 1 || !single[first.instance] {
 			t.Errorf("instances %v were described, want %s alone", single, first.instance)
 		}
+		p.writers[both.name].runFor(9, firstPatience+2*time.Second)
+		p.writers[both.name].wantPods(t, 9)
 		close(listed)
 		pass(minute)
 	})
