@@ -172,3 +172,23 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 		pass(minute)
 	})
 }
+
+// An operator that takes over nodes that lack nothing observes them as soon as their ENIs are listed.
+func TestFirstListingObservesAllNodes(t *testing.T) {
+	bubble(t, 20, func(t *testing.T, w *world) {
+		before := w.operator(w.cloud)
+		before.setAll(settings(0, 8))
+		pass(time.Minute)
+		before.stop()
+		w.cloud.Front.ResetCalls()
+		p := w.operator(w.cloud)
+		p.setAll(settings(0, 8))
+		pass(time.Second)
+		for _, o := range w.objects {
+			if s := p.writers[o.name].last(); !s.Confirmed {
+				t.Errorf("%s is not observed: %+v", o.name, s)
+			}
+		}
+		check.Equal(t, w.cloud.Front.Count("ENIs"), 1, "listings")
+	})
+}
