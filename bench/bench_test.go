@@ -24,7 +24,7 @@ func TestChooseGroupsByName(t *testing.T) {
 		"limiter-fill,exec": {"exec limiter-fill", lab},
 		"exec,daemon":       {"exec daemon", lab},
 		"scale":             {"scale-join scale-event scale-memory scale-takeover scale-operator", "./cmd/berth-operator control-plane"},
-		"pools":             {"pools-book pools-requests pools-add", "./cmd/berth ./cmd/berth-operator ./cmd/berthd control-plane reference-plugins"},
+		"pools":             {"pools-book pools-requests pools-full pools-add", "./cmd/berth ./cmd/berth-operator ./cmd/berthd control-plane reference-plugins"},
 		"ports-burst":       {"ports-burst", ""},
 		"ports-add":         {"ports-add", "./bench/null ./cmd/berth ./cmd/berth-operator ./cmd/berthd control-plane open-vswitch"},
 		"egress":            {"egress-clients egress-throughput egress-add egress-failover", "./cmd/berth ./cmd/berth-egress ./cmd/berth-operator ./cmd/berthd control-plane virtual-machine"},

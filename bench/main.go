@@ -26,6 +26,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berthnet/berth/bench/blocks"
 	"github.com/berthnet/berth/bench/branches"
 	"github.com/berthnet/berth/bench/bubble"
 	"github.com/berthnet/berth/bench/egressclients"
@@ -38,7 +39,7 @@ import (
 func main() {
 	bubble.Child(map[string]bubble.Work{
 		scale.Job.Name: scale.Job.Work(), scale.TakeoverJob.Name: scale.TakeoverJob.Work(), ports.Job.Name: ports.Job.Work(), egressclients.Job.Name: egressclients.Job.Work(), branches.Job.Name: branches.Job.Work(),
-		policies.Job.Name: policies.Job.Work(),
+		policies.Job.Name: policies.Job.Work(), blocks.FullJob.Name: blocks.FullJob.Work(),
 	}) // does not return in a child process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
@@ -86,7 +87,7 @@ func run(ctx context.Context) (err error) {
 	flag.BoolVar(&o.inside, "inside", false, "run inside the virtual machine: measure the groups that need it here, and only write the results file")
 	flag.StringVar(&o.images, "lab-images", "", "folders with the images of a whole cluster's machines, separated by colons")
 	flag.IntVar(&o.rounds, "rounds", 40, "runs per median that is measured in a lab")
-	flag.StringVar(&o.profiles, "profiles", "", "directory for CPU profiles of the runs in virtual time (default: no profiles)")
+	flag.StringVar(&o.profiles, "profiles", "", "directory for CPU and heap profiles of the runs in virtual time (default: no profiles)")
 	flag.Parse()
 	chosen, err := choose(*only)
 	if err != nil {
@@ -196,6 +197,7 @@ var groups = []group{
 	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", controlPlanePrograms, operators},
 	{"pools-book", "allocation of one block among a million", nothing, poolAllocation},
 	{"pools-requests", "5,000 nodes request a block at once, in turn with 1,000, with a real API server", controlPlanePrograms, blockRequests},
+	{"pools-full", "1,000 nodes join a cluster of 10,000 nodes with 100,000 blocks, in turn with one of 100 nodes with 1,000; in virtual time", nothing, fullPools},
 	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", poolModeLab, poolAdds},
 	{"ports-burst", "2,000 pods request ports at once of a VPC whose API takes 400 ms per call and serves eight calls concurrently; in virtual time", nothing, portBursts},
 	{"ports-add", "ADD and DEL with one port of a VPC and with four, in turn with ovs-vsctl", portModeLab, portAdds},
