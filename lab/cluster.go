@@ -45,8 +45,10 @@ type Cluster struct {
 	// Kubeconfig is the path of an administrator's kubeconfig for use outside the lab.
 	Kubeconfig string
 
-	chart   deploy.Objects // of a lab without kubelets
-	vpcs    []string       // of the VPC objects that the lab created
+	// Workloads returns pods of the chart, in a lab without kubelets.
+	Workloads Workloads
+
+	vpcs    []string // of the VPC objects that the lab created
 	dir     string
 	assets  string // directory of kubectl
 	nodes   *nodeObjects
@@ -95,10 +97,10 @@ func (b builder) raiseKube(ctx context.Context) error {
 		release.Values["nodeNetworkTemplates"] = map[string]any{"enabled": true}
 	}
 	var err error
-	if l.Kube.chart, err = deploy.Render(release); err != nil {
+	if l.Kube.Workloads.chart, err = deploy.Render(release); err != nil {
 		return err
 	}
-	if err := l.Kube.ApplyObjects(ctx, l.Kube.chart.Access()); err != nil {
+	if err := l.Kube.ApplyObjects(ctx, l.Kube.Workloads.chart.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
 	if l.CRDs != nil {
@@ -209,25 +211,6 @@ func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
 	cfg := control.Config()
 	cfg.WarningHandler = rest.NoWarnings{} // warnings for authors of manifests
 	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
-}
-
-// DaemonPod returns berthd's pod on a node, as the chart's DaemonSet creates it.
-func (c *Cluster) DaemonPod(node string) (*corev1.Pod, error) {
-	set, err := deploy.Get[appsv1.DaemonSet](c.chart, "DaemonSet", daemonAccount.Name)
-	return podOf(set.Spec.Template, daemonAccount, node), err
-}
-
-// OperatorPod returns a pod of berth-operator on a node, as the chart's Deployment creates it.
-func (c *Cluster) OperatorPod(node string) (*corev1.Pod, error) {
-	d, err := deploy.Get[appsv1.Deployment](c.chart, "Deployment", operatorAccount.Name)
-	return podOf(d.Spec.Template, operatorAccount, node), err
-}
-
-// podOf returns a workload's pod on a node, with the name that NodeToken expects.
-func podOf(t corev1.PodTemplateSpec, of types.NamespacedName, node string) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}
-	p.Namespace, p.Name, p.Spec.NodeName = of.Namespace, of.Name+"-"+node, node
-	return p
 }
 
 // kubeconfig writes a kubeconfig with a token of the service account, bound to a pod on a node if one is given.

@@ -88,7 +88,7 @@ func (c *nodeObjects) join(m *machine, n *corev1.Node) {
 		if err := c.register(ctx, n.DeepCopy()); err != nil {
 			return err
 		}
-		pod, err := c.kube.DaemonPod(m.Name)
+		pod, err := c.kube.Workloads.DaemonPod(m.Name)
 		if err != nil {
 			return err
 		}

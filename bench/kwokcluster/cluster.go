@@ -115,7 +115,7 @@ const kwokNode, simulated = "kwok.x-k8s.io/node", "fake"
 // reportDaemons makes the pods of the machines' daemons Ready, as kubelets do.
 func (c *cluster) reportDaemons(ctx context.Context) {
 	for _, n := range c.lab.Nodes() {
-		p := must.Get(c.lab.Kube.DaemonPod(n.Name))
+		p := must.Get(c.lab.Kube.Workloads.DaemonPod(n.Name))
 		must.OK(c.lab.Kube.Client.Get(ctx, keyOf(p), p))
 		p.Status.Phase, p.Status.Conditions = corev1.PodRunning, []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		must.OK(c.lab.Kube.Client.Status().Update(ctx, p))

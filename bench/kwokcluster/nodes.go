@@ -45,7 +45,7 @@ type simulatedNode struct {
 func (c *cluster) join(ctx context.Context) {
 	live := ctx
 	snapshot := c.lab.Snapshot()
-	must.OK(c.lab.Kube.Client.Create(ctx, must.Get(c.lab.Kube.OperatorPod(snapshot.Instances[len(snapshot.Instances)-1].Name))))
+	must.OK(c.lab.Kube.Client.Create(ctx, must.Get(c.lab.Kube.Workloads.OperatorPod(snapshot.Instances[len(snapshot.Instances)-1].Name))))
 	for _, i := range snapshot.Instances {
 		if c.lab.Simulated(i.Name) {
 			c.nodes = append(c.nodes, &simulatedNode{name: i.Name})
@@ -74,7 +74,7 @@ func (c *cluster) boot(ctx, live context.Context, n *simulatedNode, i vpc.Instan
 		Spec:   corev1.NodeSpec{ProviderID: "aws:///" + i.Zone + "/" + i.ID},
 		Status: corev1.NodeStatus{Allocatable: capacity, Capacity: capacity},
 	}))
-	must.OK(c.lab.Kube.Client.Create(ctx, must.Get(c.lab.Kube.DaemonPod(n.name))))
+	must.OK(c.lab.Kube.Client.Create(ctx, must.Get(c.lab.Kube.Workloads.DaemonPod(n.name))))
 	token := must.Get(c.lab.Kube.NodeToken(ctx, types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "berthd"}, n.name))
 	cfg := rest.CopyConfig(c.daemon)
 	cfg.BearerToken = token
