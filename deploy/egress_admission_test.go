@@ -94,11 +94,6 @@ func applyEgressPolicies(t *testing.T) {
 		"selectors": func() error {
 			return other.Create(t.Context(), selecting("probe", &v1alpha1.LabelSelector{}), client.DryRunAll)
 		},
-		"migrations": func() error {
-			e := egress("probe")
-			e.Annotations = map[string]string{v1alpha1.AnnotationCoilEgress: "1"}
-			return other.Create(t.Context(), e, client.DryRunAll)
-		},
 		"impostors": func() error {
 			return other.Create(t.Context(), plainPod("default", "probe", map[string]string{v1alpha1.LabelEgress: "a"}), client.DryRunAll)
 		},

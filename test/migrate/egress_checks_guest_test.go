@@ -53,6 +53,7 @@ func (m *egressMove) seen(when string, p replay.Pod, by []netip.Addr) {
 // seenByNode checks by which gateways clients of each node leave; nil: those of Coil.
 func (m *egressMove) seenByNode(when string, by map[string][]netip.Addr) {
 	m.t.Helper()
+	m.step(when)
 	for _, p := range m.clients {
 		to := by[p.Node]
 		if to == nil {

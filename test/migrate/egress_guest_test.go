@@ -60,6 +60,7 @@ type egressMove struct {
 	services map[netip.Addr]string // names of Egresses by the addresses of their Services
 	talks    *harness.Conversations
 	random   *rand.Rand
+	began    time.Time
 }
 
 // TestEgressesMoveFromCoil moves the recorded Egresses of Coil with real programs: berthctl, berthd, berth-operator and
@@ -68,15 +69,14 @@ type egressMove struct {
 // nothing of Coil is left. berthctl and berthd are killed at random steps.
 func TestEgressesMoveFromCoil(t *testing.T) {
 	m := raiseEgressMove(t)
+	m.step("the pods converse")
 	m.converse()
-	for _, p := range m.clients {
-		m.seen("before", p, m.coils(p))
-	}
+	m.seenByNode("before", map[string][]netip.Addr{})
+	m.step("begin")
 	m.begin()
 	through := m.through("node-1")
 	m.there("node-1")
-	berths := m.berths()
-	m.seenByNode("after node-1 has moved", map[string][]netip.Addr{"node-1": berths, "node-2": nil})
+	m.seenByNode("after node-1 has moved", map[string][]netip.Addr{"node-1": m.berths()})
 	if _, err := through.Ask(t.Context(), "x"); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("a connection through Coil's gateway once the client has left it: %v, want that it is reset", err)
 	}
@@ -84,18 +84,29 @@ func TestEgressesMoveFromCoil(t *testing.T) {
 	m.there("node-2")
 	m.seenByNode("after node-2 has moved", map[string][]netip.Addr{"node-1": m.berths(), "node-2": m.berths()})
 	m.back("node-2")
-	m.seenByNode("after the rollback of node-2", map[string][]netip.Addr{"node-1": m.berths(), "node-2": nil})
+	m.seenByNode("after the rollback of node-2", map[string][]netip.Addr{"node-1": m.berths()})
 	m.there("node-2")
 	m.seenByNode("after node-2 has moved again", map[string][]netip.Addr{"node-1": m.berths(), "node-2": m.berths()})
+	m.step("apply again")
 	m.again()
 
+	m.step("finish")
 	m.finish()
 	m.seenByNode("after finish", map[string][]netip.Addr{"node-1": m.berths(), "node-2": m.berths()})
+	m.step("nothing is left")
 	m.gatewaysOfCoilEnd()
 	m.nothingLeft()
+	m.step("the Service leads to Berth's gateways")
 	m.byService()
 	m.talks.GoOn(t, 30)
 	harness.OK(t, m.talks.End())
+	m.step("the end")
+}
+
+// step logs the time at which a step begins.
+func (m *egressMove) step(what string) {
+	m.t.Helper()
+	m.t.Logf("%4.0f s: %s", time.Since(m.began).Seconds(), what)
 }
 
 func raiseEgressMove(t *testing.T) *egressMove {
@@ -106,11 +117,12 @@ func raiseEgressMove(t *testing.T) *egressMove {
 	harness.KubeClean(t) // labs of other packages use the same names of pools and nodes
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
+	m := &egressMove{t: t, services: map[netip.Addr]string{}, random: rand.New(rand.NewPCG(seed, 0)), began: time.Now()}
 	l := harness.Raise(t, lab.Options{
 		Mode: lab.PoolMode, Egress: true, Nodes: 2, NoDaemons: true, RestartOperators: true, Pools: []v1alpha1.AddressPool{},
 		DaemonArgs: append(slices.Clone(lab.EgressArgs), "--cni-network="+coil.DefaultNetwork),
 	})
-	m := &egressMove{t: t, lab: l, services: map[netip.Addr]string{}, random: rand.New(rand.NewPCG(seed, 0))}
+	m.lab = l
 	m.recordedObjects()
 	c, err := replay.Load(replay.V2NewestEgress)
 	harness.OK(t, err)
@@ -255,7 +267,7 @@ func (m *egressMove) converse() {
 	if len(conns) < 4 {
 		m.t.Fatalf("%d connections, want more", len(conns))
 	}
-	m.talks = harness.Converse(m.t, 100*time.Millisecond, 60*time.Second, conns...)
+	m.talks = harness.Converse(m.t, 500*time.Millisecond, 60*time.Second, conns...) // the machine is slow
 	m.talks.GoOn(m.t, len(conns))
 }
 
@@ -300,6 +312,7 @@ func (m *egressMove) label(node, value string) {
 // there moves a node, with kills of berthctl and berthd.
 func (m *egressMove) there(node string) {
 	m.t.Helper()
+	m.step(node + " moves")
 	m.label(node, rollout.Moving)
 	m.killed(node, "apply")
 	m.tool(node, "", "apply")
@@ -311,6 +324,7 @@ func (m *egressMove) there(node string) {
 		time.Sleep(time.Duration(m.random.Int64N(int64(3 * time.Second)))) // until berthd is killed, at any step
 		harness.OK(m.t, n.Kill())
 	}
+	m.step("berthd serves " + node)
 	harness.OK(m.t, n.Start())
 	harness.OK(m.t, n.WaitReady(harness.Deadline(m.t, harness.Patience)))
 	m.verify(node)
@@ -330,6 +344,7 @@ func (m *egressMove) verify(node string) {
 // back returns a node to Coil. Berth's gateways on it end first, as eviction does.
 func (m *egressMove) back(node string) {
 	m.t.Helper()
+	m.step(node + " returns to Coil")
 	m.label(node, rollout.Moving)
 	harness.Eventually(m.t, harness.Patience, "no gateway of Berth on "+node, func() error {
 		pods, left := &corev1.PodList{}, 0
@@ -396,13 +411,13 @@ func (m *egressMove) finish() {
 
 // failpoints are steps of berthctl at which it is killed.
 var failpoints = []string{
-	"adopt.link.after", "coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after",
+	"adopt.link.after", "migrate.adopted.after", "migrate.setup.after", "rollback.returned.after", "coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after",
 }
 
 // killed runs berthctl some times, and kills it at random steps, some of which the verb does not have.
 func (m *egressMove) killed(node string, args ...string) {
 	m.t.Helper()
-	for _, i := range m.random.Perm(len(failpoints))[:5] {
+	for _, i := range m.random.Perm(len(failpoints))[:3] {
 		fault := fmt.Sprintf("%s=kill@%d", failpoints[i], 1+m.random.IntN(3))
 		if err := m.try(node, fault, new(migrate.Report), args...); err != nil && !strings.Contains(err.Error(), "killed") {
 			m.t.Logf("%s on %s with %s: %v", strings.Join(args, " "), node, fault, err)

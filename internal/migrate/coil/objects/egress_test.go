@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -308,17 +309,22 @@ func TestEgressesOfCluster(t *testing.T) {
 func (e *egresses) returned() {
 	e.t.Helper()
 	t := e.t
-	report := &v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp}
-	for name, of := range map[string]struct {
-		node   string
-		report *v1alpha1.EgressClientNode
-	}{
-		"elsewhere": {"node-2", report}, "moved-1": {"node-1", report}, "moved-2": {"node-1", report}, "waits": {"node-1", nil},
-	} {
-		o := &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: v1alpha1.EgressClientSpec{PodUID: name, NodeName: of.node}}
-		harness.OK(t, e.c.Create(t.Context(), o))
-		o.Status.Node = of.report
-		harness.OK(t, e.c.Status().Update(t.Context(), o))
+	as := func(account, node string) client.Client {
+		cfg := harness.ControlPlane.Config()
+		cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:kube-system:" + account, Extra: map[string][]string{"authentication.kubernetes.io/node-name": {node}}}
+		return harness.KubeClientFor(t, cfg)
+	}
+	for name, node := range map[string]string{"elsewhere": "node-2", "moved-1": "node-1", "moved-2": "node-1", "waits": "node-1"} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "c"}}}}
+		harness.OK(t, e.c.Create(t.Context(), pod))
+		o := &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: v1alpha1.EgressClientSpec{PodUID: string(pod.UID), NodeName: node}}
+		o.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))}
+		o.OwnerReferences[0].BlockOwnerDeletion = nil
+		harness.OK(t, as("berth-operator", "").Create(t.Context(), o))
+		if name != "waits" {
+			report := client.RawPatch(types.MergePatchType, []byte(`{"status":{"node":{"state":"SetUp"}}}`))
+			harness.OK(t, as("berthd", node).Status().Patch(t.Context(), o, report))
+		}
 	}
 	e.until("node-1 is back", func(ctx context.Context) ([]string, error) { return e.m.Returned(ctx, "node-1") })
 	left, names := &v1alpha1.EgressClientList{}, []string{}
