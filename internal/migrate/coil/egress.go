@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/egressclient"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
@@ -121,9 +123,24 @@ func removeEgress(rec attachment.Record) (changed bool, err error) {
 	return changed, err
 }
 
+// answerByBerth is answerBy for Berth's gateways of a pod with addresses, whose link on the node is still Coil's.
+func (l *hostLinks) answerByBerth(hostLink string, of attachment.Netns, ifName string, addrs []netip.Addr) error {
+	link, err := l.host.LinkByName(hostLink)
+	if err != nil {
+		return fmt.Errorf("look up %s: %w", hostLink, err)
+	}
+	var gateways []netip.Addr
+	for _, addr := range addrs {
+		gateways = append(gateways, datapath.PodGateway(addr))
+	}
+	return answerBy(of, ifName, gateways, link.Attrs().HardwareAddr)
+}
+
 // answerBy has the answers of a client with --enable-originating-only, whose table is a copy of the main table, leave by
-// gateways, one of each family. A node of Berth answers no ARP requests for Coil's gateway.
-func answerBy(of attachment.Netns, ifName string, gateways []netip.Addr) error {
+// gateways, one of each family. A node of Berth answers no ARP requests for Coil's gateway, and before Linux 6.2 the pod loses
+// the entry for it when its link is renamed. With hostMAC the gateways need no other route, so that answers leave by Berth's
+// while the link is still Coil's.
+func answerBy(of attachment.Netns, ifName string, gateways []netip.Addr, hostMAC net.HardwareAddr) error {
 	return inPod(of, func(_ netns.NsHandle, h *netlink.Handle) error {
 		link, err := h.LinkByName(ifName)
 		if rtnl.IsNoLink(err) {
@@ -142,8 +159,15 @@ func answerBy(of attachment.Netns, ifName string, gateways []netip.Addr) error {
 				if r.Priority != ruleOwnWay || !isEgressRule(r) {
 					continue
 				}
+				flags := 0
+				if hostMAC != nil {
+					flags = unix.RTNH_F_ONLINK
+					if err := h.NeighSet(rtnl.PermanentNeighbour(link.Attrs().Index, gw, hostMAC)); err != nil {
+						return fmt.Errorf("set the neighbour entry of %s: %w", gw, err)
+					}
+				}
 				def := &netlink.Route{
-					LinkIndex: link.Attrs().Index, Table: r.Table, Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(gw), 0)), Gw: gw.AsSlice(), Protocol: unix.RTPROT_BOOT,
+					LinkIndex: link.Attrs().Index, Table: r.Table, Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(gw), 0)), Gw: gw.AsSlice(), Protocol: unix.RTPROT_BOOT, Flags: flags,
 				}
 				if err := h.RouteReplace(def); err != nil {
 					return fmt.Errorf("set the default route of table %d by %s: %w", r.Table, gw, err)

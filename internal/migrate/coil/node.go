@@ -224,17 +224,15 @@ func (n *Node) takeOver(ctx context.Context, a *adopt.Adopter, p pod) (changed b
 		}
 		netns, former, lease = r.Netns, r.Adopted.HostLink, r.Lease
 	}
-	if changed, err = a.TakeOver(ctx, adopt.Pod{
+	if p.Egress.client {
+		if err := n.links.answerByBerth(p.Link.Name, netns, key.IfName, lease.Addrs()); err != nil {
+			return false, err
+		}
+	}
+	return a.TakeOver(ctx, adopt.Pod{
 		Key: key, Pod: p.Pod, Lease: lease, Netns: netns, Keep: true,
 		Former: attachment.Adopted{From: n.cfg.from(), HostLink: former},
-	}); err != nil || !p.Egress.client {
-		return changed, err
-	}
-	var gateways []netip.Addr
-	for _, addr := range lease.Addrs() {
-		gateways = append(gateways, datapath.PodGateway(addr))
-	}
-	return changed, answerBy(netns, key.IfName, gateways)
+	})
 }
 
 // Finish implements migrate.System. Unlike Apply it may run beside berthd, and should: berthd announces the node's
@@ -453,7 +451,7 @@ func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Re
 	if _, err := insideOf(rec, func(in *inside) (bool, error) { return true, in.restore(form) }); err != nil {
 		return err
 	}
-	if err := answerBy(rec.Netns, rec.Key.IfName, form.gatewaysOf(rec)); err != nil {
+	if err := answerBy(rec.Netns, rec.Key.IfName, form.gatewaysOf(rec), nil); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("coil.inside.after"); err != nil {
