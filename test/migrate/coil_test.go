@@ -16,7 +16,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berthctl")) }
+func TestMain(m *testing.M) {
+	os.Exit(harness.Main(m, "berthd", "berth", "berthctl", "berth-operator", "berth-egress"))
+}
 
 // move runs the demo of a recording, with each proof as a subtest, calls proved after each, and checks that nothing is left.
 func move(ctx context.Context, t *testing.T, recording string, proved func()) error {

@@ -228,7 +228,7 @@ func podsOfNode(pods []corev1.Pod) (out []rollout.Pod) {
 
 // Do implements rollout.Cluster.
 func (m *migration) Do(ctx context.Context, a rollout.Action) error {
-	if err := m.moveObjects(ctx, a.Kind); err != nil {
+	if err := m.moveObjects(ctx, a); err != nil {
 		return err
 	}
 	ctx, cancel := m.quick(ctx)

@@ -123,7 +123,8 @@ func removeEgress(rec attachment.Record) (changed bool, err error) {
 }
 
 // answerBy has the answers of a client with --enable-originating-only, whose table is a copy of the main table, leave by
-// gateways, one of each family. at is the MAC address of Berth's gateways; nil: they are Coil's, and resolved by ARP.
+// gateways, one of each family. at is the MAC address of Berth's gateways; nil: they are Coil's, and resolved by ARP. A node of
+// Berth answers no ARP requests for Coil's gateway, and before Linux 6.2 the pod loses the entry for it when its link is renamed.
 func answerBy(of attachment.Netns, ifName string, gateways []netip.Addr, at net.HardwareAddr) error {
 	return inPod(of, func(_ netns.NsHandle, h *netlink.Handle) error {
 		link, err := h.LinkByName(ifName)

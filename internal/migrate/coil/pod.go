@@ -327,6 +327,13 @@ func (in *inside) restore(f form) error {
 		if err := in.withdraw(addr, gw); err != nil {
 			return err
 		}
+		if addr.Is4() { // the node answers ARP requests only once the link is Coil's again
+			neighbour := rtnl.PermanentNeighbour(index, gw, in.hostMAC)
+			neighbour.State = unix.NUD_REACHABLE
+			if err := in.handle.NeighSet(neighbour); err != nil {
+				return fmt.Errorf("set the neighbour entry of %s: %w", gw, err)
+			}
+		}
 		if !f.behind {
 			continue
 		}
