@@ -99,6 +99,9 @@ func (s *simulations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = scenario.Check()
 	}
+	if err == nil {
+		err = scenario.checkServed()
+	}
 	if err != nil {
 		replyError(w, err)
 		return
@@ -149,6 +152,6 @@ func types() any {
 	}
 	return map[string]any{
 		"types": list, "actions": pace.Actions(), "version": version.String(),
-		"bounds": map[string]any{"nodes": MaxNodes, "pods": MaxPods, "duration": Duration(MaxDuration), "alternatives": MaxAlternatives},
+		"bounds": map[string]any{"nodes": maxServedNodes, "pods": MaxPods, "duration": Duration(MaxDuration), "alternatives": MaxAlternatives},
 	}
 }

@@ -1,6 +1,9 @@
 package kubectl
 
 import (
+	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -96,6 +100,43 @@ status: {a: 1}
 		text := strings.NewReplacer("MANAGER", tt.manager, " MORE", tt.more).Replace(got)
 		if d := cmp.Diff(tt.lines, told(driftOf(parsed(t, want), parsed(t, text)))); d != "" {
 			t.Errorf("%s: differences (-want +got):\n%s", tt.manager, d)
+		}
+	}
+}
+
+// An empty chart value replaces a default, so it differs from a value that is not set.
+func TestDifferencesOfChartValues(t *testing.T) {
+	saved := choices{valuesFile: []byte("{a: {b: false, c: null, d: [], e: 1, f: {}}, g: x, same: {h: [1, {i: null}]}}")}
+	now := choices{valuesFile: []byte("{a: {e: 2, f: {j: ''}}, k: 0, same: {h: [1, {i: null}]}}")}
+	found, err := saved.compare(now)
+	harness.OK(t, err)
+	want := []string{
+		"a.b: missing, expected false", "a.c: missing, expected null", "a.d: missing, expected []", "a.e: 2, expected 1", `a.f.j: "", expected to be unset`,
+		`g: missing, expected "x"`, "k: 0, expected to be unset",
+	}
+	for i, line := range want {
+		want[i] = chartValues + " " + line
+	}
+	if d := cmp.Diff(want, told(found)); d != "" {
+		t.Errorf("differences (-want +got):\n%s", d)
+	}
+}
+
+// A key that somebody removed from berthd-allowed is not restored by the chart: the file has what it means to lack the key.
+func TestRemovedKeysOfAllowed(t *testing.T) {
+	rendered := object{"subnetIDs": "subnet-1", "settings": "trunk=true", "addresses": "1024"}
+	if got := changedAllowed(rendered, maps.Clone(rendered)); got != nil {
+		t.Errorf("unchanged: %v, want nil", got)
+	}
+	got := changedAllowed(rendered, object{"settings": "trunk=true", "mine": "x"})
+	if d := cmp.Diff(object{"subnetIDs": "", "settings": "trunk=true", "addresses": "256", "mine": "x"}, got); d != "" {
+		t.Errorf("data (-want +got):\n%s", d)
+	}
+	policy, err := fs.ReadFile(deploy.Chart(), "templates/admission/allowed.yaml")
+	harness.OK(t, err)
+	for _, key := range []string{"subnetIDs", "addresses"} {
+		if rule := fmt.Sprintf("params.?data[?'%s'].orValue('%s')", key, got[key]); !strings.Contains(string(policy), rule) {
+			t.Errorf("the admission policy lacks %s", rule)
 		}
 	}
 }
