@@ -280,6 +280,8 @@ func (c *comparison) added(field string, fields object, want, got any, by string
 		}
 		switch {
 		case nextGot == nil:
+		case nextWant == nil && (name == "annotations" || name == "labels") && len(of) > 0: // others, such as Helm, have added some, too
+			c.added(below, of, object{}, nextGot, by)
 		case nextWant == nil && !empty(nextGot) && !onlyIncidental(nextGot):
 			c.differs(below, nil, nextGot, by)
 		case nextWant != nil && len(of) > 0:
