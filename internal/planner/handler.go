@@ -21,7 +21,7 @@ import (
 type ServeOptions struct {
 	// AtOnce is the maximum number of concurrent simulations; 1 by default. More are rejected, and do not wait.
 	AtOnce int
-	// Most is how long a simulation may take; a minute, as a day of 100 nodes in operator mode takes 15 s of CPU time.
+	// Most is how long a simulation may take; a minute, as a day of 100 nodes takes 8 s of CPU time.
 	Most time.Duration
 	// Simulate runs a simulation; Simulate of this package. A server uses InChild.
 	Simulate func(context.Context, Scenario) (*Result, error)

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -103,17 +104,20 @@ func TestSettingsOfHelm(t *testing.T) {
 	chart, dir := charts[0], t.TempDir()
 	file, clean, changed := filepath.Join(dir, "values.yaml"), filepath.Join(dir, "clean"), filepath.Join(dir, "changed")
 	harness.OK(t, os.WriteFile(file, []byte(givenValues), 0o600))
-	const drift = `ConfigMap kube-system/berthd-allowed
-  data.mine: "x", expected to be unset (set by kubectl-patch)
+	drift := func(subnets, by string) string {
+		return fmt.Sprintf(`ConfigMap kube-system/berthd-allowed
   data.securityGroups: "sg-1,sg-2", expected "sg-1"
-`
+  data.subnetIDs: %s, expected "subnet-1,subnet-2"
+  data.mine: "x", expected to be unset (set by %s)
+`, subnets, by)
+	}
 	var given map[string]any
 	t.Run("saved", func(t *testing.T) {
 		u := newUserOfHelm(t)
 		u.helm(t, "install", "berth", chart, "--values="+file, "--set=allowed.subnetIDs={subnet-1,subnet-2}", "--set-string=commonLabels.release=1.10", "--set=daemon.priorityClassName=null")
 		first := u.values(t)
 		u.without(t)
-		u.helm(t, "upgrade", "berth", chart, "--reset-then-reuse-values", "--set=allowed.addresses=4096", "--set=daemon.settings.warm-ip-target=null", `--set-json=daemon.tolerations=[{"key":"a","effect":"NoExecute","tolerationSeconds":3600}]`)
+		u.helm(t, "upgrade", "berth", chart, "--reset-then-reuse-values", "--set=allowed.addresses=4096", "--set=daemon.settings.warm-ip-target=7", `--set-json=daemon.tolerations=[{"key":"a","effect":"NoExecute","tolerationSeconds":3600}]`)
 		given = u.values(t)
 		u.without(t)
 		if data := u.allowed(t); data["addresses"] != "4096" || data["subnetIDs"] != "subnet-1,subnet-2" {
@@ -130,8 +134,7 @@ func TestSettingsOfHelm(t *testing.T) {
 		u.without(t, clean)
 
 		u.run(t, 0, "kubectl", "patch", "configmap", "berthd-allowed", "--namespace=kube-system", "--type=merge", `--patch={"data":{"subnetIDs":null,"securityGroups":"sg-1,sg-2","mine":"x"}}`)
-		if out, want := u.settings(t, 2, "--diff", clean), strings.Replace(drift, `sg-1"`+"\n", `sg-1"`+"\n  data.subnetIDs: missing, expected \"subnet-1,subnet-2\"\n", 1)+
-			"ConfigMap kube-system/berthd-allowed: in the cluster, but not in the folder\n"; out != want {
+		if out, want := u.settings(t, 2, "--diff", clean), drift("missing", "kubectl-patch")+"ConfigMap kube-system/berthd-allowed: in the cluster, but not in the folder\n"; out != want {
 			t.Errorf("differences:\n%swant\n%s", out, want)
 		}
 		u.settings(t, 0, "--output-dir="+changed)
@@ -147,7 +150,7 @@ func TestSettingsOfHelm(t *testing.T) {
 		if data := u.allowed(t); data["subnetIDs"] != "" || data["securityGroups"] != "sg-1,sg-2" || data["mine"] != "x" || data["addresses"] != "4096" {
 			t.Errorf("berthd-allowed = %v, want what somebody changed", data)
 		}
-		if out, want := u.settings(t, 2, "--diff", changed), strings.Replace(strings.ReplaceAll(drift, "kubectl-patch", "kubectl-client-side-apply"), `sg-1"`+"\n", `sg-1"`+"\n  data.subnetIDs: \"\", expected \"subnet-1,subnet-2\"\n", 1); out != want {
+		if out, want := u.settings(t, 2, "--diff", changed), drift(`""`, "kubectl-client-side-apply"); out != want {
 			t.Errorf("differences of the restored cluster:\n%swant those from the release alone:\n%s", out, want)
 		}
 		u.run(t, 0, "kubectl", "set", "env", "daemonset/berthd", "--namespace=kube-system", "BERTH_WARM_IP_TARGET=9")

@@ -141,6 +141,25 @@ func TestRemovedKeysOfAllowed(t *testing.T) {
 	}
 }
 
+// Of the annotations that an object of the release has, those of kubectl and Helm are no differences.
+func TestAnnotationsOfToolsAreNoDrift(t *testing.T) {
+	want := parsed(t, "{kind: K, metadata: {namespace: ns, name: a}, data: {a: b}}")
+	got := parsed(t, `
+kind: K
+metadata:
+  namespace: ns
+  name: a
+  annotations: {meta.helm.sh/release-name: berth, kubectl.kubernetes.io/last-applied-configuration: x, mine: "yes"}
+  managedFields:
+  - {manager: kubectl-client-side-apply, fieldsV1: {"f:metadata": {"f:annotations": {".": {}, "f:kubectl.kubernetes.io/last-applied-configuration": {}}}}}
+  - {manager: me, fieldsV1: {"f:metadata": {"f:annotations": {"f:mine": {}}}}}
+data: {a: b}
+`)
+	if d := cmp.Diff([]string{`metadata.annotations.mine: "yes", expected to be unset (set by me)`}, told(driftOf(want, got))); d != "" {
+		t.Errorf("differences (-want +got):\n%s", d)
+	}
+}
+
 // A folder is written whole, for its owner alone, and never in place of other files.
 func TestChoicesAreWrittenWhole(t *testing.T) {
 	within := t.TempDir()
