@@ -31,6 +31,7 @@ func TestChooseGroupsByName(t *testing.T) {
 		"egress-throughput": {"egress-throughput", "virtual-machine"},
 		"burst-ready":       {"burst-ready", "control-plane lab-images"},
 		hugeGroup:           {hugeGroup, "./cmd/berth-operator control-plane"},
+		kwokGroup:           {kwokGroup, "./cmd/berth ./cmd/berth-operator ./cmd/berthctl ./cmd/berthd control-plane kwok"},
 		amazonGroup:         {amazonGroup, "./cmd/berth ./cmd/berthd amazon-vpc-cni control-plane"},
 		"":                  {strings.Join(names(groups[:len(groups)-len(onDemand)]), " "), "./bench/null ./cmd/berth ./cmd/berth-egress ./cmd/berth-operator ./cmd/berthd control-plane lab-images open-vswitch reference-plugins virtual-machine"},
 	} {

@@ -54,6 +54,7 @@ func main() {
 type options struct {
 	binDir, refDir string // Berth's programs, and the reference plugins
 	amazonDir      string // the Amazon VPC CNI's programs
+	kwokDir        string // kwok and its stages
 	images         string // folders with the images of a whole cluster's machines, separated by colons
 	machine        string // the script that runs a command in a virtual machine
 	inside         bool   // this process runs in that machine
@@ -81,6 +82,7 @@ func run(ctx context.Context) (err error) {
 	flag.StringVar(&o.binDir, "bin-dir", "bin", "directory of berth, berthd, berth-operator and null")
 	flag.StringVar(&o.refDir, "reference-dir", "", "directory of the reference plugins ptp and host-local")
 	flag.StringVar(&o.amazonDir, "amazon-vpc-cni-dir", "", "directory of the Amazon VPC CNI's programs")
+	flag.StringVar(&o.kwokDir, "kwok-dir", "", "directory of KWOK's controller and its stages: hack/kwok.sh")
 	flag.StringVar(&o.machine, "virtual-machine", "", "the script that runs a command in a virtual machine: hack/vm.sh")
 	flag.BoolVar(&o.inside, "inside", false, "run inside the virtual machine: measure the groups that need it here, and only write the results file")
 	flag.StringVar(&o.images, "lab-images", "", "folders with the images of a whole cluster's machines, separated by colons")
@@ -167,10 +169,11 @@ const (
 	largestGroup = "largest-operator"
 	fleetGroup   = "node-fleet"
 	amazonGroup  = "amazon-vpc-cni"
+	kwokGroup    = "kwok-cluster"
 )
 
 // onDemand are measured only when -only names them.
-var onDemand = []string{hugeGroup, largestGroup, fleetGroup, amazonGroup}
+var onDemand = []string{hugeGroup, largestGroup, fleetGroup, kwokGroup, amazonGroup}
 
 var groups = []group{
 	{"size", "the plugin's size, and the memory of an idle daemon", nodeModeLab, sizes},
@@ -213,6 +216,7 @@ var groups = []group{
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
 	{largestGroup, "an operator takes over 100,000 nodes with three million pods; in virtual time: ten minutes and 12 GiB of memory", nothing, largestTakeover},
 	{fleetGroup, "2,000 daemons in node mode on the limits of one account: all start, a fifth is replaced, an hour of churn, an outage of EC2, at rest; in virtual time", nothing, nodeFleets},
+	{kwokGroup, "operator mode with 2,000 nodes and 60,000 pods of KWOK on a real API server: half an hour and 8 GiB of memory", kwokPrograms, kwokClusters},
 	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: a quarter of an hour", comparison, compareWithAmazon},
 }
 
