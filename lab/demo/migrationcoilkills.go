@@ -90,7 +90,7 @@ func (m *coilMigration) start(ctx context.Context) {
 	for _, fault := range m.faults.Shuffled(ofBerthd, faults.APIServer) {
 		m.during(ctx, fault, func() {
 			check(m.Start())
-			time.Sleep(time.Duration(m.faults.IntN(500)) * time.Millisecond)
+			<-time.After(time.Duration(m.faults.IntN(500)) * time.Millisecond) // at a random moment of its start
 			check(m.Kill())
 			m.faults.Did(ofBerthd)
 			m.flow(ctx, "after berthd was killed while it started")
