@@ -131,7 +131,7 @@ demo: ## Create a VPC on this machine, run pods in it, and check their connectiv
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
-	@hack/deps.sh demo $(if $(filter pool egress coil,$(MODE) $(FROM)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
+	@hack/deps.sh demo $(if $(filter pool egress coil coil-v1,$(MODE) $(FROM)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
 	@$(if $(filter operator branches pool port egress policy migrate,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy migrate,$(MODE)),--api));) \
 	$(if $(filter migrate,$(MODE)$(FROM)),cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent) && hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null;) \
@@ -202,7 +202,7 @@ bench: ## Measure the performance budgets and write bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
 	@CGO_ENABLED=0 hack/slowly.sh "Building the bench" go build -trimpath -o bin/bench ./bench
-	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine=; \
+	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine= kwok=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
@@ -210,10 +210,11 @@ bench: ## Measure the performance budgets and write bench/results.json
 		virtual-machine) hack/deps.sh vm; machine=hack/vm.sh ;; \
 		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
 		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$(make lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
+		kwok) kwok=$$(hack/kwok.sh) ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \
 	esac; done; \
 	[ -z "$$packages" ] || make build PACKAGES="$$packages"; \
-	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
+	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -kwok-dir "$$kwok" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
 
 # The source of the first columns of the comparison in README.md.
 .PHONY: compare

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/lab/run/faults"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -53,8 +54,10 @@ func (f flaky) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestOutages(t *testing.T) {
 	m := newMovers(t, "kube-system/aws-node", map[string]string{"k8s-app": "aws-node"})
 	before := m.former("aws-node").Spec
-	count, seed := 0, rand.Uint64()
-	f := flaky{mu: &sync.Mutex{}, random: rand.New(rand.NewPCG(seed, 0)), count: &count}
+	count := 0
+	seeded, err := faults.New()
+	harness.OK(t, err)
+	f := flaky{mu: &sync.Mutex{}, random: seeded.Rand, count: &count}
 	cfg := harness.ControlPlane.Config()
 	cfg.Wrap(func(to http.RoundTripper) http.RoundTripper { return flaky{to, f.mu, f.random, f.count} })
 	o := Options{Config: cfg, Dial: m.dial(), Clock: hurried{}}
@@ -62,14 +65,14 @@ func TestOutages(t *testing.T) {
 		t.Helper()
 		out, code, err := try(t, o, append([]string{"migrate", migrate.AmazonVPCCNI}, args...)...)
 		if err != nil || code != 0 || !strings.Contains(out, want) {
-			t.Fatalf("seed %d: %s: exit code = %d, error = %v, want %q\n%s", seed, strings.Join(args, " "), code, err, want, out)
+			t.Fatalf("%s: %s: exit code = %d, error = %v, want %q\n%s", seeded, strings.Join(args, " "), code, err, want, out)
 		}
 	}
 	run("to be moved", "plan")
 	run("moved", "apply", "--nodes", "node-0")
 	run("to be moved", "rollback")
 	if after := m.former("aws-node").Spec; !equalJSON(t, before, after) {
-		t.Errorf("seed %d: DaemonSet after the rollback = %+v, want %+v", seed, after, before)
+		t.Errorf("%s: DaemonSet after the rollback = %+v, want %+v", seeded, after, before)
 	}
 	m.traces(t)
 	run("moved", "apply")

@@ -69,6 +69,14 @@ func FormatPrefix(p netip.Prefix) string {
 	return p.String()
 }
 
+// AppendPrefix appends a prefix in the form of FormatPrefix, without an allocation for a map key.
+func AppendPrefix(b []byte, p netip.Prefix) []byte {
+	if p.IsSingleIP() {
+		return p.Addr().AppendTo(b)
+	}
+	return p.AppendTo(b)
+}
+
 // SortPrefixes sorts a list in place and returns it without duplicates.
 func SortPrefixes(list []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(list, netip.Prefix.Compare)

@@ -86,7 +86,12 @@ func (o *observer) observed(ctx context.Context, l Listing) {
 	if o.view.freshness.outdated(l.At) {
 		return
 	}
-	if err := o.take(ctx, l); err != nil {
+	start, first := o.cfg.Clock.Now(), o.view.freshness.unconfirmed()
+	err := o.take(ctx, l)
+	if first { // reported like an observation by the reconciler itself
+		o.cfg.acted(plan.Action{Kind: plan.Observe}, err, start)
+	}
+	if err != nil {
 		o.failed(err)
 	}
 }

@@ -1,9 +1,11 @@
 package coil
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,38 +26,126 @@ func (n *Node) unchain(s state) (changed []string, err error) {
 	if !s.chained {
 		return nil, nil
 	}
-	data, err := os.ReadFile(s.conf)
-	if err != nil {
+	did, err := edit(s.conf, func(was []byte) ([]byte, error) { return setAside(s.conf, was) })
+	if did {
+		changed = append(changed, "removed Coil's plugin from "+s.conf)
+	}
+	return changed, err
+}
+
+// setAside keeps the content of a configuration beside it, and returns it without Coil's plugin.
+func setAside(conf string, was []byte) ([]byte, error) {
+	if _, at := parseConflist(was); at < 0 {
+		return was, nil
+	}
+	if err := statefile.Replace(conf+aside, was, 0o644); err != nil {
 		return nil, err
 	}
-	var list map[string]any
-	if err := json.Unmarshal(data, &list); err != nil {
-		return nil, fmt.Errorf("%s: %w", s.conf, err)
+	without, _, err := unchained(was)
+	return without, err
+}
+
+// unchained returns a configuration without Coil's plugin, and the plugin.
+func unchained(data []byte) (without []byte, removed any, err error) {
+	list, plugins, err := parsePlugins(data)
+	if err != nil {
+		return nil, nil, err
 	}
-	plugins, _ := list["plugins"].([]any)
 	list["plugins"] = slices.DeleteFunc(plugins, func(p any) bool {
 		m, _ := p.(map[string]any)
-		return m["type"] == plugin
+		if m["type"] != plugin {
+			return false
+		}
+		removed = p
+		return true
 	})
-	text, err := json.MarshalIndent(list, "", "  ")
+	without, err = encode(list)
+	return without, removed, err
+}
+
+// chainedAgain returns a configuration with Coil's plugin as it was. If the other network has changed its configuration
+// meanwhile, the plugin is its last one again.
+func chainedAgain(is, was []byte) ([]byte, error) {
+	without, coils, err := unchained(was)
+	if err != nil || bytes.Equal(is, without) {
+		return was, err
+	}
+	if _, at := parseConflist(is); at >= 0 {
+		return is, nil
+	}
+	list, plugins, err := parsePlugins(is)
 	if err != nil {
 		return nil, err
 	}
-	if err := statefile.Replace(s.conf+aside, data, 0o644); err != nil {
-		return nil, err
+	list["plugins"] = append(plugins, coils)
+	return encode(list)
+}
+
+func parsePlugins(data []byte) (list map[string]any, plugins []any, err error) {
+	if err := json.Unmarshal(data, &list); err != nil {
+		return nil, nil, err
 	}
-	return []string{"removed Coil's plugin from " + s.conf}, statefile.Replace(s.conf, append(text, '\n'), 0o644)
+	plugins, _ = list["plugins"].([]any)
+	return list, plugins, nil
+}
+
+func encode(list map[string]any) ([]byte, error) {
+	text, err := json.MarshalIndent(list, "", "  ")
+	return append(text, '\n'), err
+}
+
+// edit replaces the content of a file that the other network's daemon may write at any time. What it writes meanwhile is
+// changed as well, not lost.
+func edit(path string, change func(was []byte) ([]byte, error)) (changed bool, err error) {
+	was, err := statefile.Read(path)
+	if err != nil {
+		return false, err
+	}
+	for expected, next := was, path+aside+".new"; ; {
+		want, err := change(was)
+		if err != nil {
+			return changed, fmt.Errorf("%s: %w", path, err)
+		}
+		if bytes.Equal(want, expected) {
+			return changed, nil
+		}
+		if err := statefile.Replace(next, want, 0o644); err != nil {
+			return changed, err
+		}
+		if err := statefile.Exchange(next, path); err != nil {
+			return changed, errors.Join(err, os.Remove(next))
+		}
+		changed = true
+		found, err := statefile.Read(next)
+		if err == nil {
+			err = os.Remove(next)
+		}
+		if err != nil || bytes.Equal(found, expected) {
+			return changed, err
+		}
+		was, expected = found, want
+	}
 }
 
 // rechain undoes unchain.
 func (n *Node) rechain() (changed []string, err error) {
 	kept, err := n.chainedFiles()
 	for _, path := range kept {
-		was := strings.TrimSuffix(path, aside)
-		if err := os.Rename(path, was); err != nil {
+		conf := strings.TrimSuffix(path, aside)
+		was, err := statefile.Read(path)
+		if err != nil {
 			return changed, err
 		}
-		changed = append(changed, "restored "+was)
+		switch _, err = edit(conf, func(is []byte) ([]byte, error) { return chainedAgain(is, was) }); {
+		case errors.Is(err, fs.ErrNotExist):
+			err = os.Rename(path, conf)
+		case err == nil:
+			err = os.Remove(path)
+		}
+		if err != nil {
+			return changed, err
+		}
+		changed = append(changed, "restored "+conf)
 	}
 	return changed, err
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/ns/nstest"
@@ -40,17 +39,36 @@ type moving struct {
 
 func raise(t *testing.T, cluster, node string) *moving {
 	t.Helper()
+	return raiseWith(t, cluster, node, func(replay.Pod) bool { return true })
+}
+
+// raiseWith raises a node with those of its pods that are wanted.
+func raiseWith(t *testing.T, cluster, node string, wanted func(replay.Pod) bool) *moving {
+	t.Helper()
 	c, err := replay.Load(cluster)
 	harness.OK(t, err)
 	var known []etcd.Known
 	if cluster == replay.V1 {
-		data, err := os.ReadFile("etcd/testdata/etcd-v1.1.9.json")
+		data, err := replay.EtcdDump()
 		harness.OK(t, err)
 		d, err := etcd.ParseDump(data, etcd.DefaultPrefix)
 		harness.OK(t, err)
 		known = d.Of(node)
 	}
-	return raised(t, c.Only(node), node, known)
+	return raised(t, reduced(c.Only(node), wanted), node, known)
+}
+
+// reduced is a cluster of one node with those of its pods that are wanted.
+func reduced(c replay.Cluster, wanted func(replay.Pod) bool) replay.Cluster {
+	n := &c.Nodes[0]
+	c.Pods = slices.DeleteFunc(c.Pods, func(p replay.Pod) bool { return !wanted(p) })
+	n.Links = slices.DeleteFunc(n.Links, func(l replay.Link) bool {
+		return l.Name != "eth0" && !slices.ContainsFunc(c.Pods, func(p replay.Pod) bool { return p.HostLink == l.Name })
+	})
+	n.Routes = slices.DeleteFunc(n.Routes, func(r replay.Route) bool {
+		return r.Dev != "lo" && !slices.ContainsFunc(n.Links, func(l replay.Link) bool { return l.Name == r.Dev })
+	})
+	return c
 }
 
 func raised(t *testing.T, c replay.Cluster, node string, known []etcd.Known) *moving {
@@ -61,14 +79,22 @@ func raised(t *testing.T, c replay.Cluster, node string, known []etcd.Known) *mo
 	return &moving{Raised: r, t: t, node: node, state: t.TempDir(), known: known}
 }
 
-// talk starts a conversation of each kind with each address of each pod.
-func (m *moving) talk() {
+// serve starts an echo server in each pod.
+func (m *moving) serve() {
 	m.t.Helper()
-	var conns []*echo.Conn
 	for _, p := range m.Pods {
 		s, err := echo.Serve(m.PodNetns(p))
 		harness.OK(m.t, err)
 		m.t.Cleanup(func() { _ = s.Close() })
+	}
+}
+
+// talk starts a conversation of each kind with each address of each pod.
+func (m *moving) talk() {
+	m.t.Helper()
+	m.serve()
+	var conns []*echo.Conn
+	for _, p := range m.Pods {
 		for _, a := range p.Addresses() {
 			for _, network := range []string{"tcp", "udp"} {
 				c, err := echo.Connect(m.t.Context(), m.Router(), network, netip.AddrPortFrom(a, echo.Port), netip.Addr{})
@@ -317,59 +343,6 @@ func (m *moving) compare(before string) {
 	}
 }
 
-// The tool may be killed at any step: repeating it completes the migration or the rollback.
-func TestKilledAtEveryStep(t *testing.T) {
-	for _, point := range failpoint.Names() {
-		if !strings.HasPrefix(point, "coil.") && !strings.HasPrefix(point, "adopt.") && !strings.HasPrefix(point, "giveback.") {
-			continue
-		}
-		t.Run(point, func(t *testing.T) {
-			m := raise(t, replay.V2Newest, "node-3")
-			m.talk()
-			hit := m.until(point, (*coil.Node).Apply)
-			if !hit && strings.HasPrefix(point, "giveback.") || point == "coil.inside.after" || point == "coil.tunnels.after" {
-				hit = m.until(point, (*coil.Node).Rollback)
-				m.until("", (*coil.Node).Apply)
-			}
-			m.announce()
-			if m.until(point, (*coil.Node).Finish) {
-				hit = true
-			}
-			if !hit {
-				t.Error("no step passes it")
-			}
-			m.do((*coil.Node).Verify, false)
-			m.talks.GoOn(t, 50)
-			harness.OK(t, m.talks.End())
-			m.nothingLeft()
-		})
-	}
-}
-
-// until performs a step that fails at each of the first hits of a failpoint, until it succeeds.
-func (m *moving) until(point string, s step) (hit bool) {
-	m.t.Helper()
-	for i := 1; ; i++ {
-		spec := ""
-		if point != "" {
-			spec = fmt.Sprintf("%s=error@%d", point, 1)
-		}
-		restore, err := failpoint.Set(spec)
-		harness.OK(m.t, err)
-		m.with(func(n *coil.Node) { _, err = s(n, m.t.Context()) })
-		restore()
-		if err == nil {
-			return hit
-		}
-		if hit = true; i > 2 {
-			break
-		}
-		point = ""
-	}
-	m.t.Fatal("the step does not succeed")
-	return hit
-}
-
 // A pod that the dump of etcd does not name must be replaced, and Finish waits for it. Those that it names are adopted.
 func TestPodsWithoutKnownOwner(t *testing.T) {
 	m := raise(t, replay.V1, "node-2")
@@ -396,14 +369,7 @@ func TestPodsWithoutKnownOwner(t *testing.T) {
 func TestChainedForEgressAlone(t *testing.T) {
 	c, err := replay.Load(replay.V2NewestEgress)
 	harness.OK(t, err)
-	c = c.Only("node-3")
-	c.Pods = slices.DeleteFunc(c.Pods, func(p replay.Pod) bool { return len(p.Links) > 1 }) // clients, whose tunnels not every kernel has
-	c.Nodes[0].Links = slices.DeleteFunc(c.Nodes[0].Links, func(l replay.Link) bool {
-		return l.Name != "eth0" && !slices.ContainsFunc(c.Pods, func(p replay.Pod) bool { return p.HostLink == l.Name })
-	})
-	c.Nodes[0].Routes = slices.DeleteFunc(c.Nodes[0].Routes, func(r replay.Route) bool {
-		return !slices.ContainsFunc(c.Nodes[0].Links, func(l replay.Link) bool { return l.Name == r.Dev })
-	})
+	c = reduced(c.Only("node-3"), func(p replay.Pod) bool { return len(p.Links) <= 1 }) // without clients, whose tunnels not every kernel has
 	m := raised(t, c, "node-3", nil)
 	conf := m.File("node-3", "/etc/cni/net.d/10-net.conflist")
 	before, was := m.dump(), string(check(os.ReadFile(conf)))

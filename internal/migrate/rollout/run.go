@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/berthnet/berth/internal/clock"
 )
 
@@ -32,6 +34,10 @@ const interval = 2 * time.Second
 // Patience is how long errors of the API server are tolerated.
 const Patience = 5 * time.Minute
 
+// propagation is how long a missing right is tolerated: an API server that has just started, or to which a right was just
+// added, rejects requests for a few seconds.
+const propagation = 15 * time.Second
+
 // Run moves nodes until nothing is left to do. It calls progress for every action and every new reason to wait. The
 // error names the nodes that failed. A later run continues where this one ended.
 func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock, progress func(node, what string)) error {
@@ -44,8 +50,15 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 		}
 	}
 	healthy := clk.Now()
+	var forbidden time.Time // since when requests have been rejected; zero: the last one was not
 	for {
 		done, err := round(ctx, c, from, &o, tell)
+		switch {
+		case !apierrors.IsForbidden(err):
+			forbidden = time.Time{}
+		case forbidden.IsZero():
+			forbidden = clk.Now()
+		}
 		var refused *refusedError
 		switch {
 		case ctx.Err() != nil:
@@ -54,6 +67,8 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 			return err
 		case Untrusted(err) != nil:
 			return Untrusted(err)
+		case !forbidden.IsZero() && clk.Now().Sub(forbidden) >= propagation:
+			return fmt.Errorf("the API server has rejected a request for %s: allow it to the user of the kubeconfig, and repeat the command, which continues: %w", propagation, err)
 		case err == nil:
 			healthy = clk.Now()
 		case clk.Now().Sub(healthy) > Patience:
@@ -93,12 +108,16 @@ func round(ctx context.Context, c Cluster, from string, o *Options, tell func(no
 		if err != nil {
 			return false, err
 		}
+		if o.ending && s.From == "" {
+			return true, nil
+		}
 		d := Next(s, from, *o)
 		if d.Refused != "" {
 			return false, &refusedError{d.Refused}
 		}
 		acted := false
 		for _, a := range d.Actions {
+			o.ending = o.ending || a.Kind == End
 			err := c.Do(ctx, a)
 			if blocked := (*BlockedError)(nil); errors.As(err, &blocked) {
 				tell(a.Node, "waits: "+blocked.Why)

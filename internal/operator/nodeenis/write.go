@@ -145,8 +145,8 @@ func (n *node) converge(ctx context.Context, s scope) error {
 			n.mu.Unlock()
 			return errForeign
 		}
-		base, want := n.state.obj, n.state.desired(now)
-		q := n.state.next(want, s, now)
+		base := n.state.obj
+		want, q := n.state.desired(s, now)
 		if q == writeSpec {
 			n.state.ownership.sent = &want.ipam
 		}

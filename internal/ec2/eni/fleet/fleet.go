@@ -7,6 +7,7 @@
 //	member.go       one node with its reconciler
 //	holders.go      which node holds which address
 //	observatory.go  listings and descriptions for all nodes together
+//	gatherer.go     requests of many nodes in one call
 package fleet
 
 import (
@@ -54,7 +55,7 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
 	f.observatory = newObservatory(&f.cfg, f.shared.Catalog.Subnets, f.spawn, f.known)
-	f.observatory.had = f.holders.holds
+	f.observatory.had, f.observatory.ended = f.holders.holds, f.resume
 	return f, nil
 }
 

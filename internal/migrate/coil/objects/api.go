@@ -24,9 +24,11 @@ type object struct {
 	Spec              struct {
 		Replicas int64                `json:"replicas"`
 		Selector metav1.LabelSelector `json:"selector"` // of a Deployment
+		NodeName string               `json:"nodeName"` // of an EgressClient
 	} `json:"spec"`
 	Status struct {
 		Phase corev1.PodPhase `json:"phase"`
+		Node  *struct{}       `json:"node"` // of an EgressClient: the report of berthd
 	} `json:"status"`
 	raw []byte
 }

@@ -283,6 +283,25 @@ func (c egresses) back(ctx context.Context) (changed []string, err error) {
 	return changed, nil
 }
 
+// Returned deletes the EgressClients that berthd of a node has reported on, once the node is Coil's again: nobody would correct
+// these reports, by which gateways serve the pods. berth-operator creates the EgressClients again, without a report.
+func (c *Cluster) Returned(ctx context.Context, node string) (changed []string, err error) {
+	list, err := c.list(ctx, berthAPI+"egressclients")
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range list {
+		if o.Spec.NodeName != node || o.Status.Node == nil {
+			continue
+		}
+		if err := c.delete(ctx, berthAPI+"namespaces/"+o.Namespace+"/egressclients/"+o.Name, &o); err != nil {
+			return changed, fmt.Errorf("delete EgressClient %s/%s: %w", o.Namespace, o.Name, err)
+		}
+		changed = append(changed, fmt.Sprintf("deleted EgressClient %s/%s, whose pod uses Coil's gateways again", o.Namespace, o.Name))
+	}
+	return changed, nil
+}
+
 // refuseFinish returns an error if an Egress cannot be finished, before anything is changed.
 func (c egresses) refuseFinish(ctx context.Context) error {
 	list, err := c.list(ctx, coilAPI+"egresses")

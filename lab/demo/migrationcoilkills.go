@@ -1,0 +1,100 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/lab/run/faults"
+	"github.com/berthnet/berth/lab/run/kube"
+)
+
+// ofBerthd kills berthd. No program of Coil runs in a recording.
+const ofBerthd = "berthd"
+
+// coilFailpoints are the steps at which the tool is killed: those that it takes for each pod, and then those that it takes
+// once.
+var coilFailpoints = map[string]struct{ ofPods, once []string }{
+	"apply": {ofPods: []string{"adopt.record.after", "adopt.link.after"}},
+	"rollback": {ofPods: []string{
+		"coil.tunnels.after", "coil.prepared.after", "giveback.record.after", "giveback.routes.after", "giveback.rules.after", "giveback.rename.after",
+		"coil.inside.after", "giveback.clean.after",
+	}},
+	"apply --finish": {
+		[]string{"coil.settle.after", "adopt.rules.after", "adopt.routes.after", "coil.egress.after", "coil.tidy.after", "coil.addresses.after"},
+		[]string{"coil.rule.after", "coil.exports.after"},
+	},
+}
+
+// away does something while the API server is killed, and starts it again. One of another machine keeps running.
+func (m *coilMigration) away(ctx context.Context, do func()) {
+	if os.Getenv(kube.RemoteDir) != "" {
+		do()
+		return
+	}
+	check(m.control.KillAPIServer())
+	m.faults.Did(faults.APIServer)
+	err := attempt(do)
+	check(errors.Join(err, m.control.StartAPIServer(ctx)))
+}
+
+// during does something, or does it while the API server is killed, as a fault says.
+func (m *coilMigration) during(ctx context.Context, fault string, do func()) {
+	if fault == faults.APIServer {
+		m.away(ctx, do)
+		return
+	}
+	do()
+}
+
+// troubled runs a step of the tool to its end, after the tool was killed at random in it, also while the API server was away.
+func (m *coilMigration) troubled(ctx context.Context, args ...string) (r migrate.Report) {
+	m.faults.Reset()
+	for _, fault := range m.faults.Shuffled(faults.Tool, faults.Tool, faults.APIServer) {
+		m.during(ctx, fault, func() {
+			m.killed(ctx, args...)
+			m.flow(ctx, "after the tool was killed")
+		})
+	}
+	m.during(ctx, m.faults.Shuffled(faults.Tool, faults.APIServer)[0], func() { r = m.report(ctx, args...) })
+	if missing := m.faults.Missing(faults.Tool); len(missing) > 0 {
+		fail("%s was not killed in %s", missing[0], strings.Join(args, " "))
+	}
+	return r
+}
+
+// killed runs a step of the tool that is killed at a random failpoint, unless the step has passed it.
+func (m *coilMigration) killed(ctx context.Context, args ...string) {
+	points := coilFailpoints[strings.Join(args, " ")]
+	point := m.faults.Shuffled(slices.Concat(points.ofPods, points.once)...)[0]
+	spec := point + "=kill"
+	if slices.Contains(points.ofPods, point) {
+		spec += [...]string{"@1", "@2", "@3"}[m.faults.IntN(3)]
+	}
+	var r migrate.Report
+	err := m.tool(ctx, &r, spec, args...)
+	if err != nil && !strings.Contains(err.Error(), "killed") {
+		fail("%s with %s: %w", strings.Join(args, " "), spec, err)
+	}
+	if err != nil {
+		m.faults.Did(faults.Tool)
+	}
+}
+
+// start starts berthd, which is killed before while it starts, also while the API server is away, and waits until it is ready.
+func (m *coilMigration) start(ctx context.Context) {
+	for _, fault := range m.faults.Shuffled(ofBerthd, faults.APIServer) {
+		m.during(ctx, fault, func() {
+			check(m.Start())
+			time.Sleep(time.Duration(m.faults.IntN(500)) * time.Millisecond)
+			check(m.Kill())
+			m.faults.Did(ofBerthd)
+			m.flow(ctx, "after berthd was killed while it started")
+		})
+	}
+	check(errors.Join(m.Start(), m.WaitReady(ctx)))
+}
