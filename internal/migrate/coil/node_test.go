@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -317,7 +318,7 @@ func (m *moving) compare(before string) {
 	}
 }
 
-// The tool may be killed at any step: repeating it completes the migration or the rollback.
+// The tool may be killed at any step: pods are still reached, and repeating it completes the migration or the rollback.
 func TestKilledAtEveryStep(t *testing.T) {
 	for _, point := range failpoint.Names() {
 		if !strings.HasPrefix(point, "coil.") && !strings.HasPrefix(point, "adopt.") && !strings.HasPrefix(point, "giveback.") {
@@ -328,6 +329,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 			m.talk()
 			hit := m.until(point, (*coil.Node).Apply)
 			if !hit && strings.HasPrefix(point, "giveback.") || point == "coil.inside.after" || point == "coil.tunnels.after" {
+				m.forgetNeighbours()
 				hit = m.until(point, (*coil.Node).Rollback)
 				m.until("", (*coil.Node).Apply)
 			}
@@ -364,10 +366,33 @@ func (m *moving) until(point string, s step) (hit bool) {
 		if hit = true; i > 2 {
 			break
 		}
+		m.reached(point)
 		point = ""
 	}
 	m.t.Fatal("the step does not succeed")
 	return hit
+}
+
+// reached opens a connection to each pod after the tool was killed.
+func (m *moving) reached(point string) {
+	m.t.Helper()
+	for _, p := range m.Pods {
+		for _, a := range p.Addresses() {
+			ctx, cancel := context.WithTimeout(m.t.Context(), 20*time.Second)
+			if _, err := echo.Ask(ctx, m.Router(), "tcp", netip.AddrPortFrom(a, echo.Port), netip.Addr{}, "x"); err != nil {
+				m.t.Errorf("killed at %s: %s/%s does not answer at %s: %v", point, p.Namespace, p.Name, a, err)
+			}
+			cancel()
+		}
+	}
+}
+
+// forgetNeighbours removes what pods have learned of gateways that they have not used for long.
+func (m *moving) forgetNeighbours() {
+	m.t.Helper()
+	for _, p := range m.Pods {
+		harness.OK(m.t, ns.Do(m.PodNetns(p), func() error { return exec.Command("ip", "neigh", "flush", "dev", p.Interface).Run() }))
+	}
 }
 
 // A pod that the dump of etcd does not name must be replaced, and Finish waits for it. Those that it names are adopted.
