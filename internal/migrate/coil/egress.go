@@ -126,6 +126,9 @@ func removeEgress(rec attachment.Record) (changed bool, err error) {
 // answerByBerth is answerBy for Berth's gateways of a pod with addresses, whose link on the node is still Coil's.
 func (l *hostLinks) answerByBerth(hostLink string, of attachment.Netns, ifName string, addrs []netip.Addr) error {
 	link, err := l.host.LinkByName(hostLink)
+	if rtnl.IsNoLink(err) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("look up %s: %w", hostLink, err)
 	}

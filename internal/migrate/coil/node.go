@@ -224,15 +224,14 @@ func (n *Node) takeOver(ctx context.Context, a *adopt.Adopter, p pod) (changed b
 		}
 		netns, former, lease = r.Netns, r.Adopted.HostLink, r.Lease
 	}
-	if p.Egress.client {
-		if err := n.links.answerByBerth(p.Link.Name, netns, key.IfName, lease.Addrs()); err != nil {
-			return false, err
-		}
-	}
-	return a.TakeOver(ctx, adopt.Pod{
+	of := adopt.Pod{
 		Key: key, Pod: p.Pod, Lease: lease, Netns: netns, Keep: true,
 		Former: attachment.Adopted{From: n.cfg.from(), HostLink: former},
-	})
+	}
+	if p.Egress.client {
+		of.Prepare = func() error { return n.links.answerByBerth(p.Link.Name, netns, key.IfName, lease.Addrs()) }
+	}
+	return a.TakeOver(ctx, of)
 }
 
 // Finish implements migrate.System. Unlike Apply it may run beside berthd, and should: berthd announces the node's

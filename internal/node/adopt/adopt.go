@@ -71,6 +71,8 @@ type Pod struct {
 	Netns attachment.Netns
 	// Former is the former state. TakeOver adds the link's alias, and the routes and rules of the pod's addresses.
 	Former attachment.Adopted
+	// Prepare is called once the record is written, before the link changes; may be nil.
+	Prepare func() error
 	// Keep keeps the former routes, rules and alias, until Settle.
 	Keep bool
 }
@@ -94,6 +96,11 @@ func (a *Adopter) TakeOver(ctx context.Context, p Pod) (changed bool, err error)
 	changed = !known
 	if err := failpoint.Hit("adopt.record.after"); err != nil {
 		return changed, err
+	}
+	if p.Prepare != nil {
+		if err := p.Prepare(); err != nil {
+			return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
+		}
 	}
 	links, err := a.kernel.AddPod(ctx, daemon.PodOf(rec))
 	if err != nil {
