@@ -158,7 +158,7 @@ e2e: $(if $(filter ./web/%,$(E2E_PKG)),web/node_modules/.package-lock.json) ## R
 	@$(if $(filter file,$(origin E2E_PKG)),echo "Tests that the gate (make test) does not run in full:"; hack/sampled.sh list)
 	@environment=$$($(if $(filter file,$(origin E2E_PKG)),,RELEASE_ARCHS="$$(go env GOARCH)" RELEASE_CLIENTS=) hack/e2e-env.sh $(E2E_PKG)); eval "$$environment"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
-	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
+	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 120m $(TEST_FLAGS) || status=$$?; done; \
 	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; unset BERTH_RELEASE; make sampled || status=$$?; make families || status=$$?; make soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; make soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; make conformance-short || status=$$?;) exit $$status
 
 .PHONY: sampled

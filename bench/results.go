@@ -106,8 +106,7 @@ var budgets = []budget{
 	{"status-writes", 600, false, ""}, // the rate, after a burst
 
 	{"pool-requests-writes", 1, false, "one creation and one status write"},
-	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"},            // linear growth plus noise
-	{"pool-full-cpu", 1.3, false, "a cluster with 1,000 blocks instead of 100,000"}, // constant plus noise
+	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"}, // linear growth plus noise
 	{"pool-carve", 1.5, false, fewerBlocks},
 	{"pool-carve-last", 1.5, false, fewerBlocks},
 

@@ -53,12 +53,11 @@ type cluster struct {
 	daemon *rest.Config     // of the API server, without credentials
 	nodes  []*simulatedNode // the simulated ones
 
-	stop    context.CancelFunc // of the simulated daemons
-	running sync.WaitGroup     // simulated daemons, and pods that wait for an address
-	mu      sync.Mutex         // guards all below
-	waiting int                // pods
-	failed  error              // of a simulated daemon
-	serial  int                // of the last pod
+	running sync.WaitGroup // simulated daemons, and pods that wait for an address
+	mu      sync.Mutex     // guards all below
+	waiting int            // pods
+	failed  error          // of a simulated daemon
+	serial  int            // of the last pod
 }
 
 // Run starts a cluster, measures, and removes it.

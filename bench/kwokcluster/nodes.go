@@ -45,12 +45,13 @@ type simulatedNode struct {
 func (c *cluster) join(ctx context.Context) {
 	live := ctx
 	snapshot := c.lab.Snapshot()
-	must.OK(c.lab.Kube.Client.Create(ctx, must.Get(c.lab.Kube.Workloads.OperatorPod(snapshot.Instances[len(snapshot.Instances)-1].Name))))
 	for _, i := range snapshot.Instances {
 		if c.lab.Simulated(i.Name) {
 			c.nodes = append(c.nodes, &simulatedNode{name: i.Name})
 		}
 	}
+	// The operator's process runs beside the machines; its pod is on a node that KWOK makes Ready.
+	must.OK(c.lab.Kube.Client.Create(ctx, must.Get(c.lab.Kube.Workloads.OperatorPod(c.nodes[0].name))))
 	must.OK(objects.Each(ctx, len(c.nodes), writers, func(ctx context.Context, i int) error {
 		n := c.nodes[i]
 		instance, _ := snapshot.Instance(c.lab.Cloud.Instances.ID(n.name))

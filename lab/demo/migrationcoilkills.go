@@ -60,7 +60,7 @@ func (m *coilMigration) troubled(ctx context.Context, args ...string) (r migrate
 			m.flow(ctx, "after the tool was killed")
 		})
 	}
-	m.during(ctx, m.faults.Shuffled(faults.Tool, faults.APIServer)[0], func() { r = m.report(ctx, args...) })
+	r = m.report(ctx, args...)
 	if missing := m.faults.Missing(faults.Tool); len(missing) > 0 {
 		fail("%s was not killed in %s", missing[0], strings.Join(args, " "))
 	}
@@ -95,7 +95,7 @@ func (m *coilMigration) start(ctx context.Context) {
 	for _, fault := range m.faults.Shuffled(ofBerthd, faults.APIServer) {
 		m.during(ctx, fault, func() {
 			check(m.Start())
-			time.Sleep(time.Duration(m.faults.IntN(500)) * time.Millisecond)
+			<-time.After(time.Duration(m.faults.IntN(500)) * time.Millisecond) // at a random moment of its start
 			check(m.Kill())
 			m.faults.Did(ofBerthd)
 			m.flow(ctx, "after berthd was killed while it started")

@@ -27,7 +27,11 @@ type assignment struct {
 
 // assignments returns the assignments of all ENIs, sorted by address, a prefix before its addresses.
 func assignments(enis []facts) []assignment {
-	var out []assignment
+	n := len(enis)
+	for _, e := range enis {
+		n += len(e.held)
+	}
+	out := make([]assignment, 0, n)
 	for _, e := range enis {
 		if e.Primary.IsValid() {
 			out = append(out, assignment{cloud.HostPrefix(e.Primary), e.ID, true})
@@ -36,7 +40,12 @@ func assignments(enis []facts) []assignment {
 			out = append(out, assignment{p, e.ID, false})
 		}
 	}
-	slices.SortFunc(out, func(x, y assignment) int { return cmp.Or(x.prefix.Compare(y.prefix), cmp.Compare(x.eni, y.eni)) })
+	slices.SortFunc(out, func(x, y assignment) int {
+		if c := cloud.ComparePrefixes(x.prefix, y.prefix); c != 0 {
+			return c
+		}
+		return cmp.Compare(x.eni, y.eni)
+	})
 	return out
 }
 

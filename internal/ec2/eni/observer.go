@@ -180,7 +180,8 @@ func (o *observer) nextRepair(listed Part) time.Time {
 
 // ofInstance omits ENIs that are attached to another instance, whatever their device index, or are detached and were
 // created for another instance.
-func (o *observer) ofInstance(list []cloud.ENI) (out []facts) {
+func (o *observer) ofInstance(list []cloud.ENI) []facts {
+	out := make([]facts, 0, len(list))
 	for _, e := range list {
 		of := forInstance(e, o.cfg.Adopt)
 		if of == o.cfg.InstanceID || of == "" && e.Attachment == nil {

@@ -202,6 +202,9 @@ func sameENI(x, y v1alpha1.ENI) bool {
 // its turn among all nodes is due then.
 func (s *state) newsAt(want desiredState, now time.Time) (time.Time, news) {
 	pause := time.Duration(0)
+	if len(s.obj.Status.Conditions) > len(want.conditions)+s.writes.foreign { // an earlier operator's, which nobody maintains
+		return later(now, s.writes.turns[ofConditions]), ofConditions
+	}
 	for _, c := range want.conditions {
 		h := meta.FindStatusCondition(s.obj.Status.Conditions, c.Type)
 		switch {

@@ -42,6 +42,8 @@ type Fleet struct {
 	leaving map[string]*member   // by instance: removed during a pass
 	ended   map[string]time.Time // by instance: when its work ended, if recently
 	due     schedule
+	idle    int          // goroutines that wait for passes
+	passes  chan *member // for them
 }
 
 // New checks the configuration.
@@ -51,7 +53,7 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f := &Fleet{
 		cfg: cfg, holders: newHolders(), due: schedule{wake: retry.NewSignal()},
-		running: make(chan struct{}), members: map[string]*member{}, serving: map[string]int{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
+		running: make(chan struct{}), passes: make(chan *member, maxIdle), members: map[string]*member{}, serving: map[string]int{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
 	f.observatory = newObservatory(&f.cfg, f.shared.Catalog.Subnets, f.spawn, f.known)

@@ -231,7 +231,7 @@ func (c egresses) importOne(ctx context.Context, e *v1alpha1.Egress) (changed []
 }
 
 // orphan deletes an object, and leaves what it owns.
-func (c *Cluster) orphan(ctx context.Context, path string, o *object) error {
+func (c egresses) orphan(ctx context.Context, path string, o *object) error {
 	return c.deleteWith(ctx, path, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan), Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
 }
 
