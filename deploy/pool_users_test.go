@@ -186,10 +186,10 @@ func egressUsers(t *testing.T, namespace string) map[string]client.Client {
 	return clients
 }
 
-// Users with the role edit or admin cannot have pods count as clients of Coil's gateways, which are not reported as not served:
-// the annotation of a migration requires the right to create AddressPools.
+// Users with the role edit or admin cannot have pods count as clients of Coil's gateways, which are not reported as not served,
+// nor end that during a migration: each change of its annotation requires the right to create AddressPools.
 func TestNamespaceUsersCannotPretendToMigrate(t *testing.T) {
-	const namespace, why = "team-m", "metadata.annotations[migrate.berth.dev/coil-egress]: only users who may create AddressPools may set it"
+	const namespace, why = "team-m", "metadata.annotations[migrate.berth.dev/coil-egress]: only users who may create AddressPools may set, change or remove it"
 	admin := harness.KubeClient(t)
 	for role, c := range egressUsers(t, namespace) {
 		migrating := func(name, of string) *v1alpha1.Egress {
@@ -219,7 +219,9 @@ func TestNamespaceUsersCannotPretendToMigrate(t *testing.T) {
 		forbidden(t, patch(t, c, coils, annotate(`"2"`)), why)
 		harness.OK(t, patch(t, admin, coils, annotate(`"2"`)))
 		harness.OK(t, patch(t, c, coils, `{"spec":{"replicas":2}}`))
-		harness.OK(t, patch(t, c, coils, annotate("null")))
+		forbidden(t, patch(t, c, coils, annotate("null")), why)
+		forbidden(t, patch(t, c, coils, `{"metadata":{"annotations":null}}`), why)
+		harness.OK(t, patch(t, admin, coils, annotate("null")))
 	}
 }
 

@@ -414,7 +414,8 @@ func coilFinish(ctx context.Context, s *stage) string {
 	}
 	m.start(ctx)
 	m.flow(ctx, "after the second move")
-	await(ctx, "finish", func() { m.killed(ctx, "apply", "--finish") }) // berthd announces blocks a little later
+	kill := m.drawn("apply", "--finish")
+	await(ctx, "finish", func() { m.killed(ctx, kill, "apply", "--finish") }) // berthd announces blocks a little later
 	m.troubled(ctx, "apply", "--finish")
 	m.flow(ctx, "after finish")
 	m.add(ctx, "plain", "plain")

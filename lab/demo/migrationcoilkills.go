@@ -56,7 +56,7 @@ func (m *coilMigration) troubled(ctx context.Context, args ...string) (r migrate
 	m.faults.Reset()
 	for _, fault := range m.faults.Shuffled(faults.Tool, faults.Tool, faults.APIServer) {
 		m.during(ctx, fault, func() {
-			m.killed(ctx, args...)
+			m.killed(ctx, m.drawn(args...), args...)
 			m.flow(ctx, "after the tool was killed")
 		})
 	}
@@ -67,14 +67,19 @@ func (m *coilMigration) troubled(ctx context.Context, args ...string) (r migrate
 	return r
 }
 
-// killed runs a step of the tool that is killed at a random failpoint, unless the step has passed it.
-func (m *coilMigration) killed(ctx context.Context, args ...string) {
+// drawn returns a kill of a step of the tool at a random failpoint.
+func (m *coilMigration) drawn(args ...string) (spec string) {
 	points := coilFailpoints[strings.Join(args, " ")]
 	point := m.faults.Shuffled(slices.Concat(points.ofPods, points.once)...)[0]
-	spec := point + "=kill"
+	spec = point + "=kill"
 	if slices.Contains(points.ofPods, point) {
 		spec += [...]string{"@1", "@2", "@3"}[m.faults.IntN(3)]
 	}
+	return spec
+}
+
+// killed runs a step of the tool that is killed at a failpoint, unless the step has passed it.
+func (m *coilMigration) killed(ctx context.Context, spec string, args ...string) {
 	var r migrate.Report
 	err := m.tool(ctx, &r, spec, args...)
 	if err != nil && !strings.Contains(err.Error(), "killed") {

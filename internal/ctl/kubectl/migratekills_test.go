@@ -63,7 +63,6 @@ func (m *movers) troubled(t *testing.T, f *faults.Faults, kinds []string, args .
 				return
 			}
 			fault := deck[0]
-			deck = deck[1:]
 			switch fault {
 			case faults.APIServer:
 				away = true
@@ -73,12 +72,12 @@ func (m *movers) troubled(t *testing.T, f *faults.Faults, kinds []string, args .
 				kill()
 			case ofDaemons:
 				if !m.killDaemon(t, f) {
-					return
+					return // the next line tries again
 				}
-			default:
-				return
 			}
-			f.Did(fault)
+			if deck = deck[1:]; fault != "" {
+				f.Did(fault)
+			}
 		}))
 		code, err := ExitCode(cmd.ExecuteContext(ctx))
 		killed := ctx.Err() != nil
@@ -91,7 +90,7 @@ func (m *movers) troubled(t *testing.T, f *faults.Faults, kinds []string, args .
 		}
 		if !killed {
 			t.Logf("%s: kills: %s", strings.Join(args, " "), f.Counts())
-			if missing := f.Missing(faults.Tool); len(missing) > 0 {
+			if missing := f.Missing(kinds...); len(missing) > 0 {
 				t.Errorf("%s: not killed: %v", strings.Join(args, " "), missing)
 			}
 			return

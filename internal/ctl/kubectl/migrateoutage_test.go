@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -14,7 +15,11 @@ import (
 	"syscall"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/rollout"
 	"github.com/berthnet/berth/lab/run/faults"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -87,6 +92,25 @@ func TestOutages(t *testing.T) {
 	if count < 10 {
 		t.Errorf("%d requests failed, want more", count)
 	}
+}
+
+// A pod whose namespace is being deleted is waited for: Kubernetes rejects its eviction.
+func TestEvictionInEndingNamespace(t *testing.T) {
+	harness.KubeClean(t)
+	namespace, pod := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ending"}}, podOn("node-0", "web", "10.0.0.9")
+	pod.Namespace = namespace.Name
+	create(t, namespace, &pod)
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), namespace))
+	a, err := (&program{Options: Options{Config: harness.ControlPlane.Config()}}).connect()
+	harness.OK(t, err)
+	r := &requests{api: a}
+	harness.Eventually(t, harness.Patience, "the namespace ends", func() error {
+		err := r.evict(t.Context(), rollout.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "another"})
+		if _, is := errors.AsType[*rollout.BlockedError](err); !is || !strings.Contains(err.Error(), "ending/web") {
+			return fmt.Errorf("error = %w, want one that waits for pod ending/web", err)
+		}
+		return nil
+	})
 }
 
 // A certificate of the API server that does not verify is no outage.

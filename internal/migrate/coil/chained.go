@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/statefile"
 )
 
@@ -21,24 +24,42 @@ import (
 // survives a reboot, unlike the state directory.
 const aside = ".berth"
 
-// unchain removes Coil's plugin from another network's configuration.
+// unchain removes Coil's plugin from another network's configuration, and from one that the network wrote while an earlier call was
+// killed.
 func (n *Node) unchain(s state) (changed []string, err error) {
-	if !s.chained {
-		return nil, nil
+	kept, err := n.chainedFiles()
+	if err != nil {
+		return nil, err
 	}
-	did, err := edit(s.conf, func(was []byte) ([]byte, error) { return setAside(s.conf, was) })
-	if did {
-		changed = append(changed, "removed Coil's plugin from "+s.conf)
+	confs := map[string]bool{}
+	for _, path := range kept {
+		confs[strings.TrimSuffix(path, aside)] = true
 	}
-	return changed, err
+	if s.chained {
+		confs[s.conf] = true
+	}
+	for _, conf := range slices.Sorted(maps.Keys(confs)) {
+		did, err := edit(conf, func(was []byte) ([]byte, error) { return setAside(conf, was) })
+		if did {
+			changed = append(changed, "removed Coil's plugin from "+conf)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return changed, err
+		}
+	}
+	return changed, nil
 }
 
 // setAside keeps the content of a configuration beside it, and returns it without Coil's plugin.
 func setAside(conf string, was []byte) ([]byte, error) {
-	if _, at := parseConflist(was); at < 0 {
+	if _, at := parseConflist(was); at <= 0 {
 		return was, nil
 	}
-	if err := statefile.Replace(conf+aside, was, 0o644); err != nil {
+	info, err := os.Stat(conf)
+	if err == nil {
+		err = statefile.Replace(conf+aside, was, info.Mode().Perm())
+	}
+	if err != nil {
 		return nil, err
 	}
 	without, _, err := unchained(was)
@@ -94,37 +115,97 @@ func encode(list map[string]any) ([]byte, error) {
 	return append(text, '\n'), err
 }
 
+// draft ends the name of the file that replaces a configuration, and then holds what it replaced.
+const draft = aside + ".new"
+
 // edit replaces the content of a file that the other network's daemon may write at any time. What it writes meanwhile is
-// changed as well, not lost.
+// changed as well, not lost, also if edit is killed: a file that it writes has the time of the one from which it comes, so a
+// later draft is what the network wrote.
 func edit(path string, change func(was []byte) ([]byte, error)) (changed bool, err error) {
-	was, err := statefile.Read(path)
+	path, err = filepath.EvalSymlinks(path)
 	if err != nil {
 		return false, err
 	}
-	for expected, next := was, path+aside+".new"; ; {
-		want, err := change(was)
+	was, err := readVersion(path)
+	if err != nil {
+		return false, err
+	}
+	next, expected := path+draft, was.data
+	switch left, err := readVersion(next); {
+	case err == nil && left.info.ModTime().After(was.info.ModTime()):
+		was = left
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return false, err
+	}
+	for {
+		want, err := change(was.data)
 		if err != nil {
 			return changed, fmt.Errorf("%s: %w", path, err)
 		}
 		if bytes.Equal(want, expected) {
-			return changed, nil
+			return changed, removeDraft(path)
 		}
-		if err := statefile.Replace(next, want, 0o644); err != nil {
+		if err := was.write(next, want); err != nil {
+			return changed, err
+		}
+		if err := failpoint.Hit("coil.draft.after"); err != nil {
 			return changed, err
 		}
 		if err := statefile.Exchange(next, path); err != nil {
-			return changed, errors.Join(err, os.Remove(next))
+			return changed, errors.Join(err, removeDraft(path))
 		}
 		changed = true
-		found, err := statefile.Read(next)
-		if err == nil {
-			err = os.Remove(next)
-		}
-		if err != nil || bytes.Equal(found, expected) {
+		if err := failpoint.Hit("coil.exchange.after"); err != nil {
 			return changed, err
+		}
+		found, err := readVersion(next)
+		if err != nil {
+			return changed, err
+		}
+		if bytes.Equal(found.data, expected) {
+			return changed, removeDraft(path)
 		}
 		was, expected = found, want
 	}
+}
+
+// version is what a file was at a time.
+type version struct {
+	data []byte
+	info fs.FileInfo // not later than data
+}
+
+func readVersion(path string) (v version, err error) {
+	if v.info, err = os.Lstat(path); err == nil {
+		v.data, err = statefile.Read(path)
+	}
+	return v, err
+}
+
+// write replaces a file at once, with the permissions and the time of v.
+func (v version) write(path string, data []byte) error {
+	tmp := path + ".new"
+	err := statefile.Create(tmp, data, v.info.Mode().Perm())
+	if err == nil {
+		err = os.Chmod(tmp, v.info.Mode().Perm()) // despite the umask
+	}
+	if err == nil {
+		err = os.Chtimes(tmp, time.Time{}, v.info.ModTime())
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	return err
+}
+
+// removeDraft removes what edit left beside a file.
+func removeDraft(path string) (err error) {
+	for _, left := range []string{path + draft, path + draft + ".new"} {
+		if failed := os.Remove(left); !errors.Is(failed, fs.ErrNotExist) {
+			err = errors.Join(err, failed)
+		}
+	}
+	return err
 }
 
 // rechain undoes unchain.
@@ -138,7 +219,7 @@ func (n *Node) rechain() (changed []string, err error) {
 		}
 		switch _, err = edit(conf, func(is []byte) ([]byte, error) { return chainedAgain(is, was) }); {
 		case errors.Is(err, fs.ErrNotExist):
-			err = os.Rename(path, conf)
+			err = errors.Join(os.Rename(path, conf), removeDraft(conf))
 		case err == nil:
 			err = os.Remove(path)
 		}
@@ -154,7 +235,11 @@ func (n *Node) rechain() (changed []string, err error) {
 func (n *Node) forgetChained() error {
 	kept, err := n.chainedFiles()
 	for _, path := range kept {
-		err = errors.Join(err, os.Remove(path))
+		conf := strings.TrimSuffix(path, aside)
+		if target, failed := filepath.EvalSymlinks(conf); failed == nil {
+			conf = target
+		}
+		err = errors.Join(err, removeDraft(conf), os.Remove(path))
 	}
 	return err
 }

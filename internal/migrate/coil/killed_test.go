@@ -35,13 +35,14 @@ var (
 	finishing = stage{(*coil.Node).Finish, []string{
 		"coil.rule.after", "coil.settle.after", "adopt.rules.after", "adopt.routes.after", "coil.egress.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after",
 	}, false}
+	chaining = []string{"coil.draft.after", "coil.exchange.after"} // of apply and rollback, where Coil is chained
 )
 
 // The tool may be killed at any step, of any pod: the pods are reached meanwhile, and repeating the step completes it.
 func TestKilledAtEveryStep(t *testing.T) {
 	for _, point := range failpoint.Names() {
 		ours := strings.HasPrefix(point, "coil.") || strings.HasPrefix(point, "adopt.") || strings.HasPrefix(point, "giveback.")
-		if ours && !slices.Contains(slices.Concat(applying.points, undoing.points, finishing.points), point) {
+		if ours && !slices.Contains(slices.Concat(applying.points, undoing.points, finishing.points, chaining), point) {
 			t.Errorf("%s is not tested", point)
 		}
 	}
@@ -95,6 +96,14 @@ func (m *moving) haltedAt(s stage, point string) {
 // halted performs a step that fails at a hit of a failpoint, and checks that all pods are reached then.
 func (m *moving) halted(point string, at int, s step) bool {
 	m.t.Helper()
+	hit := m.fails(point, at, s)
+	m.reached(fmt.Sprintf("after hit %d of %s", at, point))
+	return hit
+}
+
+// fails performs a step, and reports whether it failed at a hit of a failpoint.
+func (m *moving) fails(point string, at int, s step) bool {
+	m.t.Helper()
 	restore, err := failpoint.Set(fmt.Sprintf("%s=error@%d", point, at))
 	harness.OK(m.t, err)
 	m.with(func(n *coil.Node) { _, err = s(n, m.t.Context()) })
@@ -102,7 +111,6 @@ func (m *moving) halted(point string, at int, s step) bool {
 	if err != nil && !errors.Is(err, failpoint.ErrHit) {
 		m.t.Fatalf("halted at %s: %v", point, err)
 	}
-	m.reached(fmt.Sprintf("after hit %d of %s", at, point))
 	return err != nil
 }
 

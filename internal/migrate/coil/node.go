@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon"
 )
 
-var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.prepared.after", "coil.inside.after")
+var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.prepared.after", "coil.inside.after", "coil.draft.after", "coil.exchange.after")
 
 // DefaultNetwork is the network's name in the configuration that Coil's installer writes.
 const DefaultNetwork = "k8s-pod-network"
@@ -182,8 +182,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	if o := s.decide(n.cfg.from(), n.cfg.Network).Blocked(); len(o) > 0 {
 		return migrate.Report{}, fmt.Errorf("%s: %s", o[0].What, o[0].Remedy)
 	}
-	if s.chained {
-		changed, err := n.unchain(s)
+	if changed, err := n.unchain(s); s.chained || err != nil || len(changed) > 0 {
 		r, failed := n.report(ctx, "apply", changed, nil)
 		return r, errors.Join(err, failed)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/ns/nstest"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/coil"
 	"github.com/berthnet/berth/internal/migrate/coil/etcd"
@@ -306,6 +307,9 @@ func TestRollback(t *testing.T) {
 	for name, form := range forms {
 		t.Run(name, func(t *testing.T) {
 			m := raise(t, form.cluster, form.node)
+			if m.known == nil {
+				m.addForeignLink()
+			}
 			m.talk()
 			before := m.dump()
 			m.do((*coil.Node).Apply, true)
@@ -317,6 +321,26 @@ func TestRollback(t *testing.T) {
 			m.compare(before)
 		})
 	}
+}
+
+// addForeignLink adds a link of another network, which looks like a pod of Coil v1.
+func (m *moving) addForeignLink() {
+	m.t.Helper()
+	harness.OK(m.t, ns.Netlink(m.Netns(m.node), func(h *netlink.Handle) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "veth0123456789a"
+		link := &netlink.Veth{LinkAttrs: attrs, PeerName: "foreign"}
+		if err := h.LinkAdd(link); err != nil {
+			return err
+		}
+		if err := h.LinkSetUp(link); err != nil {
+			return err
+		}
+		if err := h.AddrAdd(link, &netlink.Addr{IPNet: rtnl.IPNet(netip.MustParsePrefix("169.254.1.1/32"))}); err != nil {
+			return err
+		}
+		return h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: rtnl.IPNet(netip.MustParsePrefix("192.0.2.77/32")), Scope: netlink.SCOPE_LINK})
+	}))
 }
 
 // compare compares the state of pods and of Coil with an earlier one. Berth's own rules and tables may stay.
@@ -373,13 +397,23 @@ func TestChainedForEgressAlone(t *testing.T) {
 	m := raised(t, c, "node-3", nil)
 	conf := m.File("node-3", "/etc/cni/net.d/10-net.conflist")
 	before, was := m.dump(), string(check(os.ReadFile(conf)))
-	m.do((*coil.Node).Apply, true)
+	killed := func(s step) {
+		t.Helper()
+		for _, point := range chaining {
+			if !m.fails(point, 1, s) {
+				t.Errorf("%s was not hit", point)
+			}
+		}
+	}
+	killed((*coil.Node).Apply)
+	m.do((*coil.Node).Apply, false) // the last kill was after the change
 	m.do((*coil.Node).Apply, false)
 	m.state = t.TempDir() // a reboot: the state directory is on a tmpfs
 	if now := string(check(os.ReadFile(conf))); strings.Contains(now, "coil") || !strings.Contains(now, "host-local") {
 		t.Errorf("configuration = %s, want it without Coil's plugin alone", now)
 	}
-	m.do((*coil.Node).Rollback, true)
+	killed((*coil.Node).Rollback)
+	m.do((*coil.Node).Rollback, true) // it tells of a configuration that is complete already
 	m.do((*coil.Node).Rollback, false)
 	if now := string(check(os.ReadFile(conf))); now != was {
 		t.Errorf("configuration = %s, want %s", now, was)
@@ -388,7 +422,7 @@ func TestChainedForEgressAlone(t *testing.T) {
 	m.do((*coil.Node).Apply, true)
 	m.do((*coil.Node).Finish, true)
 	m.do((*coil.Node).Finish, false)
-	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(conf), "*.berth")); strings.Contains(m.dump(), "table 116") || len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(conf), "*.berth*")); strings.Contains(m.dump(), "table 116") || len(left) > 0 {
 		t.Errorf("left: %s, %v", m.dump(), left)
 	}
 }

@@ -78,7 +78,7 @@ func (n *Node) form(s state) (f form, err error) {
 	}
 	for _, p := range s.pods {
 		link, err := n.links.host.LinkByIndex(p.Link.Index)
-		if p.chained() || rtnl.IsNoLink(err) {
+		if p.chained() || p.Container == "" || rtnl.IsNoLink(err) { // without an alias it may be another network's
 			continue
 		}
 		if err != nil {
@@ -326,13 +326,6 @@ func (in *inside) restore(f form) error {
 		}
 		if err := in.withdraw(addr, gw); err != nil {
 			return err
-		}
-		if addr.Is4() { // the node answers ARP requests only once the link is Coil's again
-			neighbour := rtnl.PermanentNeighbour(index, gw, in.hostMAC)
-			neighbour.State = unix.NUD_REACHABLE
-			if err := in.handle.NeighSet(neighbour); err != nil {
-				return fmt.Errorf("set the neighbour entry of %s: %w", gw, err)
-			}
 		}
 		if !f.behind {
 			continue

@@ -34,8 +34,16 @@ func TestMissingRights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		got := Run(t.Context(), unreachable{err: err}, "test", Options{Direction: Apply}, clock.Real{}, func(string, string) {})
-		if took := time.Since(began); took > propagation+interval || got == nil || !strings.Contains(got.Error(), `allow it to the user of the kubeconfig`) || !strings.Contains(got.Error(), `cannot patch resource "nodes"`) {
+		if took := time.Since(began); took > propagation+interval || got == nil || !strings.Contains(got.Error(), `give it to the user of the kubeconfig`) || !strings.Contains(got.Error(), `cannot patch resource "nodes"`) {
 			t.Errorf("error after %v = %v, want it within %v with the right", took, got, propagation+interval)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		quota := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "tool", errors.New("exceeded quota: pods, requested: pods=1, used: pods=9, limited: pods=9"))
+		began := time.Now()
+		got := Run(t.Context(), unreachable{err: quota}, "test", Options{Direction: Apply}, clock.Real{}, func(string, string) {})
+		if took := time.Since(began); took < Patience || got == nil || strings.Contains(got.Error(), "kubeconfig") || !strings.Contains(got.Error(), "exceeded quota") {
+			t.Errorf("error after %v = %v, want it after %v with the reason", took, got, Patience)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -38,6 +39,10 @@ const Patience = 5 * time.Minute
 // added, rejects requests for a few seconds.
 const propagation = 15 * time.Second
 
+// right is the text by which the API server names a right that a user lacks. It rejects requests for other reasons too, such as
+// a ResourceQuota or a webhook, which may pass.
+var right = regexp.MustCompile(`cannot [a-z]+ (resource|path) "`)
+
 // Run moves nodes until nothing is left to do. It calls progress for every action and every new reason to wait. The
 // error names the nodes that failed. A later run continues where this one ended.
 func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock, progress func(node, what string)) error {
@@ -50,11 +55,11 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 		}
 	}
 	healthy := clk.Now()
-	var forbidden time.Time // since when requests have been rejected; zero: the last one was not
+	var forbidden time.Time // since when a right has been missing; zero: the last request was not rejected for one
 	for {
 		done, err := round(ctx, c, from, &o, tell)
 		switch {
-		case !apierrors.IsForbidden(err):
+		case !apierrors.IsForbidden(err) || !right.MatchString(err.Error()):
 			forbidden = time.Time{}
 		case forbidden.IsZero():
 			forbidden = clk.Now()
@@ -68,7 +73,7 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 		case Untrusted(err) != nil:
 			return Untrusted(err)
 		case !forbidden.IsZero() && clk.Now().Sub(forbidden) >= propagation:
-			return fmt.Errorf("the API server has rejected a request for %s: allow it to the user of the kubeconfig, and repeat the command, which continues: %w", propagation, err)
+			return fmt.Errorf("a right has been missing for %s: give it to the user of the kubeconfig, and repeat the command, which continues: %w", propagation, err)
 		case err == nil:
 			healthy = clk.Now()
 		case clk.Now().Sub(healthy) > Patience:

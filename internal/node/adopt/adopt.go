@@ -262,7 +262,7 @@ func (a *Adopter) Settle(rec attachment.Record) (changed bool, err error) {
 	if rec.Adopted == nil {
 		return false, nil
 	}
-	link, err := a.Link(rec)
+	link, err := a.link(rec)
 	if err == nil && link != nil {
 		changed, err = a.removeFormer(*rec.Adopted, link.Attrs().Index)
 	}

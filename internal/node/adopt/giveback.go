@@ -42,7 +42,7 @@ func (a *Adopter) giveBack(rec attachment.Record, former attachment.Adopted, ins
 	if err := failpoint.Hit("giveback.record.after"); err != nil {
 		return err
 	}
-	link, err := a.Link(rec)
+	link, err := a.link(rec)
 	if err != nil {
 		return err
 	}
@@ -54,9 +54,9 @@ func (a *Adopter) giveBack(rec attachment.Record, former attachment.Adopted, ins
 	return a.store.Delete(rec.Key)
 }
 
-// Link returns the link of an adopted attachment under its own or its former name, or nil. The former name may depend only on
+// link returns the link of an adopted attachment under its own or its former name, or nil. The former name may depend only on
 // the pod's name, so a link with another MAC address belongs to a later pod of the same name.
-func (a *Adopter) Link(rec attachment.Record) (netlink.Link, error) {
+func (a *Adopter) link(rec attachment.Record) (netlink.Link, error) {
 	for _, name := range []string{rec.HostLink, rec.Adopted.HostLink} {
 		link, err := a.host.LinkByName(name)
 		if err == nil && link.Type() == "veth" && (name == rec.HostLink || bytes.Equal(link.Attrs().HardwareAddr, rec.HostMAC)) {

@@ -24,7 +24,6 @@ type object struct {
 	Spec              struct {
 		Replicas int64                `json:"replicas"`
 		Selector metav1.LabelSelector `json:"selector"` // of a Deployment
-		NodeName string               `json:"nodeName"` // of an EgressClient
 	} `json:"spec"`
 	Status struct {
 		Phase corev1.PodPhase `json:"phase"`
@@ -49,11 +48,16 @@ func (c *Cluster) get(ctx context.Context, path string) (*object, error) {
 	return o, nil
 }
 
-// list reads the objects at a path, with labels if a selector is given. Kinds that are not installed have none.
-func (c *Cluster) list(ctx context.Context, path string, selector ...string) ([]object, error) {
+// list reads the objects at a path. Kinds that are not installed have none.
+func (c *Cluster) list(ctx context.Context, path string) ([]object, error) {
+	return c.selected(ctx, path, "", "")
+}
+
+// selected reads the objects at a path that a selector selects: labelSelector or fieldSelector.
+func (c *Cluster) selected(ctx context.Context, path, kind, selector string) ([]object, error) {
 	r := c.API.Get().AbsPath(path)
-	for _, l := range selector {
-		r = r.Param("labelSelector", l)
+	if selector != "" {
+		r = r.Param(kind, selector)
 	}
 	raw, err := r.DoRaw(ctx)
 	if apierrors.IsNotFound(err) {
