@@ -3,6 +3,7 @@
 //
 //	fleet.go        the operator's interface: Set, Remove, Kick, Invalidate, CheckInstance
 //	run.go          passes of nodes, full listings, and the collection of orphans
+//	workers.go      goroutines that make passes
 //	schedule.go     when the next pass of each node is due
 //	member.go       one node with its reconciler
 //	holders.go      which node holds which address
@@ -33,6 +34,7 @@ type Fleet struct {
 	holders     *holders
 	observatory *observatory
 	work        sync.WaitGroup
+	workers     *workers
 
 	mu      sync.Mutex // guards all below, and the fields of members marked so; never held during a call
 	ctx     context.Context
@@ -42,8 +44,6 @@ type Fleet struct {
 	leaving map[string]*member   // by instance: removed during a pass
 	ended   map[string]time.Time // by instance: when its work ended, if recently
 	due     schedule
-	idle    int          // goroutines that wait for passes
-	passes  chan *member // for them
 }
 
 // New checks the configuration.
@@ -53,7 +53,7 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f := &Fleet{
 		cfg: cfg, holders: newHolders(), due: schedule{wake: retry.NewSignal()},
-		running: make(chan struct{}), passes: make(chan *member, maxIdle), members: map[string]*member{}, serving: map[string]int{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
+		running: make(chan struct{}), workers: newWorkers(), members: map[string]*member{}, serving: map[string]int{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
 	f.observatory = newObservatory(&f.cfg, f.shared.Catalog.Subnets, f.spawn, f.known)

@@ -68,12 +68,15 @@ func (f *Fleet) begin(ctx context.Context) time.Duration {
 			continue
 		}
 		m.running, m.after, m.again = true, nil, false
-		if f.idle > 0 {
-			f.idle--
-			f.passes <- m // has room
+		if f.workers.hand(m) {
 			continue
 		}
-		f.work.Go(func() { f.serve(ctx, m) })
+		f.work.Go(func() {
+			for m := m; m != nil; m = f.workers.next(ctx) {
+				clock.Turn(f.cfg.Clock, m.name, 0)
+				f.run(ctx, m)
+			}
+		})
 	}
 }
 
@@ -111,41 +114,6 @@ func (f *Fleet) resume() {
 			f.due.sooner(m, now.Add(time.Duration(f.cfg.Random(int64(within)))))
 		}
 	}
-}
-
-// maxIdle is the maximum number of goroutines that wait for passes.
-const maxIdle = 64
-
-// serve runs a node, and then others: a new goroutine for each would have to grow its stack each time.
-func (f *Fleet) serve(ctx context.Context, m *member) {
-	for m != nil {
-		clock.Turn(f.cfg.Clock, m.name, 0)
-		f.run(ctx, m)
-		m = f.another(ctx)
-	}
-}
-
-// another waits for a node to run; nil if there is none, or if enough goroutines wait.
-func (f *Fleet) another(ctx context.Context) *member {
-	f.mu.Lock()
-	if f.idle == maxIdle {
-		f.mu.Unlock()
-		return nil
-	}
-	f.idle++
-	f.mu.Unlock()
-	select {
-	case m := <-f.passes:
-		return m
-	case <-ctx.Done():
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.idle > 0 {
-		f.idle--
-		return nil
-	}
-	return <-f.passes // begin counted on this goroutine
 }
 
 // run makes passes for one node until nothing is left to do now.
