@@ -139,7 +139,6 @@ var budgets = []budget{
 	{"policy-told", 1, false, ""},
 	{"policy-deleted", 10, false, ""},
 	{"policy-operator-cpu", 1.5, false, "100 nodes instead of 2,000"},
-	{"policy-operator-200000-cpu", 1.5, false, "2,000 nodes instead of 20,000"},
 	{"policy-operator-memory", 2, false, ""},
 	{"policy-node-memory", 1.1, false, "10,000 pods in the cluster instead of 160,000"},
 	{"port-add", 1.1, false, byVsctl},

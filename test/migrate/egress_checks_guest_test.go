@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,21 +84,19 @@ func (m *egressMove) clientsWait(node string) {
 	}
 }
 
-// gatewaysOfCoilEnd ends the pods of Coil's gateways, as kubelets do.
+// gatewaysOfCoilEnd ends the pods of Coil's gateways, as the garbage collector and kubelets do once finish has removed the
+// ReplicaSets.
 func (m *egressMove) gatewaysOfCoilEnd() {
 	m.t.Helper()
+	sets := &appsv1.ReplicaSetList{}
+	harness.OK(m.t, m.lab.Kube.Client.List(m.t.Context(), sets, client.InNamespace(egressNamespace), client.MatchingLabels{"app.kubernetes.io/name": "coil"}))
+	if len(sets.Items) > 0 {
+		m.t.Errorf("%d ReplicaSets of Coil's gateways are left after finish", len(sets.Items))
+	}
 	for _, p := range m.Pods {
 		if !p.IsGateway() {
 			continue
 		}
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
-		harness.Eventually(m.t, harness.Patience, "pod "+p.Name+" is being deleted", func() error {
-			err := m.lab.Kube.Client.Get(m.t.Context(), client.ObjectKeyFromObject(pod), pod)
-			if err == nil && pod.DeletionTimestamp == nil {
-				err = errors.New("it is not")
-			}
-			return client.IgnoreNotFound(err)
-		})
 		n, err := m.lab.Node(p.Node)
 		harness.OK(m.t, err)
 		list, err := libcni.NetworkConfFromFile(filepath.Join(n.ConfDir(), "10-berth.conflist"))
@@ -106,6 +105,7 @@ func (m *egressMove) gatewaysOfCoilEnd() {
 			ContainerID: p.Container, NetNS: m.PodNetns(p), IfName: p.Interface,
 			Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_UID", p.UID}},
 		}))
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
 		harness.OK(m.t, client.IgnoreNotFound(m.lab.Kube.Client.Delete(m.t.Context(), pod, client.GracePeriodSeconds(0))))
 	}
 }
