@@ -4,31 +4,17 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/lab/replay"
 	"github.com/berthnet/berth/lab/run/faults"
 	"github.com/berthnet/berth/lab/run/kube"
 )
 
 // ofBerthd kills berthd. No program of Coil runs in a recording.
 const ofBerthd = "berthd"
-
-// coilFailpoints are the steps at which the tool is killed: those that it takes for each pod, and then those that it takes
-// once.
-var coilFailpoints = map[string]struct{ ofPods, once []string }{
-	"apply": {ofPods: []string{"adopt.record.after", "adopt.link.after"}},
-	"rollback": {ofPods: []string{
-		"coil.tunnels.after", "coil.prepared.after", "giveback.record.after", "giveback.routes.after", "giveback.rules.after", "giveback.rename.after",
-		"coil.inside.after", "giveback.clean.after",
-	}},
-	"apply --finish": {
-		[]string{"coil.settle.after", "adopt.rules.after", "adopt.routes.after", "coil.egress.after", "coil.tidy.after", "coil.addresses.after"},
-		[]string{"coil.rule.after", "coil.exports.after"},
-	},
-}
 
 // away does something while the API server is killed, and starts it again. One of another machine keeps running.
 func (m *coilMigration) away(ctx context.Context, do func()) {
@@ -69,13 +55,7 @@ func (m *coilMigration) troubled(ctx context.Context, args ...string) (r migrate
 
 // drawn returns a kill of a step of the tool at a random failpoint.
 func (m *coilMigration) drawn(args ...string) (spec string) {
-	points := coilFailpoints[strings.Join(args, " ")]
-	point := m.faults.Shuffled(slices.Concat(points.ofPods, points.once)...)[0]
-	spec = point + "=kill"
-	if slices.Contains(points.ofPods, point) {
-		spec += [...]string{"@1", "@2", "@3"}[m.faults.IntN(3)]
-	}
-	return spec
+	return replay.CoilKills[strings.Join(args, " ")].Draw(m.faults.Rand, 3)
 }
 
 // killed runs a step of the tool that is killed at a failpoint, unless the step has passed it.

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -42,6 +41,7 @@ import (
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/lab/replay"
+	"github.com/berthnet/berth/lab/run/faults"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -59,7 +59,7 @@ type egressMove struct {
 	clients  []replay.Pod
 	services map[netip.Addr]string // names of Egresses by the addresses of their Services
 	talks    *harness.Conversations
-	random   *rand.Rand
+	faults   *faults.Faults
 	began    time.Time
 }
 
@@ -115,9 +115,10 @@ func raiseEgressMove(t *testing.T) *egressMove {
 	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
 	harness.OK(t, err)
 	harness.KubeClean(t) // labs of other packages use the same names of pools and nodes
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	m := &egressMove{t: t, services: map[netip.Addr]string{}, random: rand.New(rand.NewPCG(seed, 0)), began: time.Now()}
+	f, err := faults.New()
+	harness.OK(t, err)
+	t.Log(f)
+	m := &egressMove{t: t, services: map[netip.Addr]string{}, faults: f, began: time.Now()}
 	l := harness.Raise(t, lab.Options{
 		Mode: lab.PoolMode, Egress: true, Nodes: 2, NoDaemons: true, RestartOperators: true, Pools: []v1alpha1.AddressPool{},
 		DaemonArgs: append(slices.Clone(lab.EgressArgs), "--cni-network="+coil.DefaultNetwork),
@@ -321,7 +322,7 @@ func (m *egressMove) there(node string) {
 	m.label(node, rollout.Serving)
 	for range 2 {
 		harness.OK(m.t, n.Start())
-		time.Sleep(time.Duration(m.random.Int64N(int64(3 * time.Second)))) // until berthd is killed, at any step
+		time.Sleep(time.Duration(m.faults.Int64N(int64(3 * time.Second)))) // until berthd is killed, at any step
 		harness.OK(m.t, n.Kill())
 	}
 	m.step("berthd serves " + node)
@@ -409,19 +410,26 @@ func (m *egressMove) finish() {
 	}
 }
 
-// failpoints are steps of berthctl at which it is killed.
-var failpoints = []string{
-	"adopt.link.after", "migrate.adopted.after", "migrate.setup.after", "rollback.returned.after", "coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after",
-}
-
-// killed runs berthctl some times, and kills it at random steps, some of which the verb does not have.
+// killed runs berthctl some times, and kills it at random steps that the verb has, unless it has passed them. The first kill
+// happens.
 func (m *egressMove) killed(node string, args ...string) {
 	m.t.Helper()
-	for _, i := range m.random.Perm(len(failpoints))[:3] {
-		fault := fmt.Sprintf("%s=kill@%d", failpoints[i], 1+m.random.IntN(3))
-		if err := m.try(node, fault, new(migrate.Report), args...); err != nil && !strings.Contains(err.Error(), "killed") {
-			m.t.Logf("%s on %s with %s: %v", strings.Join(args, " "), node, fault, err)
-		}
+	verb := strings.Join(args, " ")
+	m.faults.Reset()
+	for i := range 3 {
+		fault := replay.CoilKills[verb].Draw(m.faults.Rand, 1+i)
+		harness.Eventually(m.t, harness.Patience, verb+" on "+node+" with "+fault, func() error {
+			err := m.try(node, fault, new(migrate.Report), args...)
+			if err != nil && strings.Contains(err.Error(), "killed") {
+				m.faults.Did(faults.Tool)
+				return nil
+			}
+			return err
+		})
+	}
+	m.t.Logf("%s on %s: kills: %s", verb, node, m.faults.Counts())
+	if missing := m.faults.Missing(faults.Tool); len(missing) > 0 {
+		m.t.Errorf("%s on %s was not killed", verb, node)
 	}
 }
 

@@ -27,15 +27,10 @@ type stage struct {
 }
 
 var (
-	applying = stage{(*coil.Node).Apply, []string{"adopt.record.after", "adopt.link.after"}, false}
-	undoing  = stage{(*coil.Node).Rollback, []string{
-		"coil.tunnels.after", "coil.prepared.after", "giveback.record.after", "giveback.routes.after", "giveback.rules.after", "giveback.rename.after",
-		"coil.inside.after", "giveback.clean.after",
-	}, true}
-	finishing = stage{(*coil.Node).Finish, []string{
-		"coil.rule.after", "coil.settle.after", "adopt.rules.after", "adopt.routes.after", "coil.egress.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after",
-	}, false}
-	chaining = []string{"coil.draft.after", "coil.exchange.after"} // of apply and rollback, where Coil is chained
+	applying  = stage{(*coil.Node).Apply, replay.CoilKills["apply"].All(), false}
+	undoing   = stage{(*coil.Node).Rollback, replay.CoilKills["rollback"].All(), true}
+	finishing = stage{(*coil.Node).Finish, replay.CoilKills["apply --finish"].All(), false}
+	chaining  = []string{"coil.draft.after", "coil.exchange.after"} // of apply and rollback, where Coil is chained
 )
 
 // The tool may be killed at any step, of any pod: the pods are reached meanwhile, and repeating the step completes it.

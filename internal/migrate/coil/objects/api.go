@@ -48,16 +48,12 @@ func (c *Cluster) get(ctx context.Context, path string) (*object, error) {
 	return o, nil
 }
 
-// list reads the objects at a path. Kinds that are not installed have none.
-func (c *Cluster) list(ctx context.Context, path string) ([]object, error) {
-	return c.selected(ctx, path, "", "")
-}
-
-// selected reads the objects at a path that a selector selects: labelSelector or fieldSelector.
-func (c *Cluster) selected(ctx context.Context, path, kind, selector string) ([]object, error) {
+// list reads the objects at a path, those that a selector selects if one is given: by labelSelector or fieldSelector. Kinds
+// that are not installed have none.
+func (c *Cluster) list(ctx context.Context, path string, by ...string) ([]object, error) {
 	r := c.API.Get().AbsPath(path)
-	if selector != "" {
-		r = r.Param(kind, selector)
+	for selector := range slices.Chunk(by, 2) {
+		r = r.Param(selector[0], selector[1])
 	}
 	raw, err := r.DoRaw(ctx)
 	if apierrors.IsNotFound(err) {

@@ -157,12 +157,12 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 // podsOf returns the names of a Deployment's pods that may still run.
 func (c *Cluster) podsOf(ctx context.Context, d *object) (names []string, err error) {
 	selector := metav1.FormatLabelSelector(&d.Spec.Selector)
-	sets, err := c.selected(ctx, "/apis/apps/v1/namespaces/"+c.Namespace+"/replicasets", "labelSelector", selector)
+	sets, err := c.list(ctx, "/apis/apps/v1/namespaces/"+c.Namespace+"/replicasets", "labelSelector", selector)
 	if err != nil {
 		return nil, err
 	}
 	sets = slices.DeleteFunc(sets, func(s object) bool { return !metav1.IsControlledBy(&s, d) })
-	pods, err := c.selected(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", "labelSelector", selector)
+	pods, err := c.list(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", "labelSelector", selector)
 	for i := range pods {
 		p := &pods[i]
 		ours := slices.ContainsFunc(sets, func(s object) bool { return metav1.IsControlledBy(p, &s) })

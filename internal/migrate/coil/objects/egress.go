@@ -286,7 +286,7 @@ func (c egresses) back(ctx context.Context) (changed []string, err error) {
 // Returned deletes the EgressClients that berthd of a node has reported on, once the node is Coil's again: nobody would correct
 // these reports, by which gateways serve the pods. berth-operator creates the EgressClients again, without a report.
 func (c *Cluster) Returned(ctx context.Context, node string) (changed []string, err error) {
-	list, err := c.selected(ctx, berthAPI+"egressclients", "fieldSelector", "spec.nodeName="+node)
+	list, err := c.list(ctx, berthAPI+"egressclients", "fieldSelector", "spec.nodeName="+node)
 	if err != nil {
 		return nil, err
 	}
