@@ -131,7 +131,7 @@ demo: ## Create a VPC on this machine, run pods in it, and check their connectiv
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
-	@hack/deps.sh demo $(if $(filter pool egress coil,$(MODE) $(FROM)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
+	@hack/deps.sh demo $(if $(filter pool egress coil coil-v1,$(MODE) $(FROM)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
 	@$(if $(filter operator branches pool port egress policy migrate,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port policy migrate,$(MODE)),--api));) \
 	$(if $(filter migrate,$(MODE)$(FROM)),cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent) && hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null;) \
@@ -151,14 +151,15 @@ soak: ## Kill programs at random for an hour, and write a report (SOAK_TIME=8h, 
 
 # Tests of whole clusters get images and programs that need no network (see
 # test/cluster). They need the whole machine, so packages run one after the other. Each
-# mounts its own cgroups, so each has its own sandbox.
+# mounts its own cgroups, so each has its own sandbox. Like other long recipes, it calls
+# make by name, because make -n runs every line with the variable MAKE.
 .PHONY: e2e
 e2e: $(if $(filter ./web/%,$(E2E_PKG)),web/node_modules/.package-lock.json) ## Run the tests with real container runtimes and whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
 	@$(if $(filter file,$(origin E2E_PKG)),echo "Tests that the gate (make test) does not run in full:"; hack/sampled.sh list)
 	@environment=$$($(if $(filter file,$(origin E2E_PKG)),,RELEASE_ARCHS="$$(go env GOARCH)" RELEASE_CLIENTS=) hack/e2e-env.sh $(E2E_PKG)); eval "$$environment"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
-	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
-	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; unset BERTH_RELEASE; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status
+	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 120m $(TEST_FLAGS) || status=$$?; done; \
+	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; unset BERTH_RELEASE; make sampled || status=$$?; make families || status=$$?; make soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; make soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; make conformance-short || status=$$?;) exit $$status
 
 .PHONY: sampled
 sampled: ## Run all tests that make test samples
@@ -183,7 +184,7 @@ neutron-short:
 .PHONY: conformance
 conformance: ## Run Kubernetes' own network tests on lab clusters (CONFORMANCE_MODES="node/ipv6 pool", CONFORMANCE_FLAGS="-focus DNS")
 	@status=0; hack/conformance.sh "$(CONFORMANCE_MODES)" -record test/upstream/results $(CONFORMANCE_FLAGS) || status=$$?; \
-	$(MAKE) conformance-page || status=$$?; exit $$status
+	make conformance-page || status=$$?; exit $$status
 
 .PHONY: conformance-page
 conformance-page: ## Write the results of make conformance to docs/reference/conformance.md
@@ -201,18 +202,19 @@ bench: ## Measure the performance budgets and write bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
 	@CGO_ENABLED=0 hack/slowly.sh "Building the bench" go build -trimpath -o bin/bench ./bench
-	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine=; \
+	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine= kwok=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
 		open-vswitch) hack/deps.sh ovn ;; \
 		virtual-machine) hack/deps.sh vm; machine=hack/vm.sh ;; \
 		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
-		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$($(MAKE) lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
+		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$(make lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
+		kwok) kwok=$$(hack/kwok.sh) ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \
 	esac; done; \
-	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
-	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
+	[ -z "$$packages" ] || make build PACKAGES="$$packages"; \
+	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -kwok-dir "$$kwok" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
 
 # The source of the first columns of the comparison in README.md.
 .PHONY: compare

@@ -26,6 +26,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berthnet/berth/bench/blocks"
 	"github.com/berthnet/berth/bench/branches"
 	"github.com/berthnet/berth/bench/bubble"
 	"github.com/berthnet/berth/bench/egressclients"
@@ -38,7 +39,7 @@ import (
 func main() {
 	bubble.Child(map[string]bubble.Work{
 		scale.Job.Name: scale.Job.Work(), scale.TakeoverJob.Name: scale.TakeoverJob.Work(), ports.Job.Name: ports.Job.Work(), egressclients.Job.Name: egressclients.Job.Work(), branches.Job.Name: branches.Job.Work(),
-		policies.Job.Name: policies.Job.Work(),
+		policies.Job.Name: policies.Job.Work(), blocks.FullJob.Name: blocks.FullJob.Work(),
 	}) // does not return in a child process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
@@ -53,6 +54,7 @@ func main() {
 type options struct {
 	binDir, refDir string // Berth's programs, and the reference plugins
 	amazonDir      string // the Amazon VPC CNI's programs
+	kwokDir        string // kwok and its stages
 	images         string // folders with the images of a whole cluster's machines, separated by colons
 	machine        string // the script that runs a command in a virtual machine
 	inside         bool   // this process runs in that machine
@@ -80,11 +82,12 @@ func run(ctx context.Context) (err error) {
 	flag.StringVar(&o.binDir, "bin-dir", "bin", "directory of berth, berthd, berth-operator and null")
 	flag.StringVar(&o.refDir, "reference-dir", "", "directory of the reference plugins ptp and host-local")
 	flag.StringVar(&o.amazonDir, "amazon-vpc-cni-dir", "", "directory of the Amazon VPC CNI's programs")
+	flag.StringVar(&o.kwokDir, "kwok-dir", "", "directory of KWOK's controller and its stages: hack/kwok.sh")
 	flag.StringVar(&o.machine, "virtual-machine", "", "the script that runs a command in a virtual machine: hack/vm.sh")
 	flag.BoolVar(&o.inside, "inside", false, "run inside the virtual machine: measure the groups that need it here, and only write the results file")
 	flag.StringVar(&o.images, "lab-images", "", "folders with the images of a whole cluster's machines, separated by colons")
 	flag.IntVar(&o.rounds, "rounds", 40, "runs per median that is measured in a lab")
-	flag.StringVar(&o.profiles, "profiles", "", "directory for CPU profiles of the runs in virtual time (default: no profiles)")
+	flag.StringVar(&o.profiles, "profiles", "", "directory for CPU and heap profiles of the runs in virtual time (default: no profiles)")
 	flag.Parse()
 	chosen, err := choose(*only)
 	if err != nil {
@@ -166,10 +169,11 @@ const (
 	largestGroup = "largest-operator"
 	fleetGroup   = "node-fleet"
 	amazonGroup  = "amazon-vpc-cni"
+	kwokGroup    = "kwok-cluster"
 )
 
 // onDemand are measured only when -only names them.
-var onDemand = []string{hugeGroup, largestGroup, fleetGroup, amazonGroup}
+var onDemand = []string{hugeGroup, largestGroup, fleetGroup, kwokGroup, amazonGroup}
 
 var groups = []group{
 	{"size", "the plugin's size, and the memory of an idle daemon", nodeModeLab, sizes},
@@ -193,6 +197,7 @@ var groups = []group{
 	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", controlPlanePrograms, operators},
 	{"pools-book", "allocation of one block among a million", nothing, poolAllocation},
 	{"pools-requests", "5,000 nodes request a block at once, in turn with 1,000, with a real API server", controlPlanePrograms, blockRequests},
+	{"pools-full", "1,000 nodes join a cluster of 10,000 nodes with 100,000 blocks, in turn with one of 100 nodes with 1,000; in virtual time", nothing, fullPools},
 	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", poolModeLab, poolAdds},
 	{"ports-burst", "2,000 pods request ports at once of a VPC whose API takes 400 ms per call and serves eight calls concurrently; in virtual time", nothing, portBursts},
 	{"ports-add", "ADD and DEL with one port of a VPC and with four, in turn with ovs-vsctl", portModeLab, portAdds},
@@ -211,6 +216,7 @@ var groups = []group{
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
 	{largestGroup, "an operator takes over 100,000 nodes with three million pods; in virtual time: ten minutes and 12 GiB of memory", nothing, largestTakeover},
 	{fleetGroup, "2,000 daemons in node mode on the limits of one account: all start, a fifth is replaced, an hour of churn, an outage of EC2, at rest; in virtual time", nothing, nodeFleets},
+	{kwokGroup, "operator mode with 2,000 nodes and 60,000 pods of KWOK on a real API server: half an hour and 8 GiB of memory", kwokPrograms, kwokClusters},
 	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: a quarter of an hour", comparison, compareWithAmazon},
 }
 

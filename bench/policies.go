@@ -266,6 +266,10 @@ const (
 	smallCluster                = 10_000
 	completeNodes               = 20 // of policy-deleted: each has all addresses
 	policyMachine               = "bench-policies"
+	// The largest cluster, in turn with a tenth.
+	largestNodes, largestPods = 20_000, 200_000
+	largestEvents             = 1000
+	podsPerLargestPolicy      = 160 // in a namespace with one policy
 )
 
 // policyClusters measures the operator and nodes in large clusters.
@@ -301,6 +305,11 @@ func policyClusters(ctx context.Context, b *bench) []Result {
 		s.add("few", millis(few.CPU))
 		heap = many.Heap
 	}
+	largest := func(divisor int) policies.Outcome {
+		pods := largestPods / divisor
+		return run(policies.Order{Workload: policies.Events, Nodes: largestNodes / divisor, Pods: pods, Policies: pods / podsPerLargestPolicy, Changes: largestEvents})
+	}
+	few, many := largest(10), largest(1)
 	memory := func(pods int) float64 {
 		return float64(run(policies.Order{Workload: policies.Memory, Pods: pods, Policies: policyCount, Netns: ns.Path(name)}).Heap) / mebi
 	}
@@ -310,6 +319,8 @@ func policyClusters(ctx context.Context, b *bench) []Result {
 		single("policy-deleted", "s", (slices.Max(deleted.Took) + deleted.CPU).Seconds(), 0),
 		s.ratio("policy-operator-cpu", "ms/pod", "many", "few"),
 		single("policy-operator-memory", "KiB/pod", float64(heap)/1024/allPods, 0),
+		single("policy-operator-200000-cpu", "ms/pod", millis(many.CPU), millis(few.CPU)),
+		single("policy-operator-200000-memory", "MiB", float64(many.Heap)/mebi, 0),
 		single("policy-node-memory", "MiB", memory(allPods), memory(smallCluster)),
 	}
 }

@@ -53,6 +53,26 @@ func (b *bench) blockRequests(ctx context.Context, turns, many, few int) []Resul
 	}
 }
 
+// Clusters that nodes join, with ten blocks on each of their nodes.
+const manyWithBlocks, fewWithBlocks, blocksOfNode, joining = 10_000, 100, 10, 1000
+
+// fullPools measures the operator's CPU time for a block, and its memory, in a cluster with many blocks.
+func fullPools(ctx context.Context, b *bench) []Result {
+	s := series{}
+	for range requestTurns {
+		for _, n := range []int{manyWithBlocks, fewWithBlocks} {
+			out := must.Get(blocks.FullJob.Run(ctx, blocks.FullOrder{Nodes: n, BlocksOfNode: blocksOfNode, Joining: joining}, b.profile(fmt.Sprintf("pool-%d", n))))
+			say("  %d nodes with %d blocks: %v of CPU for %d requests, %d MiB of heap", n, n*blocksOfNode, out.CPU, joining, out.Heap>>20)
+			s.add(fmt.Sprint("cpu ", n), millis(out.CPU)/joining)
+			s.add(fmt.Sprint("heap ", n), float64(out.Heap)/1024/float64(n*blocksOfNode))
+		}
+	}
+	return []Result{
+		s.ratio("pool-full-cpu", "ms/request", fmt.Sprint("cpu ", manyWithBlocks), fmt.Sprint("cpu ", fewWithBlocks)),
+		measured("pool-full-memory", "KiB/block", s[fmt.Sprint("heap ", manyWithBlocks)]...),
+	}
+}
+
 // A pool of 1,048,576 blocks of 16 addresses, and how many of them are allocated.
 const (
 	wideBits             = 4

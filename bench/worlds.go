@@ -34,6 +34,7 @@ const (
 	clusterImages    = "lab-images"
 	openVSwitch      = "open-vswitch" // with OVN
 	virtualMachine   = "virtual-machine"
+	kwokController   = "kwok"
 )
 
 var (
@@ -45,6 +46,7 @@ var (
 	policyLab            = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", controlPlane}, onTestbed((*testbed).raisePolicies)}
 	controlPlanePrograms = &world{[]string{"./cmd/berth-operator", controlPlane}, nil}
 	wholeCluster         = &world{[]string{clusterImages, controlPlane}, raiseCluster}
+	kwokPrograms         = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", "./cmd/berthctl", controlPlane, kwokController}, nil}
 	comparison           = &world{[]string{"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane}, nil}
 
 	// In the virtual machine, whose kernel has Foo-over-UDP and 802.1Q.
@@ -128,6 +130,8 @@ func (b *bench) check(chosen []group) (err error) {
 			need(o.assets, "KUBEBUILDER_ASSETS", "the directory that hack/kubebox.sh prints", "kube-apiserver")
 		case openVSwitch:
 			err = errors.Join(err, ovn.Installed())
+		case kwokController:
+			need(o.kwokDir, "-kwok-dir", "the directory that hack/kwok.sh prints", "kwok", "stages.yaml")
 		case virtualMachine:
 			need(o.machine, "-virtual-machine", "the path of hack/vm.sh", "")
 		case clusterImages:

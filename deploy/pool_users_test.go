@@ -170,13 +170,10 @@ func TestNamespaceUsersManagePodNICs(t *testing.T) {
 	}
 }
 
-// Users with the role edit can select pods of other namespaces with an Egress only if those Namespaces consent, or if
-// the Egress's own Namespace has the administrator's label. The role does not allow writing Namespaces. A selector
-// without bounds requires the label.
-func TestNamespaceUsersCannotSelectOtherNamespaces(t *testing.T) {
+// egressUsers applies the chart's roles and policies of Egresses, and returns a client for a user of each role in a namespace.
+func egressUsers(t *testing.T, namespace string) map[string]client.Client {
+	t.Helper()
 	applyEgressPolicies(t)
-	const namespace = "team-e"
-	admin := harness.KubeClient(t)
 	objects, err := deploy.Render(egressRelease)
 	harness.OK(t, err)
 	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects.Of("ClusterRole")))
@@ -186,6 +183,54 @@ func TestNamespaceUsersCannotSelectOtherNamespaces(t *testing.T) {
 		bindRole(t, role, namespace, "berth-egresses-view") // aggregated by Kubernetes' controller
 		bindRole(t, role, namespace, "berth-egresses-edit")
 	}
+	return clients
+}
+
+// Users with the role edit or admin cannot have pods count as clients of Coil's gateways, which are not reported as not served,
+// nor end that during a migration: each change of its annotation requires the right to create AddressPools.
+func TestNamespaceUsersCannotPretendToMigrate(t *testing.T) {
+	const namespace, why = "team-m", "metadata.annotations[migrate.berth.dev/coil-egress]: only users who may create AddressPools may set, change or remove it"
+	admin := harness.KubeClient(t)
+	for role, c := range egressUsers(t, namespace) {
+		migrating := func(name, of string) *v1alpha1.Egress {
+			e := egress(name + "-" + role)
+			e.Namespace, e.Annotations = namespace, map[string]string{v1alpha1.AnnotationCoilClients: "true"}
+			if of != "" {
+				e.Annotations[v1alpha1.AnnotationCoilEgress] = of
+			}
+			return e
+		}
+		annotate := func(value string) string {
+			return `{"metadata":{"annotations":{"` + v1alpha1.AnnotationCoilEgress + `":` + value + `}}}`
+		}
+		harness.Eventually(t, limit, "role and policy are in effect", func() error {
+			if err := c.Create(t.Context(), migrating("another", "1"), client.DryRunAll); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
+				return fmt.Errorf("error = %w, want it forbidden by the policy", err)
+			}
+			return nil
+		})
+		own := migrating("own", "")
+		harness.OK(t, c.Create(t.Context(), own))
+		forbidden(t, patch(t, c, own, annotate(`"1"`)), why)
+		forbidden(t, patch(t, c, own, annotate(`""`)), why)
+
+		coils := migrating("coils", "1")
+		harness.OK(t, admin.Create(t.Context(), coils))
+		forbidden(t, patch(t, c, coils, annotate(`"2"`)), why)
+		harness.OK(t, patch(t, admin, coils, annotate(`"2"`)))
+		harness.OK(t, patch(t, c, coils, `{"spec":{"replicas":2}}`))
+		forbidden(t, patch(t, c, coils, annotate("null")), why)
+		forbidden(t, patch(t, c, coils, `{"metadata":{"annotations":null}}`), why)
+		harness.OK(t, patch(t, admin, coils, annotate("null")))
+	}
+}
+
+// Users with the role edit can select pods of other namespaces with an Egress only if those Namespaces consent, or if
+// the Egress's own Namespace has the administrator's label. The role does not allow writing Namespaces. A selector
+// without bounds requires the label.
+func TestNamespaceUsersCannotSelectOtherNamespaces(t *testing.T) {
+	const namespace = "team-e"
+	clients, admin := egressUsers(t, namespace), harness.KubeClient(t)
 	here := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	grant := func(value string) {
 		harness.OK(t, patch(t, admin, here, `{"metadata":{"labels":{"berth.dev/egress-may-select":`+value+`}}}`))

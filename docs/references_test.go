@@ -95,7 +95,7 @@ var others = map[string]string{
 }
 
 // variables are environment variables of tests, not settings of a program.
-var variables = []string{"BERTH_FAILPOINTS", "BERTH_RELEASE", "BERTH_SAMPLE", "BERTH_SOAK_EGRESS", "BERTH_VERDICTS"}
+var variables = []string{"BERTH_FAILPOINTS", "BERTH_FAULT_SEED", "BERTH_RELEASE", "BERTH_SAMPLE", "BERTH_SOAK_EGRESS", "BERTH_TEST_BIN", "BERTH_VERDICTS"}
 
 // Every flag and variable in the documents exists.
 func TestSettingsExist(t *testing.T) {

@@ -10,16 +10,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 unset MAKEFLAGS MAKELEVEL
 
-deps=() release='' clusters='' multus=''
+deps=() release='' clusters='' multus='' docs=''
 for package in "$@"; do
 	case $package in
+	./web/docs) deps+=(browser web) docs=yes ;;
 	./web/*) deps+=(browser) ;;
 	./test/guest) deps+=(test vm) ;;
 	./test/e2e/neutron) deps+=(test neutron) release=yes ;;
-	./test/e2e/alerts) deps+=(test) release=yes ;;
+	./test/e2e/alerts) deps+=(test ovn) release=yes ;;
 	./test/e2e) deps+=(test e2e) release=yes multus=yes ;;
-	./test/cluster) deps+=(test e2e cluster) release=yes clusters=yes ;;
-	*) deps+=(test e2e cluster neutron vm browser) release=yes clusters=yes multus=yes ;;
+	./test/cluster) deps+=(test e2e cluster ovn) release=yes clusters=yes ;;
+	*) deps+=(test e2e cluster neutron vm browser web) release=yes clusters=yes multus=yes docs=yes ;;
 	esac
 done
 
@@ -29,6 +30,7 @@ print() { printf 'export %s=%q\n' "$1" "$2"; } # print VARIABLE VALUE
 	hack/deps.sh "${deps[@]}"
 	[ -z "$multus" ] || hack/tool.sh multuscni multus
 	if [ -n "$release" ] && [ -z "${BERTH_RELEASE:-}" ]; then make release; fi
+	[ -z "$docs" ] || make docs
 } >&2
 [ -z "$release" ] || print BERTH_RELEASE "${BERTH_RELEASE:-$PWD/dist/release}"
 if [ -n "$clusters" ]; then

@@ -11,15 +11,13 @@ cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM HUP
-mkdir "$dir/bin"
 CGO_ENABLED=0 GOFLAGS='' hack/slowly.sh "Building the test of Egresses on a cluster" \
 	go test -c -trimpath -tags e2e,fou,grpcnotrace -ldflags '-s -w' -o "$dir/cluster.test" ./test/cluster
-CGO_ENABLED=0 GOFLAGS='' hack/slowly.sh "Building kubectl berth" go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/bin/" ./cmd/berthctl
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(hack/sandbox.sh)
 # Overlays of containers cannot be stacked on the machine's own overlay.
-"${as_root[@]}" hack/vm.sh --cpus 2 --memory 12288 env KUBEBUILDER_ASSETS="$KUBEBUILDER_ASSETS" BERTH_TEST_BIN="$dir/bin" \
+"${as_root[@]}" hack/vm.sh --cpus 2 --memory 12288 env KUBEBUILDER_ASSETS="$KUBEBUILDER_ASSETS" \
 	BERTH_LAB_IMAGES="${BERTH_LAB_IMAGES:?set it to the directory that hack/lab-images.sh prints}" \
 	BERTH_RELEASE="${BERTH_RELEASE:?set it to the directory of a release, such as \$PWD/dist/release}" \
 	sh -c 'mkdir -p /var/lib/vpclab && mount -t tmpfs -o size=100% tmpfs /var/lib/vpclab && cd test/cluster && exec "$0" -test.run "^TestEgress\$" -test.v -test.timeout 60m "$@"' \

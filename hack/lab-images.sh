@@ -23,12 +23,12 @@ files=$(mktemp -d)
 trap 'rm -rf "$files"' EXIT
 trap 'exit 130' INT TERM HUP
 
-# host PROGRAM... adds programs of this machine.
+# host PROGRAM... adds programs of this machine's distribution, whatever else is in PATH.
 host() {
 	mkdir -p "$files/host"
 	local program path
 	for program in "$@"; do
-		path=$(PATH=$PATH:/usr/sbin:/sbin:/usr/bin:/bin command -v "$program")
+		path=$(PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH command -v "$program")
 		ln -sf "$(realpath "$path")" "$files/host/$program"
 	done
 }

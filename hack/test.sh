@@ -111,7 +111,7 @@ machine=$({
 # threefold run time does not matter.
 labs=$({
 	git grep -lE --untracked '\bharness\.Main\(' -- '*_test.go' | xargs -r -n 1 dirname | sort -u
-	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/kubectl internal/ctl/bundle lab/run/kube lab/vm web/planner
+	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/kubectl internal/ctl/bundle internal/planner lab/run/kube lab/vm web/planner
 } | sed "s|^|$(go list -m)/|")
 
 status=0

@@ -24,7 +24,7 @@ slow() {
 	case $1 in
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
 	prometheus) echo ", which takes one to two minutes" ;;
-	coredns) echo ", which takes one to two minutes" ;;
+	coredns | kwok) echo ", which takes one to two minutes" ;;
 	containerd | multuscni) echo ", which takes about a minute" ;;
 	kubee2e) echo " (the tests of Kubernetes), which takes 3 to 6 minutes" ;;
 	kubebox) echo " (etcd and Kubernetes), which takes 6 to 12 minutes" ;;

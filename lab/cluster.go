@@ -45,6 +45,9 @@ type Cluster struct {
 	// Kubeconfig is the path of an administrator's kubeconfig for use outside the lab.
 	Kubeconfig string
 
+	// Workloads returns pods of the chart, in a lab without kubelets.
+	Workloads Workloads
+
 	vpcs    []string // of the VPC objects that the lab created
 	dir     string
 	assets  string // directory of kubectl
@@ -93,11 +96,11 @@ func (b builder) raiseKube(ctx context.Context) error {
 	if l.NodeNetworkTemplates {
 		release.Values["nodeNetworkTemplates"] = map[string]any{"enabled": true}
 	}
-	objects, err := deploy.Render(release)
-	if err != nil {
+	var err error
+	if l.Kube.Workloads.chart, err = deploy.Render(release); err != nil {
 		return err
 	}
-	if err := l.Kube.ApplyObjects(ctx, objects.Access()); err != nil {
+	if err := l.Kube.ApplyObjects(ctx, l.Kube.Workloads.chart.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
 	if l.CRDs != nil {

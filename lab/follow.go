@@ -13,7 +13,8 @@ type follower struct {
 	lab    *Lab
 	cancel func() // unsubscribes
 
-	following sync.Mutex // held while an event is processed; guards machines' dark
+	following sync.Mutex      // held while an event is processed; guards machines' dark, and simulated
+	simulated map[string]bool // IDs of instances that are no machines
 
 	mu       sync.Mutex // guards all below; never held across I/O
 	moved    *sync.Cond // on mu; when followed or closed changes
@@ -22,7 +23,7 @@ type follower struct {
 }
 
 func newFollower(l *Lab) *follower {
-	f := &follower{lab: l, cancel: func() {}}
+	f := &follower{lab: l, cancel: func() {}, simulated: map[string]bool{}}
 	f.moved = sync.NewCond(&f.mu)
 	return f
 }
@@ -140,8 +141,8 @@ func (f *follower) apply(ev vpc.Event) error {
 	case vpc.ENIDetached:
 		return f.lab.Fabric.Detach(ev.ENI.ID)
 	case vpc.ENIAssociated:
-		if m := f.lab.machines.ofInstance(ev.Instance.ID); m != nil && m.dark {
-			return nil // together with its trunk, when the machine is plugged in
+		if m := f.lab.machines.ofInstance(ev.Instance.ID); m == nil && f.simulated[ev.Instance.ID] || m != nil && m.dark {
+			return nil // of a machine: together with its trunk, when the machine is plugged in
 		}
 		return f.lab.Fabric.Associate(ev.ENI)
 	case vpc.ENIDisassociated:
@@ -162,9 +163,13 @@ func nameOf(i vpc.Instance) string {
 	return i.Name
 }
 
-// addMachine powers an instance on.
+// addMachine powers an instance on, unless it is simulated.
 func (f *follower) addMachine(i vpc.Instance) error {
 	name := nameOf(i)
+	if f.lab.Simulated != nil && f.lab.Simulated(name) {
+		f.simulated[i.ID] = true
+		return nil
+	}
 	if err := f.lab.machines.mayName(name); err != nil {
 		return fmt.Errorf("instance %s: %w", i.ID, err)
 	}
@@ -189,6 +194,9 @@ func (f *follower) removeMachine(instanceID string) (*machine, error) {
 
 // attach makes an ENI's link appear. The primary ENI boots the machine.
 func (f *follower) attach(e vpc.ENI) error {
+	if f.simulated[e.Attachment.InstanceID] {
+		return nil
+	}
 	m := f.lab.machines.ofInstance(e.Attachment.InstanceID)
 	if m == nil {
 		return fmt.Errorf("attach %s: no node runs as %s", e.ID, e.Attachment.InstanceID)

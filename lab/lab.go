@@ -38,6 +38,9 @@ type Options struct {
 	Spec         *spec.Spec
 	Nodes        int    // default 2
 	InstanceType string // default m5.large
+	// Simulated reports whether the instance of a name is no machine of the lab: EC2 has it and its ENIs, and the caller
+	// simulates its Node and its daemon. If nil, all instances are machines.
+	Simulated func(name string) bool
 
 	Mode Mode // default NodeMode
 	// IPFamilies are the families of pods' addresses in node mode and operator mode, which berthd gets as a flag; default

@@ -88,6 +88,13 @@ func (c *nodeObjects) join(m *machine, n *corev1.Node) {
 		if err := c.register(ctx, n.DeepCopy()); err != nil {
 			return err
 		}
+		pod, err := c.kube.Workloads.DaemonPod(m.Name)
+		if err != nil {
+			return err
+		}
+		if err := c.kube.Client.Create(ctx, pod); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
 		if err := c.kube.kubeconfig(ctx, daemonKubeconfig(m.Dir), daemonAccount, m.Name); err != nil {
 			return err
 		}

@@ -42,7 +42,8 @@ func (j Job[In, Out]) Work() Work {
 	}
 }
 
-// Run executes one run. Profile is the file for its CPU profile; empty means none. An error names the order.
+// Run executes one run. Profile is the file for its CPU profile, and with the suffix .heap1 and so on for those of the heap
+// at each call of LiveHeap; empty means none. An error names the order.
 func (j Job[In, Out]) Run(ctx context.Context, order In, profile string) (out Out, err error) {
 	if err := run(ctx, j.Name, order, &out, profile); err != nil {
 		return out, fmt.Errorf("%+v: %w", order, err)
@@ -100,13 +101,13 @@ func runHere(t *testing.T, works map[string]Work, order []byte) (out any, err er
 			return nil, fmt.Errorf("start the CPU profile: %w", err)
 		}
 		defer pprof.StopCPUProfile()
+		heaps = heapProfiles{prefix: c.Profile + ".heap"}
 	}
 	synctest.Test(t, func(t *testing.T) { out, err = work(t.Context(), c.Order) })
 	return out, err
 }
 
-// run executes work in a child process and decodes its outcome. Profile is the file for a CPU profile;
-// empty means none.
+// run executes work in a child process and decodes its outcome.
 func run(ctx context.Context, work string, order, outcome any, profile string) error {
 	body, err := json.Marshal(order)
 	if err != nil {
@@ -150,10 +151,33 @@ func CPU() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
+// heapProfiles writes a heap profile for each measurement of the heap.
+type heapProfiles struct {
+	prefix string // of the files; empty: none
+	count  int
+}
+
+var heaps heapProfiles // of this process, which executes one run
+
+func (h *heapProfiles) write() {
+	if h.prefix == "" {
+		return
+	}
+	h.count++
+	f, err := os.Create(fmt.Sprint(h.prefix, h.count))
+	if err == nil {
+		err = errors.Join(pprof.Lookup("heap").WriteTo(f, 0), f.Close())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "heap profile not written:", err)
+	}
+}
+
 // LiveHeap returns the size of the heap after a full collection.
 func LiveHeap() uint64 {
 	runtime.GC()
 	runtime.GC() // collects the objects that finalizers of the first collection released
+	heaps.write()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc

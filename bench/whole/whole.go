@@ -30,6 +30,7 @@ import (
 	"github.com/berthnet/berth/bench/usage"
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/proc"
 )
@@ -52,15 +53,12 @@ type Order struct {
 
 // Outcome is what a run measured of the operator's process.
 type Outcome struct {
-	Filled     time.Duration // from the first object until the last node has its addresses
-	Median     time.Duration // until half of the nodes have theirs
-	Bound      time.Duration // lower bound of Filled that EC2's limits impose
-	FillCPU    time.Duration // until Filled
-	ReportCPU  time.Duration // for a usage report of each node
-	Calls      map[string]int
-	Throttled  int
-	FailedENIs int   // creations that failed for other reasons than throttling
-	Memory     int64 // private, in bytes, at the end
+	Filled    time.Duration // from the first object until the last node has its addresses
+	Median    time.Duration // until half of the nodes have theirs
+	FillCPU   time.Duration // until Filled
+	ReportCPU time.Duration // for a usage report of each node
+	Calls                   // until Filled, of which Bound is a lower bound
+	Memory    int64         // private, in bytes, at the end
 }
 
 // run is the state of one run.
@@ -73,8 +71,8 @@ type run struct {
 	operator *proc.Process
 }
 
-// instanceType has 8 ENIs of 30 addresses each, the primary one included.
-const instanceType = "m5.4xlarge"
+// InstanceType has 8 ENIs of 30 addresses each, the primary one included.
+const InstanceType = "m5.4xlarge"
 
 // Run sets up the environment, measures, and removes it.
 func Run(ctx context.Context, o Order) (out Outcome, err error) {
@@ -111,28 +109,37 @@ const subnets = 4
 // spec returns an EC2 with the nodes' instances.
 func (r *run) spec() spec.Spec {
 	s := spec.Default()
+	s.Instances = nil
+	for i := range r.Nodes {
+		s.Instances = append(s.Instances, spec.Instance{Name: nodeName(i), Type: InstanceType})
+	}
+	Enlarge(&s, r.Limit, r.Delay)
+	return s
+}
+
+// Enlarge gives an EC2's first VPC room for its instances, and the EC2 the limits of its account: a bucket of each action
+// that changes something (zero: no limits), and the delay of each call.
+func Enlarge(s *spec.Spec, limit spec.RateLimit, delay time.Duration) {
 	s.VPCs[0].Subnets, s.VPCs[0].CIDRs = nil, nil
 	for i := range subnets { // of 65,531 addresses each
 		cidr := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i)}), 16)
 		s.VPCs[0].CIDRs = append(s.VPCs[0].CIDRs, cidr)
 		s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: fmt.Sprint(i), Zone: "lab-1a", CIDR: cidr})
 	}
-	s.Instances = nil
-	for i := range r.Nodes {
-		s.Instances = append(s.Instances, spec.Instance{Name: nodeName(i), Type: instanceType, Subnet: fmt.Sprint(i % subnets)})
+	for i := range s.Instances {
+		s.Instances[i].Subnet = fmt.Sprint(i % subnets)
 	}
-	s.Quotas.NetworkInterfaces = 5 * r.Nodes
+	s.Quotas.NetworkInterfaces = 5 * len(s.Instances)
 	s.Delays, s.Consistency = spec.Delays{Attach: spec.Duration(time.Second)}, spec.Consistency{}
-	s.Latencies = map[string]spec.Duration{"*": spec.Duration(r.Delay)}
+	s.Latencies = map[string]spec.Duration{"*": spec.Duration(delay)}
 	s.Throttle = "none"
-	if r.Limit.Refill > 0 {
+	if limit.Refill > 0 {
 		s.Throttle = "documented"
 		s.RateLimits = map[string]spec.RateLimit{}
 		for _, action := range []string{"Create*", "Attach*", "Modify*", "Assign*"} {
-			s.RateLimits[action] = r.Limit
+			s.RateLimits[action] = limit
 		}
 	}
-	return s
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
@@ -188,9 +195,9 @@ func (r *run) measure(ctx context.Context) (out Outcome, err error) {
 	all, times := r.waitUntilFilled(ctx)
 	must.OK(<-created)
 	out.Filled, out.Median = times[len(times)-1].Sub(begin), times[(len(times)-1)/2].Sub(begin)
-	r.countCalls(&out)
+	out.Calls = CallsOf(r.lab.Cloud, r.Limit, r.Delay)
 	out.FillCPU = must.Get(usage.CPU(r.operator.PID()))
-	r.Say("  %d nodes filled in %v; %v", r.Nodes, out.Filled.Round(100*time.Millisecond), out.Calls)
+	r.Say("  %d nodes filled in %v; %v", r.Nodes, out.Filled.Round(100*time.Millisecond), out.Granted)
 
 	before := must.Get(usage.CPU(r.operator.PID()))
 	names := slices.Sorted(maps.Keys(all))
@@ -214,7 +221,7 @@ func (r *run) nodeNetwork(i int) *v1alpha1.NodeNetwork {
 	return &v1alpha1.NodeNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)},
 		Spec: v1alpha1.NodeNetworkSpec{
-			InstanceID: r.lab.Cloud.Instances.ID(nodeName(i)), InstanceType: instanceType,
+			InstanceID: r.lab.Cloud.Instances.ID(nodeName(i)), InstanceType: InstanceType,
 			ENI: v1alpha1.ENISpec{MinAllocate: &least, PreAllocate: &free},
 		},
 	}
@@ -262,23 +269,32 @@ func (r *run) use(ctx context.Context, nn *v1alpha1.NodeNetwork) error {
 	return nil
 }
 
-// countCalls records EC2's call counts, and the lower bound that the limits impose for them.
-func (r *run) countCalls(out *Outcome) {
-	out.Calls = map[string]int{}
-	for action, s := range r.lab.Cloud.API.Stats() {
+// Calls are the calls of an EC2.
+type Calls struct {
+	Granted    map[string]int // by action, without throttled ones
+	Throttled  int
+	FailedENIs int           // creations that failed for other reasons than throttling
+	Bound      time.Duration // least time in which the limits grant these calls
+}
+
+// CallsOf returns the calls of an EC2 with the limit and the delay of Enlarge.
+func CallsOf(ec2 *vpc.Cloud, limit spec.RateLimit, delay time.Duration) Calls {
+	c := Calls{Granted: map[string]int{}}
+	for action, s := range ec2.API.Stats() {
 		granted := s.Count
 		for code, n := range s.Errors {
 			if code == "RequestLimitExceeded" {
 				granted -= n
-				out.Throttled += n
+				c.Throttled += n
 			} else if action == "CreateNetworkInterface" {
-				out.FailedENIs += n
+				c.FailedENIs += n
 			}
 		}
-		out.Calls[action] = granted
-		if l := r.Limit; l.Refill > 0 && !strings.HasPrefix(action, "Describe") {
-			least := time.Duration(max(0, float64(granted)-l.Bucket) / l.Refill * float64(time.Second))
-			out.Bound = max(out.Bound, least+r.Delay)
+		c.Granted[action] = granted
+		if limit.Refill > 0 && !strings.HasPrefix(action, "Describe") {
+			least := time.Duration(max(0, float64(granted)-limit.Bucket) / limit.Refill * float64(time.Second))
+			c.Bound = max(c.Bound, least+delay)
 		}
 	}
+	return c
 }

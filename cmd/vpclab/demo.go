@@ -74,16 +74,17 @@ func (f *labFlags) demo(amazon string, keep bool) (o demo.Options, err error) {
 
 // demoFrom is demo for a migration from a recorded cluster.
 func (f *labFlags) demoFrom(keep bool) (o demo.Options, err error) {
+	recordings := map[string]string{migrate.Coil: replay.V2Newest, migrate.CoilV1: replay.V1}
 	switch {
 	case f.mode != migrateMode:
 		return o, fmt.Errorf("--from with --mode %s: is for --mode %s", f.mode, migrateMode)
-	case f.from != migrate.Coil:
-		return o, fmt.Errorf("--from %q: want %s, or leave it out for the Amazon VPC CNI", f.from, migrate.Coil)
+	case recordings[f.from] == "":
+		return o, fmt.Errorf("--from %q: want %s or %s, or leave it out for the Amazon VPC CNI", f.from, migrate.Coil, migrate.CoilV1)
 	case keep || f.kubelets:
 		return o, fmt.Errorf("--from %s with --keep or --kubelets: a recorded node has neither, leave them out", f.from)
 	}
 	err = f.absolute()
-	o.Lab, o.Coil, o.Program = lab.Options{Dir: f.dir, BinDir: f.binDir}, replay.V2Newest, os.Args[0]
+	o.Lab, o.Coil, o.Program = lab.Options{Dir: f.dir, BinDir: f.binDir}, recordings[f.from], os.Args[0]
 	return o, err
 }
 
@@ -133,7 +134,7 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
 	modeFlag(c, &f.mode)
 	c.Flags().StringVar(&f.families, "ip-families", "", "IP `families` of pods in node and operator mode: ipv4, ipv6 or dual (default: dual)")
 	c.Flags().StringVar(&amazon, "amazon-vpc-cni", "", "`directory` of the programs of the Amazon VPC CNI, for --mode migrate")
-	c.Flags().StringVar(&f.from, "from", "", "what a recorded node moves from, in --mode migrate: `coil` (default: a node of the lab moves from the Amazon VPC CNI)")
+	c.Flags().StringVar(&f.from, "from", "", "what a recorded node moves from, in --mode migrate: `coil` or coil-v1 (default: a node of the lab moves from the Amazon VPC CNI)")
 	neutronFlag(c, &f.neutron)
 	f.kubeletFlags(c)
 	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, 2 or more")

@@ -292,13 +292,26 @@ func Parse(text string) (p netip.Prefix, err error) {
 	if p.Addr().Is4In6() {
 		return p, errNoAddress
 	}
-	if s := Format(p); s != text {
-		return p, fmt.Errorf("expected it in its shortest form, %s", s)
+	if string(cloud.AppendPrefix(make([]byte, 0, longest), p)) != text {
+		return p, fmt.Errorf("expected it in its shortest form, %s", Format(p))
 	}
 	return p, nil
 }
 
 var errNoAddress = errors.New("expected an IPv4 or IPv6 address, or an aligned /28 of IPv4 or /80 of IPv6")
+
+// longest is more than the length of any address or prefix as text.
+const longest = 64
+
+// ENIOf returns the ENI of a published address or prefix, or "" if it is not published.
+func ENIOf(o *v1alpha1.NodeNetwork, p netip.Prefix) string {
+	return o.Spec.IPAM.Available[string(cloud.AppendPrefix(make([]byte, 0, longest), p))].Resource
+}
+
+// Lists reports whether one of the lists in an object contains an address or prefix.
+func Lists(list []string, p netip.Prefix) bool {
+	return len(list) > 0 && slices.Contains(list, Format(p))
+}
 
 // Format writes an address or prefix in the form that Parse accepts.
 func Format(p netip.Prefix) string { return cloud.FormatPrefix(p) }

@@ -21,7 +21,7 @@ import (
 type ServeOptions struct {
 	// AtOnce is the maximum number of concurrent simulations; 1 by default. More are rejected, and do not wait.
 	AtOnce int
-	// Most is how long a simulation may take; a minute, as a day of 100 nodes in operator mode takes 15 s of CPU time.
+	// Most is how long a simulation may take; a minute, as a day of 100 nodes takes 8 s of CPU time.
 	Most time.Duration
 	// Simulate runs a simulation; Simulate of this package. A server uses InChild.
 	Simulate func(context.Context, Scenario) (*Result, error)
@@ -99,6 +99,9 @@ func (s *simulations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = scenario.Check()
 	}
+	if err == nil {
+		err = scenario.checkServed()
+	}
 	if err != nil {
 		replyError(w, err)
 		return
@@ -149,6 +152,6 @@ func types() any {
 	}
 	return map[string]any{
 		"types": list, "actions": pace.Actions(), "version": version.String(),
-		"bounds": map[string]any{"nodes": MaxNodes, "pods": MaxPods, "duration": Duration(MaxDuration), "alternatives": MaxAlternatives},
+		"bounds": map[string]any{"nodes": maxServedNodes, "pods": MaxPods, "duration": Duration(MaxDuration), "alternatives": MaxAlternatives},
 	}
 }

@@ -57,6 +57,7 @@ func TestHandler(t *testing.T) {
 		{"GET", "/api/simulate", "", 404, "the API has"},
 		{"POST", "/api/none", "", 404, "the API has"},
 		{"POST", "/api/simulate", small, 200, `"peakHeld":10`},
+		{"POST", "/api/simulate", strings.Replace(small, `"count": 1`, `"count": 501`, 1), 400, "nodes: 501 nodes in all at the most: expected at most 500; the command"},
 		{"POST", "/api/simulate", "name: x", 400, `"fields":[{"field":"subnets"`},
 		{"POST", "/api/simulate", "{", 400, "neither YAML nor JSON"},
 		{"POST", "/api/simulate", strings.Repeat("x", MaxSize+1), 413, "too large"},

@@ -88,10 +88,11 @@ func TestMistakes(t *testing.T) {
 	const good = `{"subnets": [{"name": "a", "cidr": "10.0.0.0/24"}], "nodes": [{"name": "n", "instanceType": "m5.large", "count": 1, "subnets": ["a"]}]}`
 	check.OK(t, check.Must(Parse([]byte(good)))(t).Check())
 	for edit, want := range map[string]string{
-		`"m5.large" -> "m5.huge"`:    `nodes[0].instanceType: instance type "m5.huge" is unknown; known types of its family:`,
-		`"count": 1 -> "count": "x"`: `nodes[0].count: "x": expected a number`,
-		`"count": 1 -> "count": -1`:  `nodes[0].count: -1: expected 0 to 500`,
-		`"count": 1 -> "count": 501`: `nodes[0].count: 501: expected 0 to 500`,
+		`"m5.large" -> "m5.huge"`:     `nodes[0].instanceType: instance type "m5.huge" is unknown; known types of its family:`,
+		`"count": 1 -> "count": "x"`:  `nodes[0].count: "x": expected a number`,
+		`"count": 1 -> "count": -1`:   `nodes[0].count: -1: expected 0 to 2000`,
+		`"count": 1 -> "count": 2001`: `nodes[0].count: 2001: expected 0 to 2000`,
+		`"count": 1 -> "replace": {"every": "1h", "nodes": 1}, "count": 2000`:            `nodes: 2001 nodes in all at the most: expected at most 2000`,
 		`{"subnets" -> {"settings": {"eni": {"subnetTags": {"for": "pods"}}}, "subnets"`: `settings.eni.subnetTags: no subnet has all these tags`,
 		`"count": 1 -> "cuont": 1`:                                                                                           `nodes[0].cuont: unknown field: expected one of changes, count,`,
 		`["a"] -> ["b"]`:                                                                                                     `nodes[0].subnets[0]: "b": no subnet has this name`,

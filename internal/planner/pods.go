@@ -135,6 +135,7 @@ func (l *workload) granted(p *pod) {
 	l.w.later(d.Ready.Or(readyAfter), func() {
 		if !p.gone {
 			p.ready = true
+			d.ready++
 			if d.rolling != nil {
 				l.sync(d)
 			}
@@ -159,7 +160,15 @@ func (l *workload) endWait(p *pod) {
 // remove ends a pod.
 func (l *workload) remove(p *pod) {
 	if d := p.of; d != nil {
-		d.pods = slices.DeleteFunc(d.pods, func(o *pod) bool { return o == p })
+		if i := slices.Index(d.pods, p); i >= 0 {
+			d.pods = slices.Delete(d.pods, i, i+1)
+		}
+		if p.revision == d.revision {
+			d.current--
+		}
+		if p.ready {
+			d.ready--
+		}
 		if p.fails {
 			d.failing--
 		}

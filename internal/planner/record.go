@@ -193,14 +193,14 @@ func (r *recorder) take() *measure {
 		}
 	}
 	p := r.w.sc.eni
-	for _, e := range r.w.cloud.State.Truth() {
+	r.w.cloud.State.Each(func(e *cloud.ENI) {
 		a := m.subnets[e.SubnetID]
 		m.enis++
 		if p.Policy.Families.Has(ipfamily.IPv6) {
 			a.ipv6 += used[e.ID]
 		}
 		if !e.Primary.IsValid() {
-			continue
+			return
 		}
 		own, has := 1, len(e.Addresses)+ipam.PrefixAddresses*len(e.Prefixes)
 		switch primary := e.Attachment != nil && e.Attachment.DeviceIndex == 0; {
@@ -219,7 +219,7 @@ func (r *recorder) take() *measure {
 		a.used += u
 		a.cooling += c
 		a.warm += has - u - c
-	}
+	})
 	return m
 }
 

@@ -21,7 +21,8 @@ import (
 
 // Limits of a scenario, which keep a simulation short.
 const (
-	MaxNodes        = 500
+	MaxNodes        = 2000
+	maxServedNodes  = 500 // in a request: the simulation runs in a child, for a minute and with bounded memory
 	MaxPods         = 20_000
 	MaxDuration     = 7 * 24 * time.Hour
 	MaxAlternatives = 8
@@ -172,7 +173,7 @@ func (p *Problems) subnet(field string, n Subnet, blocks []netip.Prefix) []netip
 }
 
 func (s Scenario) checkNodes(out *Problems, subnets map[string]bool, end time.Duration) {
-	names, most := map[string]bool{}, 0
+	names := map[string]bool{}
 	for i, g := range s.Nodes {
 		field := fmt.Sprintf("nodes[%d].", i)
 		out.name(field+"name", g.Name, names)
@@ -186,18 +187,44 @@ func (s Scenario) checkNodes(out *Problems, subnets map[string]bool, end time.Du
 				out.add(fmt.Sprintf("%ssubnets[%d]", field, j), "%q: no subnet has this name", name)
 			}
 		}
-		most += out.changes(field, g.Count, g.Changes, MaxNodes, end)
+		out.changes(field, g.Count, g.Changes, MaxNodes, end)
 		if r := g.Replace; r != nil {
 			out.count(field+"replace.nodes", r.Nodes, MaxNodes)
 			if every := r.Every.Std(); every < 5*time.Minute || every > MaxDuration {
 				out.add(field+"replace.every", "%v: expected %v to %v", every, 5*time.Minute, MaxDuration)
 			}
-			most += max(1, r.Nodes)
 		}
 	}
-	if most > MaxNodes {
-		out.add("nodes", "%d nodes in all at the most: expected at most %d", most, MaxNodes)
+	if n := mostNodes(s.Nodes); n > MaxNodes {
+		out.add("nodes", "%d nodes in all at the most: expected at most %d", n, MaxNodes)
 	}
+}
+
+// mostNodes returns the highest number of nodes of all groups.
+func mostNodes(groups []NodeGroup) (sum int) {
+	for _, g := range groups {
+		n := g.Count
+		for _, c := range g.Changes {
+			n = max(n, c.Count)
+		}
+		if g.Replace != nil {
+			n += max(1, g.Replace.Nodes)
+		}
+		sum += n
+	}
+	return sum
+}
+
+// checkServed finds what is too large for a server.
+func (s Scenario) checkServed() error {
+	n := mostNodes(s.Nodes)
+	for _, a := range s.Alternatives {
+		n = max(n, mostNodes(s.with(a).Nodes))
+	}
+	if n > maxServedNodes {
+		return Problems{{"nodes", fmt.Sprintf("%d nodes in all at the most: expected at most %d; the command berthctl plan simulates up to %d", n, maxServedNodes, MaxNodes)}}
+	}
+	return nil
 }
 
 // changes checks changes of a count, and returns the highest count.
@@ -351,14 +378,12 @@ func (v *variant) complete() (out Problems) {
 	if len(out) > 0 {
 		return out
 	}
-	total := 0
 	for i, g := range v.Nodes {
 		field := fmt.Sprintf("nodes[%d].", i)
-		total += g.Count
 		v.completeNodes(&out, field, g)
 	}
-	if total > MaxNodes {
-		out.add("nodes", "%d nodes: expected at most %d", total, MaxNodes)
+	if n := mostNodes(v.Nodes); n > MaxNodes {
+		out.add("nodes", "%d nodes in all at the most: expected at most %d", n, MaxNodes)
 	}
 	for i, d := range v.Workload.Deployments {
 		if d.Branch && (v.settings.Mode != ModeOperator || !v.eni.Trunk) {

@@ -26,6 +26,8 @@ type deployment struct {
 	begun    bool // its first pods were created
 	revision int
 	pods     []*pod // that exist, in the order of creation
+	current  int    // pods of the current revision
+	ready    int    // pods that are ready
 	delayed  int    // pods that will be created after a crash
 	rolling  *rolling
 	crashing bool
@@ -197,6 +199,7 @@ func (l *workload) newPod(d *deployment) *pod {
 	if d != nil {
 		p.revision = d.revision
 		d.pods = append(d.pods, p)
+		d.current++
 	}
 	return p
 }
@@ -206,7 +209,7 @@ func (l *workload) newPod(d *deployment) *pod {
 func (l *workload) sync(d *deployment) {
 	for l.step(d) {
 	}
-	if d.rolling != nil && d.delayed == 0 && len(d.pods) == d.want && !slices.ContainsFunc(d.pods, func(p *pod) bool { return p.revision != d.revision || !p.ready }) {
+	if d.rolling != nil && d.delayed == 0 && len(d.pods) == d.want && d.current == d.want && d.ready == d.want {
 		d.rolling = nil
 		l.event(KindRolloutDone, d.Name, "The rollout of deployment "+d.Name+" is complete")
 	}
@@ -215,15 +218,7 @@ func (l *workload) sync(d *deployment) {
 
 // step makes one change, and reports whether it did.
 func (l *workload) step(d *deployment) bool {
-	total, current, available := len(d.pods)+d.delayed, d.delayed, 0
-	for _, p := range d.pods {
-		if p.revision == d.revision {
-			current++
-		}
-		if p.ready {
-			available++
-		}
-	}
+	total, current := len(d.pods)+d.delayed, d.current+d.delayed
 	surge := 0
 	if d.rolling != nil {
 		surge = d.rolling.surge
@@ -238,7 +233,7 @@ func (l *workload) step(d *deployment) bool {
 	case d.rolling != nil:
 		for _, p := range d.pods {
 			old := p.revision != d.revision
-			if (old || current > d.want) && (!p.ready || available-1 >= d.want-d.rolling.unavailable) {
+			if (old || current > d.want) && (!p.ready || d.ready-1 >= d.want-d.rolling.unavailable) {
 				l.remove(p)
 				return true
 			}
@@ -275,6 +270,7 @@ func (l *workload) rollOut(d *deployment, r Rollout) {
 		unavailable = 1
 	}
 	d.revision++
+	d.current = 0
 	d.rolling = &rolling{surge, unavailable}
 	l.event(KindRollout, d.Name, fmt.Sprintf("Deployment %s replaces its %d pods, with up to %d more and %d fewer at a time", d.Name, d.want, surge, unavailable))
 	l.sync(d)

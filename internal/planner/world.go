@@ -370,7 +370,10 @@ func (s *supplier) current() eni.Status {
 type fleetNode struct {
 	eni.Node
 	supplier *supplier
-	releases []eni.Release // recorded, and not made yet; belongs to the pass's goroutine
+
+	// These belong to the pass's goroutine.
+	releases  []eni.Release // recorded, and not made yet
+	published *eni.Inventory
 }
 
 var _ fleet.Node = (*fleetNode)(nil)
@@ -383,7 +386,17 @@ func (n *fleetNode) Publish(ctx context.Context, inv eni.Inventory) error {
 			n.releases = append(n.releases, eni.Release{ENI: l.ENI})
 		}
 	}
+	if n.published != nil && sameInventory(*n.published, inv) {
+		return nil // the operator does not write an object that has not changed
+	}
+	n.published = &inv
 	return n.Node.Publish(ctx, inv)
+}
+
+// sameInventory reports whether two inventories have the same ENIs, and neither is releasing any.
+func sameInventory(a, b eni.Inventory) bool {
+	return a.InstanceType == b.InstanceType && a.Limits == b.Limits && a.Families == b.Families && len(a.Releasing)+len(b.Releasing)+len(a.Leaving)+len(b.Leaving) == 0 &&
+		slices.EqualFunc(a.ENIs, b.ENIs, eni.ENI.Equal)
 }
 
 // Reconciled implements fleet.Node.

@@ -36,18 +36,18 @@ import (
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/network/forward"
 	"github.com/berthnet/berth/lab/replay"
+	"github.com/berthnet/berth/lab/run/faults"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/node"
-	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // coilProofs are the proofs of a recorded node that moves from Coil to Berth, and back. Later ones depend on earlier ones.
 var coilProofs = []proof{
 	{name: "a recorded node of Coil comes back, its pods hold connections", try: coilConnect},
 	{name: "the plan says what becomes of each pod", try: coilPlan},
-	{name: "the node moves to Berth, and the tool is killed: no reply is lost", try: coilThere},
+	{name: "the node moves to Berth, and the tool and the API server are killed: no reply is lost", try: coilThere},
 	{name: "pods come and go through Berth, old ones pass CHECK", try: coilPods},
-	{name: "the node moves back to Coil: no reply is lost", try: coilBack},
+	{name: "the node moves back to Coil, and both are killed: no reply is lost", try: coilBack},
 	{name: "the node moves again, and nothing of Coil is left", try: coilFinish},
 	{name: "no connection broke from the first move to the last", try: coilConnections},
 	{name: "the router always had its routes to the node's blocks", try: coilRoutes},
@@ -69,6 +69,8 @@ type coilMigration struct {
 	servers  []*echo.Server
 	used     map[netip.Addr]string // addresses, by pod
 	fresh    []string              // pods of Berth
+	faults   *faults.Faults
+	dump     string // file with what Coil v1 has in etcd; empty: Coil v2
 
 	announced *announced // routes of the router
 
@@ -117,6 +119,10 @@ func raiseCoil(ctx context.Context, o Options, t *reporter) (_ *stage, err error
 	}
 	m := &coilMigration{dir: dir, id: lab.IDOf(dir), programs: o.Lab.BinDir, used: map[netip.Addr]string{}}
 	s := &stage{coil: m, release: release}
+	if m.faults, err = faults.New(); err != nil {
+		release()
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("replay %s: %w", o.Coil, err), s.clear())
@@ -135,6 +141,7 @@ func raiseCoil(ctx context.Context, o Options, t *reporter) (_ *stage, err error
 		return nil, err
 	}
 	t.note(fmt.Sprintf("%s with %d pods, as Coil left them", coilNode, len(m.Raised.Pods)))
+	t.note(fmt.Sprintf("kills at random, which %s repeats", m.faults))
 	s.nodes = []*node.Node{m.Node}
 	return s, nil
 }
@@ -163,14 +170,8 @@ func (m *coilMigration) raiseCluster(ctx context.Context, name string) (err erro
 	if err != nil {
 		return err
 	}
-	for _, crd := range replay.CRDs() {
-		if err := client.IgnoreAlreadyExists(c.Create(ctx, crd)); err != nil {
-			return fmt.Errorf("create %s: %w", crd.GetName(), err)
-		}
-	}
-	if err := poll.Until(ctx, func() error {
-		return replay.Apply(ctx, c, name, "Node", "Namespace", "AddressPool", "AddressBlock", "BlockRequest")
-	}); err != nil {
+	dump, err := m.recordedObjects(ctx, c, name)
+	if err != nil {
 		return err
 	}
 	cfg := m.control.Config()
@@ -179,7 +180,7 @@ func (m *coilMigration) raiseCluster(ctx context.Context, name string) (err erro
 	if err != nil {
 		return err
 	}
-	cluster := &objects.Cluster{API: api, Operator: "system:serviceaccount:kube-system:berth-operator", Namespace: "kube-system", Clock: clock.Real{}}
+	cluster := &objects.Cluster{API: api, Operator: "system:serviceaccount:kube-system:berth-operator", Namespace: "kube-system", Clock: clock.Real{}, Dump: dump}
 	_, err = cluster.Begin(ctx)
 	return err
 }
@@ -256,10 +257,13 @@ func (m *coilMigration) close() (err error) {
 
 // tool runs `berthctl migrate coil` on the node. fault is a failpoint.
 func (m *coilMigration) tool(ctx context.Context, into any, fault string, args ...string) error {
-	args = slices.Concat([]string{"migrate", migrate.Coil}, args, []string{
-		"-o", "json", "--ipam=pool", "--node-name=" + coilNode, "--state-dir=" + m.StateDir(), "--cni-conf-dir=" + m.ConfDir(), "--cni-network=" + coil.DefaultNetwork,
+	from, more := migrate.Coil, "--coild-socket="+m.File(coilNode, "/run/coild.sock")
+	if m.dump != "" {
+		from, more = migrate.CoilV1, "--etcd-dump="+m.dump
+	}
+	args = slices.Concat([]string{"migrate", from}, args, []string{
+		"-o", "json", more, "--ipam=pool", "--node-name=" + coilNode, "--state-dir=" + m.StateDir(), "--cni-conf-dir=" + m.ConfDir(), "--cni-network=" + coil.DefaultNetwork,
 		"--netns-dir=" + ns.Dir, "--results-dir=" + m.File(coilNode, "/var/lib/cni/results"), "--coil-plugin=" + m.File(coilNode, "/opt/cni/bin/coil"),
-		"--coild-socket=" + m.File(coilNode, "/run/coild.sock"),
 	})
 	return berthctl(ctx, into, m.programs, m.Node.Netns, []string{"BERTH_FAILPOINTS=" + fault}, args)
 }
@@ -268,14 +272,6 @@ func (m *coilMigration) tool(ctx context.Context, into any, fault string, args .
 func (m *coilMigration) report(ctx context.Context, args ...string) (r migrate.Report) {
 	check(m.tool(ctx, &r, "", args...))
 	return r
-}
-
-// killed runs a step of the tool that is killed at a failpoint.
-func (m *coilMigration) killed(ctx context.Context, fault string, args ...string) {
-	var r migrate.Report
-	if err := m.tool(ctx, &r, fault, args...); err == nil || !strings.Contains(err.Error(), "killed") {
-		fail("%s with %s: %v, expected that the tool is killed", strings.Join(args, " "), fault, err)
-	}
 }
 
 // refused checks that a step is refused for a reason.
@@ -289,11 +285,6 @@ func (m *coilMigration) refused(ctx context.Context, why string, args ...string)
 // flow waits for further replies over the connections, none of which may have broken.
 func (m *coilMigration) flow(ctx context.Context, when string) {
 	checkf(errors.Join(attempt(func() { m.traffic.flow(ctx) }), m.traffic.lost()), "%s", when)
-}
-
-// start starts berthd, and waits until it is ready.
-func (m *coilMigration) start(ctx context.Context) {
-	check(errors.Join(m.Start(), m.WaitReady(ctx)))
 }
 
 // verify checks that each address has one owner, and that the recorded pods pass CHECK.
@@ -355,9 +346,9 @@ func coilConnect(ctx context.Context, s *stage) string {
 
 func coilPlan(ctx context.Context, s *stage) string {
 	m := s.coil
-	check(m.StartDaemon(coilNode))
+	stop := m.startCoild()
 	m.refused(ctx, "coild runs", "apply")
-	m.StopDaemon(coilNode)
+	stop()
 	var p migrate.Plan
 	check(m.tool(ctx, &p, "", "plan"))
 	if n := migrate.Count(p.Pods, migrate.Adopt); n != len(m.Raised.Pods) || n != len(p.Pods) {
@@ -368,10 +359,8 @@ func coilPlan(ctx context.Context, s *stage) string {
 
 func coilThere(ctx context.Context, s *stage) string {
 	m := s.coil
-	m.killed(ctx, "adopt.link.after=kill@4", "apply")
-	began := time.Now()
-	r := m.report(ctx, "apply")
-	took := time.Since(began)
+	r := m.troubled(ctx, "apply")
+	kills := m.faults.Counts()
 	if n := migrate.Count(r.Pods, migrate.Adopted); n != len(m.Raised.Pods) {
 		fail("adopted %d of %d pods: %+v", n, len(m.Raised.Pods), r.Pods)
 	}
@@ -379,24 +368,31 @@ func coilThere(ctx context.Context, s *stage) string {
 	m.start(ctx)
 	m.flow(ctx, "after berthd started")
 	m.refused(ctx, "another berthd", "apply")
-	return fmt.Sprintf("%d pods adopted, the second call took %s", len(m.Raised.Pods), ms(took))
+	return fmt.Sprintf("%d pods adopted; kills: %s", len(m.Raised.Pods), kills)
 }
 
 func coilPods(ctx context.Context, s *stage) string {
 	m := s.coil
 	m.add(ctx, "plain", "shop")
 	m.verify(ctx)
+	m.away(ctx, func() { m.flow(ctx, "without the API server") })
 	check(m.Kill())
 	m.start(ctx)
 	m.verify(ctx)
 	m.flow(ctx, "after berthd was killed")
-	return fmt.Sprintf("%d new pods; berthd killed and started", len(m.fresh))
+	return fmt.Sprintf("%d new pods; berthd and the API server killed and started", len(m.fresh))
 }
 
 func coilBack(ctx context.Context, s *stage) string {
 	m := s.coil
+	if m.dump != "" { // Coil v1 knows pods by its etcd, where Berth writes nothing
+		for _, name := range m.fresh {
+			check(m.DelPod(ctx, name))
+		}
+		m.fresh = nil
+	}
 	check(m.Kill())
-	r := m.report(ctx, "rollback")
+	r := m.troubled(ctx, "rollback")
 	if len(r.Problems) > 0 {
 		fail("problems: %s", strings.Join(r.Problems, "; "))
 	}
@@ -407,25 +403,30 @@ func coilBack(ctx context.Context, s *stage) string {
 	if n, want := migrate.Count(p.Pods, migrate.Adopt), len(m.Raised.Pods)+len(m.fresh); n != want {
 		fail("Coil has %d of %d pods after the rollback: %+v", n, want, p.Pods)
 	}
-	return fmt.Sprintf("%d changes; Coil also has the %d pods that Berth created", len(r.Changed), len(m.fresh))
+	return fmt.Sprintf("Coil also has the %d pods that Berth created; kills: %s", len(m.fresh), m.faults.Counts())
 }
 
 func coilFinish(ctx context.Context, s *stage) string {
 	m := s.coil
 	m.report(ctx, "apply")
+	if r := m.report(ctx, "apply"); len(r.Changed) > 0 {
+		fail("another apply changed: %s", strings.Join(r.Changed, "; "))
+	}
 	m.start(ctx)
 	m.flow(ctx, "after the second move")
-	m.killed(ctx, "coil.tidy.after=kill@3", "apply", "--finish")
-	await(ctx, "finish", func() { m.report(ctx, "apply", "--finish") })
+	kill := m.drawn("apply", "--finish")
+	await(ctx, "finish", func() { m.killed(ctx, kill, "apply", "--finish") }) // berthd announces blocks a little later
+	m.troubled(ctx, "apply", "--finish")
 	m.flow(ctx, "after finish")
 	m.add(ctx, "plain", "plain")
+	kills := m.faults.Counts()
 	check(m.Kill())
 	m.start(ctx)
 	m.verify(ctx)
 	if r := m.report(ctx, "apply", "--finish"); len(r.Changed) > 0 {
 		fail("another finish changed: %s", strings.Join(r.Changed, "; "))
 	}
-	return fmt.Sprintf("%d pods, all Berth's", len(m.Raised.Pods)+len(m.fresh))
+	return fmt.Sprintf("%d pods, all Berth's; kills: %s", len(m.Raised.Pods)+len(m.fresh), kills)
 }
 
 func coilConnections(ctx context.Context, s *stage) string {

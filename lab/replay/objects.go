@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 )
@@ -38,12 +41,13 @@ func CRDs() (list []*unstructured.Unstructured) {
 }
 
 // Apply creates the objects of a recorded cluster in an API server that has CRDs. Objects that were being deleted are
-// deleted, and stay for their finalizers.
+// deleted, and stay for their finalizers. Owners are those that were created before.
 func Apply(ctx context.Context, c client.Client, name string, kinds ...string) error {
 	data, err := Objects(name)
 	if err != nil {
 		return err
 	}
+	uids := map[types.UID]types.UID{} // of the objects now, by those of the recording
 	for _, doc := range bytes.Split(data, []byte("\n---\n")) {
 		o := &unstructured.Unstructured{}
 		if err := yaml.Unmarshal(doc, &o.Object); err != nil {
@@ -59,15 +63,30 @@ func Apply(ctx context.Context, c client.Client, name string, kinds ...string) e
 		deleted, status := o.GetDeletionTimestamp() != nil, o.Object["status"]
 		unstructured.RemoveNestedField(o.Object, "metadata", "deletionTimestamp")
 		unstructured.RemoveNestedField(o.Object, "metadata", "deletionGracePeriodSeconds")
+		recorded, owners := o.GetUID(), o.GetOwnerReferences()
+		for i := range owners {
+			owners[i].UID = uids[owners[i].UID]
+		}
 		o.SetUID("")
-		o.SetOwnerReferences(nil) // their UIDs are others now
-		if err := c.Create(ctx, o); err != nil && !apierrors.IsAlreadyExists(err) {
+		o.SetOwnerReferences(slices.DeleteFunc(owners, func(of metav1.OwnerReference) bool { return of.UID == "" }))
+		if o.GetKind() == "Pod" {
+			if err := unstructured.SetNestedSlice(o.Object, []any{map[string]any{"name": "main", "image": "recorded"}}, "spec", "containers"); err != nil {
+				return err
+			}
+		}
+		if err := c.Create(ctx, o); apierrors.IsAlreadyExists(err) {
+			err = c.Get(ctx, client.ObjectKeyFromObject(o), o)
+			if err != nil {
+				return err
+			}
+		} else if err != nil {
 			return fmt.Errorf("create %s %s: %w", o.GetKind(), o.GetName(), err)
 		}
-		if o.GetKind() == "Node" && status != nil {
+		uids[recorded] = o.GetUID()
+		if (o.GetKind() == "Node" || o.GetKind() == "Pod") && status != nil {
 			o.Object["status"] = status
 			if err := c.Status().Update(ctx, o); err != nil {
-				return fmt.Errorf("update Node %s: %w", o.GetName(), err)
+				return fmt.Errorf("update %s %s: %w", o.GetKind(), o.GetName(), err)
 			}
 		}
 		if deleted {

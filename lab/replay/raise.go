@@ -25,20 +25,27 @@ import (
 type Raised struct {
 	Cluster
 	prefix, dir string
+	machines    map[string]string // namespaces of nodes that exist, by name
 	made        []string          // namespaces
 	listeners   map[string]func() // daemons of Coil that answer, by node
 }
 
 // Raise makes the namespaces, whose names begin with a prefix, and the files below a folder for each node.
-func (c Cluster) Raise(prefix, dir string) (_ *Raised, err error) {
-	r := &Raised{Cluster: c, prefix: prefix, dir: dir, listeners: map[string]func(){}}
+func (c Cluster) Raise(prefix, dir string) (*Raised, error) { return c.RaiseOn(prefix, dir, nil) }
+
+// RaiseOn is Raise on machines that exist, whose namespaces it gets by the names of the nodes: their uplinks, and the routes
+// by these, are not replayed. Close leaves them as they are.
+func (c Cluster) RaiseOn(prefix, dir string, machines map[string]string) (_ *Raised, err error) {
+	r := &Raised{Cluster: c, prefix: prefix, dir: dir, machines: machines, listeners: map[string]func(){}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
 		}
 	}()
-	if err := r.router(); err != nil {
-		return nil, err
+	if machines == nil {
+		if err := r.router(); err != nil {
+			return nil, err
+		}
 	}
 	for _, n := range c.Nodes {
 		if err := r.node(n); err != nil {
@@ -64,7 +71,7 @@ func (r *Raised) Close() error {
 func (r *Raised) Router() string { return ns.Path(r.prefix + "router") }
 
 // Netns is the path of a node's namespace.
-func (r *Raised) Netns(node string) string { return ns.Path(r.prefix + node) }
+func (r *Raised) Netns(node string) string { return cmp.Or(r.machines[node], ns.Path(r.prefix+node)) }
 
 // PodNetns is the path of a pod's namespace.
 func (r *Raised) PodNetns(p Pod) string { return ns.Path(r.prefix + p.Netns) }
@@ -130,15 +137,21 @@ func (r *Raised) router() error {
 
 // node replays a node and its pods.
 func (r *Raised) node(n Node) error {
-	path, err := r.create(n.Name)
-	if err != nil {
-		return err
+	path := r.machines[n.Name]
+	if path != "" {
+		n = n.withoutUplink()
 	}
 	if err := r.files(n); err != nil {
 		return err
 	}
-	if err := r.uplink(n, path); err != nil {
-		return err
+	if path == "" {
+		var err error
+		if path, err = r.create(n.Name); err != nil {
+			return err
+		}
+		if err := r.uplink(n, path); err != nil {
+			return err
+		}
 	}
 	for _, p := range r.Pods {
 		if p.Node != n.Name {
@@ -159,6 +172,13 @@ func (r *Raised) node(n Node) error {
 		}
 	}
 	return ns.Netlink(path, func(h *netlink.Handle) error { return r.complete(h, n) })
+}
+
+// withoutUplink returns the node without eth0, and routes by it.
+func (n Node) withoutUplink() Node {
+	n.Links = slices.DeleteFunc(slices.Clone(n.Links), func(l Link) bool { return l.Name == "eth0" })
+	n.Routes = slices.DeleteFunc(slices.Clone(n.Routes), func(r Route) bool { return r.Dev == "eth0" })
+	return n
 }
 
 // complete replays addresses, routes and rules of a node, once its links are there.

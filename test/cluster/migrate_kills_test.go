@@ -18,26 +18,22 @@ import (
 
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/run/faults"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Kinds of faults.
-const (
-	ofAPIServer = "API server"
-	ofTool      = "tool"
-	ofDaemon    = "daemon"
-)
+// ofDaemon kills a daemon of one of both systems.
+const ofDaemon = "daemon"
 
 // troubled runs a command until it succeeds, while at each second line that it prints the API server, the tool itself or a
 // daemon of one of both systems is killed. An outage of the API server ends no call.
 func (m *mover) troubled(t *testing.T, args ...string) {
 	t.Helper()
-	kinds := []string{ofAPIServer, ofTool, ofDaemon, "", "", ""}
+	kinds := []string{faults.APIServer, faults.Tool, ofDaemon, "", "", ""}
 	for calls := 0; ; calls++ {
-		deck := slices.Concat(kinds, kinds)
-		m.random.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
+		deck := m.faults.Shuffled(slices.Concat(kinds, kinds)...)
 		if calls == 0 { // each kind at least once
-			deck = append([]string{ofDaemon, ofAPIServer, "", ofTool}, deck...)
+			deck = append([]string{ofDaemon, faults.APIServer, "", faults.Tool}, deck...)
 		}
 		err := m.call(t, deck, args...)
 		if err == nil {
@@ -50,16 +46,14 @@ func (m *mover) troubled(t *testing.T, args ...string) {
 			t.Fatalf("%s does not end", args[0])
 		}
 	}
-	t.Logf("kills: %v", m.faults)
+	t.Logf("kills: %s", m.faults.Counts())
 	arriving := daemonName
 	if args[0] == "rollback" {
 		arriving = formerName
 	}
 	m.kubectl(t, "rollout", "status", "daemonset/"+arriving, "--namespace="+addons.Namespace, fmt.Sprintf("--timeout=%.0fs", soon.Seconds()))
-	for _, kind := range []string{ofAPIServer, ofTool, formerName, daemonName} {
-		if m.faults[kind] == 0 {
-			t.Errorf("%s was not killed", kind)
-		}
+	for _, kind := range m.faults.Missing(faults.APIServer, faults.Tool, formerName, daemonName) {
+		t.Errorf("%s was not killed", kind)
 	}
 }
 
@@ -102,21 +96,21 @@ func (m *mover) call(t *testing.T, deck []string, args ...string) error {
 		deck = deck[1:]
 		if _, at, ok := strings.Cut(fault, ", at "); ok {
 			if fault = ""; strings.Contains(s.Text(), at) {
-				fault = ofTool
+				fault = faults.Tool
 			}
-		} else if m.faults[ofTool] > 0 && (strings.HasSuffix(s.Text(), ": is back") || strings.HasSuffix(s.Text(), "moved and verified")) {
+		} else if m.faults.Count(faults.Tool) > 0 && (strings.HasSuffix(s.Text(), ": is back") || strings.HasSuffix(s.Text(), "moved and verified")) {
 			fault = ofDaemon // both systems run, or one on all nodes
 		}
 		if fault != "" {
 			lines = append(lines, "  kill: "+fault)
 		}
 		switch fault {
-		case ofAPIServer:
-			m.faults[fault]++
+		case faults.APIServer:
+			m.faults.Did(fault)
 			harness.OK(t, m.Kube.KillAPIServer())
 			harness.OK(t, m.Kube.StartAPIServer(harness.Deadline(t, soon)))
-		case ofTool:
-			m.faults[fault]++
+		case faults.Tool:
+			m.faults.Did(fault)
 			killed = true
 			_ = cmd.Process.Kill()
 		case ofDaemon:
@@ -152,11 +146,11 @@ func (m *mover) killDaemon(t *testing.T) {
 		return
 	}
 	slices.SortFunc(all, func(x, y running) int { return cmp.Compare(x.node+x.container, y.node+y.container) })
-	m.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	one := slices.MinFunc(all, func(x, y running) int { return cmp.Compare(m.faults[x.system], m.faults[y.system]) })
+	m.faults.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	one := slices.MinFunc(all, func(x, y running) int { return cmp.Compare(m.faults.Count(x.system), m.faults.Count(y.system)) })
 	h, err := m.Machine(one.node)
 	harness.OK(t, err)
 	if _, err = h.Run(t.Context(), "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", one.container); err == nil { // it may have ended meanwhile
-		m.faults[one.system]++
+		m.faults.Did(one.system)
 	}
 }

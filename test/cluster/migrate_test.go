@@ -6,14 +6,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +25,7 @@ import (
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/demo"
+	"github.com/berthnet/berth/lab/run/faults"
 	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/lab/run/vpccni"
 	"github.com/berthnet/berth/test/harness"
@@ -96,8 +95,7 @@ done`
 // mover moves a cluster with kubectl berth migrate.
 type mover struct {
 	*world
-	random *rand.Rand
-	faults map[string]int // that were brought in the present step, by kind; a daemon's kind is the name of its DaemonSet
+	faults *faults.Faults // of the present step; a daemon's kind is the name of its DaemonSet
 }
 
 // TestMigration moves a whole cluster from the published Amazon VPC CNI, with its DaemonSet, images and plugin, to Berth,
@@ -111,11 +109,11 @@ func TestMigration(t *testing.T) {
 	m := &mover{world: raiseEmpty(t, lab.Options{
 		Mode: lab.NodeMode, Spec: &spec, NoDaemons: true, Kubelets: &lab.Kubelets{Proxy: host.NFTables, AllLocal: true, Images: []string{os.Getenv(amazonVariable)}},
 	})}
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	m.random = rand.New(rand.NewPCG(seed, 0))
-	m.installFormer(t)
 	var err error
+	m.faults, err = faults.New()
+	harness.OK(t, err)
+	t.Log(m.faults)
+	m.installFormer(t)
 	m.web, err = demo.DeployWeb(harness.Deadline(t, soon), m.Lab, 4)
 	harness.OK(t, err)
 	m.deployTalk(t)
@@ -155,12 +153,12 @@ func TestMigration(t *testing.T) {
 			{"verify finds no problem", m.verified},
 			{"nothing is left after finish", m.finish},
 		} {
-			m.faults = map[string]int{}
+			m.faults.Reset()
 			if !t.Run(step.name, func(t *testing.T) {
 				step.do(t)
 				m.unchanged(t, before)
 				now := m.readySince(t)
-				if calm := m.faults["API server"] == 0; calm && !maps.Equal(now, ready) { // controllers miss heartbeats in an outage
+				if calm := m.faults.Count(faults.APIServer) == 0; calm && !maps.Equal(now, ready) { // controllers miss heartbeats in an outage
 					t.Errorf("Nodes are Ready: %v, want %v: pods of a Node that is not Ready leave their Services", now, ready)
 				}
 				ready = now

@@ -16,7 +16,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berthctl")) }
+func TestMain(m *testing.M) {
+	os.Exit(harness.Main(m, "berthd", "berth", "berthctl", "berth-operator", "berth-egress"))
+}
 
 // move runs the demo of a recording, with each proof as a subtest, calls proved after each, and checks that nothing is left.
 func move(ctx context.Context, t *testing.T, recording string, proved func()) error {
@@ -41,12 +43,15 @@ func move(ctx context.Context, t *testing.T, recording string, proved func()) er
 	return failed
 }
 
-// A node of each recorded version moves to Berth's programs and back while its pods hold connections, and the tool and the
-// daemon are killed. The daemon then serves the adopted pods as its own: CHECK, new pods beside them, and DEL. The proofs are
+// A node of each recorded version moves to Berth's programs and back while its pods hold connections, and the tool, the daemon
+// and the API server are killed at random. The daemon then serves the adopted pods as its own: CHECK, new pods beside them, and DEL. The proofs are
 // those of `make demo MODE=migrate FROM=coil`.
 func TestNodesMoveFromCoil(t *testing.T) {
-	for _, name := range []string{replay.V2Newest, replay.V2Oldest} {
-		t.Run(name, func(t *testing.T) { harness.OK(t, move(t.Context(), t, name, func() {})) })
+	for name, turns := range map[string][]int{replay.V2Newest: {0, 3, 6, 9}, replay.V2Oldest: {1, 4, 7}, replay.V1: {2, 5, 8}} {
+		t.Run(name, func(t *testing.T) {
+			harness.Rotate(t, turns...)
+			harness.OK(t, move(t.Context(), t, name, func() {}))
+		})
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -215,6 +216,27 @@ func (a *api) note(what string, err error) string {
 		a.unread = append(a.unread, why)
 	}
 	return why
+}
+
+// atOnce calls reads concurrently, each with an api of its own, and records their failures in the order of the reads.
+func (a *api) atOnce(reads ...func(*api)) {
+	parts := make([]api, len(reads))
+	var wg sync.WaitGroup
+	for i, read := range reads {
+		parts[i].rest = a.rest
+		wg.Go(func() { read(&parts[i]) })
+	}
+	wg.Wait()
+	for _, part := range parts {
+		if a.first == nil {
+			a.first = part.first
+		}
+		for _, why := range part.unread {
+			if !slices.Contains(a.unread, why) {
+				a.unread = append(a.unread, why)
+			}
+		}
+	}
 }
 
 // watched is one event of a watch.

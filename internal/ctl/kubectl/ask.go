@@ -121,8 +121,9 @@ func (c nodeClient) judge(ctx context.Context, d daemon, f policy.Flow) (introsp
 
 // answer is the document of a node, or the error from reading it.
 type answer struct {
-	doc introspect.Document
-	err error
+	doc  introspect.Document
+	err  error
+	held map[string]int // IPv4 addresses of its ENIs, by subnet
 }
 
 // documents returns the documents of many nodes by node, without their lists of addresses
@@ -130,9 +131,10 @@ type answer struct {
 func (c nodeClient) documents(ctx context.Context, daemons []daemon, done func(n int)) map[string]answer {
 	return askAll(c, daemons, done, func(d daemon) answer {
 		doc, err := c.document(ctx, d)
+		held := heldByENIs(doc)
 		// Thousands of documents with their lists would not fit into memory.
 		doc.Allocated, doc.Available, doc.Cooling, doc.NICs = nil, nil, nil, nil
-		return answer{doc, err}
+		return answer{doc, err, held}
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -28,6 +29,9 @@ const (
 	nodesDir    = "nodes/"
 	allowedName = "berthd-allowed" // the ConfigMap with what berthd may set
 )
+
+// allowedIfRemoved has the value that the admission policy uses for each key that berthd-allowed lacks: "" for lists.
+var allowedIfRemoved = map[string]string{"addresses": "256"}
 
 // chosenKinds are the kinds that only users write.
 var chosenKinds = []struct{ kind, file, path string }{
@@ -125,18 +129,32 @@ func allowed(ctx context.Context, a *api, s *settings) ([]object, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest of release %s: %w", s.release.Name, err)
 	}
-	c := comparison{exact: true}
 	i := slices.IndexFunc(rendered, func(o object) bool {
 		return o["kind"] == "ConfigMap" && text(part(o, "metadata"), "name") == allowedName
 	})
+	data := part(*live, "data")
 	if i >= 0 {
-		c.compare("data", rendered[i]["data"], (*live)["data"])
-	}
-	if i >= 0 && len(c.found) == 0 {
-		return nil, nil
+		if data = changedAllowed(part(rendered[i], "data"), data); data == nil {
+			return nil, nil
+		}
 	}
 	// Without labels and annotations, which name the release that owns the object.
-	return []object{{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": allowedName, "namespace": s.namespace}, "data": (*live)["data"]}}, nil
+	return []object{{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": allowedName, "namespace": s.namespace}, "data": data}}, nil
+}
+
+// changedAllowed returns the data of berthd-allowed for a cluster in which the chart has created it, or nil if nobody has
+// changed it. kubectl apply would keep the chart's value of a key that the data lacks.
+func changedAllowed(rendered, live object) object {
+	c := comparison{exact: true}
+	if c.compare("data", rendered, live); len(c.found) == 0 {
+		return nil
+	}
+	out := object{}
+	for name := range rendered {
+		out[name] = allowedIfRemoved[name]
+	}
+	maps.Copy(out, live)
+	return out
 }
 
 // chosenNamespaces returns the Namespaces that other objects need, or that have annotations or labels of Berth, without
@@ -284,12 +302,40 @@ func (c choices) compare(now choices) ([]difference, error) {
 			d.found = []difference{{id, "", "in the folder, but not in the cluster"}}
 		case saved[id] == nil:
 			d.found = []difference{{id, "", "in the cluster, but not in the folder"}}
+		case id == chartValues:
+			d.compareValues("", saved[id], found[id])
 		default:
 			d.compare("", saved[id], found[id])
 		}
 		out = append(out, d.found...)
 	}
 	return out, nil
+}
+
+// chartValues names the chart values in messages.
+const chartValues = "chart values"
+
+// compareValues adds the differences between chart values. Unlike in objects, false, null and empty lists replace defaults.
+func (c *comparison) compareValues(field string, want, got object) {
+	names := slices.AppendSeq(slices.Collect(maps.Keys(want)), maps.Keys(got))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		at := below(field, name)
+		w, given := want[name]
+		g, found := got[name]
+		ofWant, isObject := w.(object)
+		ofGot, isToo := g.(object)
+		switch {
+		case isObject && isToo:
+			c.compareValues(at, ofWant, ofGot)
+		case !found:
+			c.found = append(c.found, difference{c.object, at, "missing, expected " + brief(w)})
+		case !given:
+			c.found = append(c.found, difference{c.object, at, brief(g) + ", expected to be unset"})
+		case !reflect.DeepEqual(w, g):
+			c.found = append(c.found, difference{c.object, at, brief(g) + ", expected " + brief(w)})
+		}
+	}
 }
 
 // byID returns the values and objects of all files.
@@ -301,7 +347,7 @@ func (c choices) byID() (map[string]object, error) {
 			if err := yaml.Unmarshal(c[name], &values); err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
-			out["chart values"] = values
+			out[chartValues] = values
 			continue
 		}
 		objects, err := decodeObjects(c[name])

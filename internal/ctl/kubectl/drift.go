@@ -278,15 +278,22 @@ func (c *comparison) added(field string, fields object, want, got any, by string
 		case field == "" && name == "status", field == "metadata" && name != "labels" && name != "annotations":
 			continue
 		}
-		switch {
-		case nextGot == nil:
-		case nextWant == nil && !empty(nextGot) && !onlyIncidental(nextGot):
-			c.differs(below, nil, nextGot, by)
-		case nextWant != nil && len(of) > 0:
-			c.added(below, of, nextWant, nextGot, by)
-		case nextWant != nil: // a map that is owned as a whole, such as a nodeSelector
-			c.addedKeys(below, nextWant, nextGot, by)
-		}
+		c.addedField(below, name, of, nextWant, nextGot, by)
+	}
+}
+
+// addedField is added for the field of that name.
+func (c *comparison) addedField(field, name string, fields object, want, got any, by string) {
+	switch {
+	case got == nil:
+	case want == nil && (name == "annotations" || name == "labels") && len(fields) > 0: // others, such as Helm, have added some, too
+		c.added(field, fields, object{}, got, by)
+	case want == nil && !empty(got) && !onlyIncidental(got):
+		c.differs(field, nil, got, by)
+	case want != nil && len(fields) > 0:
+		c.added(field, fields, want, got, by)
+	case want != nil: // a map that is owned as a whole, such as a nodeSelector
+		c.addedKeys(field, want, got, by)
 	}
 }
 

@@ -1,6 +1,9 @@
 package kubectl
 
 import (
+	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -97,6 +101,62 @@ status: {a: 1}
 		if d := cmp.Diff(tt.lines, told(driftOf(parsed(t, want), parsed(t, text)))); d != "" {
 			t.Errorf("%s: differences (-want +got):\n%s", tt.manager, d)
 		}
+	}
+}
+
+// An empty chart value replaces a default, so it differs from a value that is not set.
+func TestDifferencesOfChartValues(t *testing.T) {
+	saved := choices{valuesFile: []byte("{a: {b: false, c: null, d: [], e: 1, f: {}}, g: x, same: {h: [1, {i: null}]}}")}
+	now := choices{valuesFile: []byte("{a: {e: 2, f: {j: ''}}, k: 0, same: {h: [1, {i: null}]}}")}
+	found, err := saved.compare(now)
+	harness.OK(t, err)
+	want := []string{
+		"a.b: missing, expected false", "a.c: missing, expected null", "a.d: missing, expected []", "a.e: 2, expected 1", `a.f.j: "", expected to be unset`,
+		`g: missing, expected "x"`, "k: 0, expected to be unset",
+	}
+	for i, line := range want {
+		want[i] = chartValues + " " + line
+	}
+	if d := cmp.Diff(want, told(found)); d != "" {
+		t.Errorf("differences (-want +got):\n%s", d)
+	}
+}
+
+// A key that somebody removed from berthd-allowed is not restored by the chart: the file has what it means to lack the key.
+func TestRemovedKeysOfAllowed(t *testing.T) {
+	rendered := object{"subnetIDs": "subnet-1", "settings": "trunk=true", "addresses": "1024"}
+	if got := changedAllowed(rendered, maps.Clone(rendered)); got != nil {
+		t.Errorf("unchanged: %v, want nil", got)
+	}
+	got := changedAllowed(rendered, object{"settings": "trunk=true", "mine": "x"})
+	if d := cmp.Diff(object{"subnetIDs": "", "settings": "trunk=true", "addresses": "256", "mine": "x"}, got); d != "" {
+		t.Errorf("data (-want +got):\n%s", d)
+	}
+	policy, err := fs.ReadFile(deploy.Chart(), "templates/admission/allowed.yaml")
+	harness.OK(t, err)
+	for _, key := range []string{"subnetIDs", "addresses"} {
+		if rule := fmt.Sprintf("params.?data[?'%s'].orValue('%s')", key, got[key]); !strings.Contains(string(policy), rule) {
+			t.Errorf("the admission policy lacks %s", rule)
+		}
+	}
+}
+
+// Of the annotations that an object of the release has, those of kubectl and Helm are no differences.
+func TestAnnotationsOfToolsAreNoDrift(t *testing.T) {
+	want := parsed(t, "{kind: K, metadata: {namespace: ns, name: a}, data: {a: b}}")
+	got := parsed(t, `
+kind: K
+metadata:
+  namespace: ns
+  name: a
+  annotations: {meta.helm.sh/release-name: berth, kubectl.kubernetes.io/last-applied-configuration: x, mine: "yes"}
+  managedFields:
+  - {manager: kubectl-client-side-apply, fieldsV1: {"f:metadata": {"f:annotations": {".": {}, "f:kubectl.kubernetes.io/last-applied-configuration": {}}}}}
+  - {manager: me, fieldsV1: {"f:metadata": {"f:annotations": {"f:mine": {}}}}}
+data: {a: b}
+`)
+	if d := cmp.Diff([]string{`metadata.annotations.mine: "yes", expected to be unset (set by me)`}, told(driftOf(want, got))); d != "" {
+		t.Errorf("differences (-want +got):\n%s", d)
 	}
 }
 

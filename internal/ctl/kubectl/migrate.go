@@ -40,9 +40,10 @@ type former struct {
 // objectMover moves the objects of a former system. Each step can be repeated, and returns what it changed.
 type objectMover interface {
 	Plan(ctx context.Context) (migrate.Plan, error)
-	Begin(ctx context.Context) (changed []string, err error)  // before the first node
-	Back(ctx context.Context) (changed []string, err error)   // after all nodes have been moved back
-	Finish(ctx context.Context) (changed []string, err error) // after its state has been removed from all nodes
+	Begin(ctx context.Context) (changed []string, err error)                 // before the first node
+	Returned(ctx context.Context, node string) (changed []string, err error) // after a node has been moved back
+	Back(ctx context.Context) (changed []string, err error)                  // after all nodes have been moved back
+	Finish(ctx context.Context) (changed []string, err error)                // after its state has been removed from all nodes
 }
 
 // formers are the systems that clusters can be migrated from.

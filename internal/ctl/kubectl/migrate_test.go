@@ -208,9 +208,9 @@ spec:
   - {name: v2, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
 `
 
-// A cluster moves from Cilium: every pod is evicted before berthd comes, and Cilium's operator no longer manages the node.
-func TestMigrateFromCilium(t *testing.T) {
-	m := newMovers(t, "kube-system/cilium", map[string]string{"k8s-app": "cilium"})
+// createCiliumNodes creates Cilium's kind, and an object for each node.
+func (m *movers) createCiliumNodes(t *testing.T) {
+	t.Helper()
 	harness.Eventually(t, harness.Patience, "the kind is served", func() error {
 		return harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"kind.yaml": {Data: []byte(ciliumKind)}})
 	})
@@ -218,6 +218,12 @@ func TestMigrateFromCilium(t *testing.T) {
 		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": map[string]any{"name": fmt.Sprintf("node-%d", i)}, "spec": map[string]any{}}}
 		harness.Eventually(t, harness.Patience, "CiliumNode", func() error { return client.IgnoreAlreadyExists(m.c.Create(t.Context(), o)) })
 	}
+}
+
+// A cluster moves from Cilium: every pod is evicted before berthd comes, and Cilium's operator no longer manages the node.
+func TestMigrateFromCilium(t *testing.T) {
+	m := newMovers(t, "kube-system/cilium", map[string]string{"k8s-app": "cilium"})
+	m.createCiliumNodes(t)
 	network := network("node-0", 3, 1, 4)
 	create(t, &network) // as berthd would make it
 	var tainted corev1.Node

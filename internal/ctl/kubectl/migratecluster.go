@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -229,7 +228,7 @@ func podsOfNode(pods []corev1.Pod) (out []rollout.Pod) {
 
 // Do implements rollout.Cluster.
 func (m *migration) Do(ctx context.Context, a rollout.Action) error {
-	if err := m.moveObjects(ctx, a.Kind); err != nil {
+	if err := m.moveObjects(ctx, a); err != nil {
 		return err
 	}
 	ctx, cancel := m.quick(ctx)
@@ -242,7 +241,10 @@ func (m *migration) Do(ctx context.Context, a rollout.Action) error {
 	case rollout.DeleteFormer:
 		return gone(m.api.rest.Delete().AbsPath(daemonSetPath(m.formerNamespace, m.formerName)).Do(ctx).Error())
 	case rollout.End:
-		return errors.Join(m.deleteConfig(ctx, dumpName), m.deleteConfig(ctx, progressName))
+		if err := m.deleteConfig(ctx, dumpName); err != nil {
+			return err // the record is last: it says that there is something to end
+		}
+		return m.deleteConfig(ctx, progressName)
 	case rollout.Write:
 		return m.writeRecord(ctx, a.Node, a.Record)
 	case rollout.SetLabel:

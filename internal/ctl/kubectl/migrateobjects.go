@@ -15,9 +15,10 @@ import (
 	"github.com/berthnet/berth/internal/migrate/rollout"
 )
 
-// moveObjects moves the former system's objects with the step of the whole cluster to which they belong.
-func (m *migration) moveObjects(ctx context.Context, with rollout.Kind) error {
-	if m.from.objects == nil || with != rollout.Confine && with != rollout.DeleteFormer && with != rollout.End {
+// moveObjects moves the former system's objects with the step to which they belong.
+func (m *migration) moveObjects(ctx context.Context, with rollout.Action) error {
+	returned := with.Kind == rollout.Write && with.Record.Direction == ""
+	if m.from.objects == nil || !returned && with.Kind != rollout.Confine && with.Kind != rollout.DeleteFormer && with.Kind != rollout.End {
 		return nil
 	}
 	o, err := m.from.objects(m)
@@ -25,7 +26,9 @@ func (m *migration) moveObjects(ctx context.Context, with rollout.Kind) error {
 		return err
 	}
 	var changed []string
-	switch with {
+	switch with.Kind {
+	case rollout.Write:
+		changed, err = o.Returned(ctx, with.Node)
 	case rollout.Confine:
 		changed, err = o.Begin(ctx)
 	case rollout.DeleteFormer:
@@ -38,7 +41,7 @@ func (m *migration) moveObjects(ctx context.Context, with rollout.Kind) error {
 		changed, err = o.Back(ctx)
 	}
 	for _, what := range changed {
-		m.tell("", what)
+		m.tell(with.Node, what)
 	}
 	return err
 }

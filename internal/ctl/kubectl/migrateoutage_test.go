@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -14,7 +15,12 @@ import (
 	"syscall"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berthnet/berth/internal/migrate"
+	"github.com/berthnet/berth/internal/migrate/rollout"
+	"github.com/berthnet/berth/lab/run/faults"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -53,8 +59,10 @@ func (f flaky) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestOutages(t *testing.T) {
 	m := newMovers(t, "kube-system/aws-node", map[string]string{"k8s-app": "aws-node"})
 	before := m.former("aws-node").Spec
-	count, seed := 0, rand.Uint64()
-	f := flaky{mu: &sync.Mutex{}, random: rand.New(rand.NewPCG(seed, 0)), count: &count}
+	count := 0
+	seeded, err := faults.New()
+	harness.OK(t, err)
+	f := flaky{mu: &sync.Mutex{}, random: seeded.Rand, count: &count}
 	cfg := harness.ControlPlane.Config()
 	cfg.Wrap(func(to http.RoundTripper) http.RoundTripper { return flaky{to, f.mu, f.random, f.count} })
 	o := Options{Config: cfg, Dial: m.dial(), Clock: hurried{}}
@@ -62,14 +70,14 @@ func TestOutages(t *testing.T) {
 		t.Helper()
 		out, code, err := try(t, o, append([]string{"migrate", migrate.AmazonVPCCNI}, args...)...)
 		if err != nil || code != 0 || !strings.Contains(out, want) {
-			t.Fatalf("seed %d: %s: exit code = %d, error = %v, want %q\n%s", seed, strings.Join(args, " "), code, err, want, out)
+			t.Fatalf("%s: %s: exit code = %d, error = %v, want %q\n%s", seeded, strings.Join(args, " "), code, err, want, out)
 		}
 	}
 	run("to be moved", "plan")
 	run("moved", "apply", "--nodes", "node-0")
 	run("to be moved", "rollback")
 	if after := m.former("aws-node").Spec; !equalJSON(t, before, after) {
-		t.Errorf("seed %d: DaemonSet after the rollback = %+v, want %+v", seed, after, before)
+		t.Errorf("%s: DaemonSet after the rollback = %+v, want %+v", seeded, after, before)
 	}
 	m.traces(t)
 	run("moved", "apply")
@@ -84,6 +92,25 @@ func TestOutages(t *testing.T) {
 	if count < 10 {
 		t.Errorf("%d requests failed, want more", count)
 	}
+}
+
+// A pod whose namespace is being deleted is waited for: Kubernetes rejects its eviction.
+func TestEvictionInEndingNamespace(t *testing.T) {
+	harness.KubeClean(t)
+	namespace, pod := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ending"}}, podOn("node-0", "web", "10.0.0.9")
+	pod.Namespace = namespace.Name
+	create(t, namespace, &pod)
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), namespace))
+	a, err := (&program{Options: Options{Config: harness.ControlPlane.Config()}}).connect()
+	harness.OK(t, err)
+	r := &requests{api: a}
+	harness.Eventually(t, harness.Patience, "the namespace ends", func() error {
+		err := r.evict(t.Context(), rollout.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "another"})
+		if _, is := errors.AsType[*rollout.BlockedError](err); !is || !strings.Contains(err.Error(), "ending/web") {
+			return fmt.Errorf("error = %w, want one that waits for pod ending/web", err)
+		}
+		return nil
+	})
 }
 
 // A certificate of the API server that does not verify is no outage.

@@ -153,7 +153,7 @@ func (r *requests) evict(ctx context.Context, p rollout.Pod) error {
 	}
 	err := r.send(ctx, podsPath(p.Namespace)+join(p.Name, "eviction"), &e)
 	switch {
-	case apierrors.IsTooManyRequests(err):
+	case apierrors.IsTooManyRequests(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause): // the latter deletes the pod
 		return &rollout.BlockedError{Why: fmt.Sprintf("pod %s/%s: %v", p.Namespace, p.Name, err)}
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return nil

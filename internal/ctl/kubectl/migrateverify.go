@@ -199,7 +199,7 @@ func (m *migration) compare(ctx context.Context, s *seen, v *Verification, befor
 		}
 	}
 	given := map[netip.Addr]string{}
-	for node, answer := range askAll(nodes, ask, func(int) {}, func(d daemon) answer { doc, err := nodes.document(ctx, d); return answer{doc, err} }) {
+	for node, answer := range askAll(nodes, ask, func(int) {}, func(d daemon) answer { doc, err := nodes.document(ctx, d); return answer{doc: doc, err: err} }) {
 		v.Nodes++
 		if answer.err != nil {
 			v.problem(node, fmt.Sprintf("berthd could not be queried: %v", answer.err))

@@ -187,6 +187,10 @@ func (m *movers) round(ctx context.Context) {
 					p.Status = status
 					_ = m.c.Status().Update(ctx, &p)
 				}
+			case wanted && pods.Items[at].Status.Phase == corev1.PodPending: // the API server went away before
+				p := pods.Items[at]
+				p.Status = podOn(n.Name, name, "192.0.2.1").Status
+				_ = m.c.Status().Update(ctx, &p)
 			case !wanted && at >= 0:
 				_ = m.c.Delete(ctx, &pods.Items[at], client.GracePeriodSeconds(0))
 			}

@@ -84,7 +84,7 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 			return NodeDetails{}, err
 		}
 		doc, err := nodes.document(ctx, *f.daemon)
-		f.answer = &answer{doc, err}
+		f.answer = &answer{doc: doc, err: err}
 		if err != nil {
 			d.Unasked = err.Error()
 		} else {

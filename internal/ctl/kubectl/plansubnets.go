@@ -58,7 +58,7 @@ func (o objects) subnetsOfENIs(name string) nodeSubnets {
 		return out
 	}
 	if a, ok := o.answers[name]; ok && a.err == nil {
-		out.held = heldByENIs(a.doc)
+		out.held = a.held
 		for _, e := range a.doc.ENIs {
 			if e.Primary {
 				out.primary = e.Subnet

@@ -62,14 +62,7 @@ func programDrift(o objects) (out []ProgramDrift) {
 	return out
 }
 
-// settingsState compares the release with the cluster, if the user may read both.
-func settingsState(ctx context.Context, p *program, o objects) *SettingsState {
-	state := releaseState(ctx, p)
-	state.Programs = programDrift(o)
-	return state
-}
-
-// releaseState compares the release with the cluster.
+// releaseState compares the release with the cluster, if the user may read both.
 func releaseState(ctx context.Context, p *program) *SettingsState {
 	a, err := p.connect() // its failed reads are not problems of the status
 	var s *settings

@@ -41,12 +41,15 @@ and YAML list all nodes. Exits with 2 on a problem.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeoutCause(cmd.Context(), within, fmt.Errorf("not done within --timeout %v", within))
 			defer cancel()
+			release := make(chan *SettingsState, 1)
+			go func() { release <- releaseState(ctx, p) }()
 			o, err := p.gather(ctx, cmd, details)
 			if err != nil {
 				return err
 			}
 			s := statusOf(o)
-			s.Settings = settingsState(ctx, p, o)
+			s.Settings = <-release
+			s.Settings.Programs = programDrift(o)
 			return out.finish(cmd, s, !s.Healthy, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
 		},
 	}
@@ -88,11 +91,19 @@ func (p *program) read(ctx context.Context) (objects, error) {
 	if err != nil {
 		return objects{}, err
 	}
-	o := objects{
-		now: p.Now(), nodes: a.nodes(ctx), daemons: p.daemonPods(ctx, a, ""),
-		networks: a.networks(ctx), pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, ""), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil),
-		egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), // pods may name Egresses that do not exist
-	}
+	o := objects{now: p.Now()}
+	a.atOnce(
+		func(a *api) { o.nodes = a.nodes(ctx) },
+		func(a *api) { o.daemons = p.daemonPods(ctx, a, "") },
+		func(a *api) { o.networks = a.networks(ctx) },
+		func(a *api) { o.pools = a.pools(ctx) },
+		func(a *api) { o.blocks = a.blocks(ctx, "") },
+		func(a *api) { o.requests = a.requests(ctx, "") },
+		func(a *api) { o.vpcs = a.vpcs(ctx) },
+		func(a *api) { o.nics = a.nics(ctx, podnicsPath, nil) },
+		func(a *api) { o.egresses = a.egresses(ctx) },
+		func(a *api) { o.clients = a.egressClients(ctx, nil) }, // pods may name Egresses that do not exist
+	)
 	if o.needOperator() {
 		o.operator.pods = p.operatorPods(ctx, a)
 		o.operator.lease = a.lease(ctx, p.daemons)

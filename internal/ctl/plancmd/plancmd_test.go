@@ -40,12 +40,9 @@ func run(t *testing.T, o Options, stdin string, args ...string) (string, error) 
 }
 
 func TestPlan(t *testing.T) {
-	table := check.Must(run(t, Options{}, "", "example:three-nodes"))(t)
-	for _, want := range []string{"ONE WARM ENI", "addresses held, peak              50", "three-nodes, 1h0m0s", "Subnet nodes has the least free addresses: 201 of 256"} {
-		if !strings.Contains(table, want) {
-			t.Errorf("output lacks %q:\n%s", want, table)
-		}
-	}
+	check.OutputOnPage(t, "../../../docs/guides/plan.md", "berthctl plan example:three-nodes", func(args []string) string {
+		return check.Must(run(t, Options{}, "", args[2:]...))(t)
+	})
 	text := check.Must(run(t, Options{}, "", "example:three-nodes", "--show"))(t)
 	name := filepath.Join(t.TempDir(), "x.csv")
 	out := check.Must(run(t, Options{}, text, "-", "-o", "json", "--csv", name))(t)

@@ -54,7 +54,7 @@ func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen
 
 // HostPrefixes returns the HostPrefix of each address.
 func HostPrefixes(addrs []netip.Addr) []netip.Prefix {
-	var out []netip.Prefix
+	out := make([]netip.Prefix, 0, len(addrs))
 	for _, a := range addrs {
 		out = append(out, HostPrefix(a))
 	}
@@ -69,9 +69,25 @@ func FormatPrefix(p netip.Prefix) string {
 	return p.String()
 }
 
+// AppendPrefix appends a prefix in the form of FormatPrefix, without an allocation for a map key.
+func AppendPrefix(b []byte, p netip.Prefix) []byte {
+	if p.IsSingleIP() {
+		return p.Addr().AppendTo(b)
+	}
+	return p.AppendTo(b)
+}
+
+// ComparePrefixes is netip.Prefix.Compare, faster for single addresses.
+func ComparePrefixes(x, y netip.Prefix) int {
+	if x.IsSingleIP() && y.IsSingleIP() {
+		return x.Addr().Compare(y.Addr())
+	}
+	return x.Compare(y)
+}
+
 // SortPrefixes sorts a list in place and returns it without duplicates.
 func SortPrefixes(list []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(list, netip.Prefix.Compare)
+	slices.SortFunc(list, ComparePrefixes)
 	return slices.Compact(list)
 }
 

@@ -56,15 +56,17 @@ func Recalled(ctx context.Context) <-chan struct{} {
 
 type spareKey struct{}
 
-// WithSpare marks calls with the returned context as not urgent until needed is closed: a limiter lets
-// calls of other processes that share the rate go first.
-func WithSpare(ctx context.Context, needed <-chan struct{}) context.Context {
+// WithSpare marks calls with the returned context as not urgent until the channel that needed returns is closed: a
+// limiter lets calls of other processes that share the rate go first. needed is called for each call.
+func WithSpare(ctx context.Context, needed func() <-chan struct{}) context.Context {
 	return context.WithValue(ctx, spareKey{}, needed)
 }
 
 // Spare returns the channel of WithSpare, for a limiter; nil for an urgent call.
 func Spare(ctx context.Context) (needed <-chan struct{}) {
-	needed, _ = ctx.Value(spareKey{}).(<-chan struct{})
+	if of, ok := ctx.Value(spareKey{}).(func() <-chan struct{}); ok {
+		needed = of()
+	}
 	select {
 	case <-needed: // never ready when nil
 		return nil

@@ -46,8 +46,31 @@ func (d *demand) yielding(ctx context.Context) (call context.Context, done func(
 	if !d.process.yields || !d.supplied() {
 		return ctx, func() {}
 	}
-	needed, done := d.until(func() bool { return !d.supplied() })
-	return cloud.WithSpare(ctx, needed), done
+	select {
+	case <-d.news: // it is taken into account
+	default:
+	}
+	var mu sync.Mutex // guards the following, as calls may outlive the step
+	var needed <-chan struct{}
+	end, over := func() {}, false
+	watch := func() <-chan struct{} { // from the first call on: most steps make none
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case needed != nil:
+		case over:
+			needed = make(chan struct{})
+		default:
+			needed, end = d.until(true, func() bool { return !d.supplied() })
+		}
+		return needed
+	}
+	return cloud.WithSpare(ctx, watch), func() {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		end()
+	}
 }
 
 // recallable returns a context for a call that no pod needs, of a node whose calls queue with those of other
@@ -57,16 +80,18 @@ func (d *demand) recallable(ctx context.Context) (call context.Context, done fun
 	if !d.process.recalls {
 		return ctx, func() {}
 	}
-	recalled, done := d.until(func() bool { waiting, free := d.of(); return waiting > free })
+	recalled, done := d.until(false, func() bool { waiting, free := d.of(); return waiting > free })
 	return cloud.WithRecall(ctx, recalled), done
 }
 
-// until returns a channel that is closed once a condition holds. The condition is checked after each change.
-func (d *demand) until(so func() bool) (came <-chan struct{}, done func()) {
+// until returns a channel that is closed once a condition holds. The condition is checked after each change, and
+// immediately unless it was checked before.
+func (d *demand) until(checked bool, so func() bool) (came <-chan struct{}, done func()) {
 	c, over := make(chan struct{}), make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		for !so() {
+		for checked || !so() {
+			checked = false
 			select {
 			case <-over:
 				return

@@ -3,7 +3,9 @@ package eni
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -25,7 +27,11 @@ type assignment struct {
 
 // assignments returns the assignments of all ENIs, sorted by address, a prefix before its addresses.
 func assignments(enis []facts) []assignment {
-	var out []assignment
+	n := len(enis)
+	for _, e := range enis {
+		n += len(e.held)
+	}
+	out := make([]assignment, 0, n)
 	for _, e := range enis {
 		if e.Primary.IsValid() {
 			out = append(out, assignment{cloud.HostPrefix(e.Primary), e.ID, true})
@@ -34,7 +40,12 @@ func assignments(enis []facts) []assignment {
 			out = append(out, assignment{p, e.ID, false})
 		}
 	}
-	slices.SortFunc(out, func(x, y assignment) int { return cmp.Or(x.prefix.Compare(y.prefix), cmp.Compare(x.eni, y.eni)) })
+	slices.SortFunc(out, func(x, y assignment) int {
+		if c := cloud.ComparePrefixes(x.prefix, y.prefix); c != 0 {
+			return c
+		}
+		return cmp.Compare(x.eni, y.eni)
+	})
 	return out
 }
 
@@ -179,22 +190,83 @@ func (v *view) unlogged(soon time.Time) []string {
 	return out
 }
 
+// overlappingVPCs returns the VPCs in which addresses or prefixes of a listing overlap, without their ENIs: nearly always
+// none. A large cluster has millions of addresses, for which disputes would take seconds and much memory.
+func overlappingVPCs(list []cloud.ENI) map[string][]facts {
+	out := map[string][]facts{}
+	for i := range list {
+		out[list[i].VPCID] = nil
+	}
+	maps.DeleteFunc(out, func(vpc string, _ []facts) bool { return apart(list, vpc) })
+	return out
+}
+
+// apart reports whether no two addresses or prefixes of a VPC's ENIs overlap.
+func apart(list []cloud.ENI, vpc string) bool {
+	var four []uint64 // address and length
+	var six []netip.Prefix
+	add := func(p netip.Prefix) {
+		if p = p.Masked(); !p.Addr().Is4() {
+			six = append(six, p)
+			return
+		}
+		a := p.Addr().As4()
+		four = append(four, uint64(binary.BigEndian.Uint32(a[:]))<<8|uint64(p.Bits()))
+	}
+	for i := range list {
+		e := &list[i]
+		if e.VPCID != vpc {
+			continue
+		}
+		if e.Primary.IsValid() {
+			add(cloud.HostPrefix(e.Primary))
+		}
+		for _, addrs := range [...][]netip.Addr{e.Addresses, e.IPv6} {
+			for _, a := range addrs {
+				add(cloud.HostPrefix(a))
+			}
+		}
+		for _, prefixes := range [...][]netip.Prefix{e.Prefixes, e.IPv6Prefixes} {
+			for _, p := range prefixes {
+				add(p)
+			}
+		}
+	}
+	// A prefix sorts before everything within it, so only neighbours need to be compared.
+	slices.Sort(four)
+	for i := 1; i < len(four); i++ {
+		host := 8 + 32 - four[i-1]&0xff
+		if four[i-1]>>host == four[i]>>host {
+			return false
+		}
+	}
+	slices.SortFunc(six, netip.Prefix.Compare)
+	for i := 1; i < len(six); i++ {
+		if six[i-1].Overlaps(six[i]) || six[i-1] == six[i] {
+			return false
+		}
+	}
+	return true
+}
+
 // Undisputed returns a listing of the ENIs of many nodes without the addresses that it assigns to ENIs of several
 // nodes. Such an address or prefix stays with the ENI that had it, according to had; if none had it, it is not
 // used. Lost describes what was removed. Disputes among the ENIs of one node are left to its reconciler. Owner
 // returns the instance of an ENI.
 func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.ENI, netip.Prefix) bool) (out []cloud.ENI, lost []string) {
-	byVPC, byID := map[string][]facts{}, map[string]int{}
+	byVPC, byID := overlappingVPCs(list), map[string]int{}
+	if len(byVPC) == 0 {
+		return list, nil
+	}
 	for i, e := range list {
-		byVPC[e.VPCID] = append(byVPC[e.VPCID], factsOf(e, ""))
+		if _, ok := byVPC[e.VPCID]; ok {
+			byVPC[e.VPCID] = append(byVPC[e.VPCID], factsOf(e, ""))
+		}
 		byID[e.ID] = i
 	}
 	out = list
 	for _, enis := range byVPC {
 		found := disputes(nil, enis)
-		if len(found) == 0 { // nearly always
-			continue
-		}
 		var before []facts
 		for _, d := range found {
 			for _, id := range d.among {

@@ -145,6 +145,9 @@ func ownershipOf(e cloud.ENI, cluster string, adopt []string) ownership {
 
 // createdAt returns when Berth created the ENI; zero if unknown.
 func (o ownership) createdAt() time.Time {
+	if o.createdTag == "" {
+		return time.Time{}
+	}
 	t, err := time.Parse(time.RFC3339, o.createdTag)
 	if err != nil {
 		return time.Time{}

@@ -86,7 +86,12 @@ func (o *observer) observed(ctx context.Context, l Listing) {
 	if o.view.freshness.outdated(l.At) {
 		return
 	}
-	if err := o.take(ctx, l); err != nil {
+	start, first := o.cfg.Clock.Now(), o.view.freshness.unconfirmed()
+	err := o.take(ctx, l)
+	if first { // reported like an observation by the reconciler itself
+		o.cfg.acted(plan.Action{Kind: plan.Observe}, err, start)
+	}
+	if err != nil {
 		o.failed(err)
 	}
 }
@@ -175,7 +180,8 @@ func (o *observer) nextRepair(listed Part) time.Time {
 
 // ofInstance omits ENIs that are attached to another instance, whatever their device index, or are detached and were
 // created for another instance.
-func (o *observer) ofInstance(list []cloud.ENI) (out []facts) {
+func (o *observer) ofInstance(list []cloud.ENI) []facts {
+	out := make([]facts, 0, len(list))
 	for _, e := range list {
 		of := forInstance(e, o.cfg.Adopt)
 		if of == o.cfg.InstanceID || of == "" && e.Attachment == nil {

@@ -138,6 +138,10 @@ func (r *Reconciler) Observed(ctx context.Context, l Listing) {
 	r.observer.publisher.flush(ctx)
 }
 
+// Supplied reports whether the node has a free address, and one for each waiting pod. It is called from the reconciler's
+// goroutine.
+func (r *Reconciler) Supplied() bool { return r.demand.supplied() }
+
 // VPCs returns the VPCs of the node's ENIs; none while unknown. It is called from the reconciler's goroutine.
 func (r *Reconciler) VPCs() []string { return r.placement.VPCs() }
 

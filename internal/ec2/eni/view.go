@@ -249,9 +249,14 @@ func (k *known) deletionSet(on bool, now time.Time) {
 
 // list returns the ENIs by device index and ID.
 func (v *view) list() []*known {
-	return slices.SortedFunc(maps.Values(v.enis), func(x, y *known) int {
-		return cmp.Or(cmp.Compare(x.index(), y.index()), cmp.Compare(x.ID, y.ID))
+	out := slices.AppendSeq(make([]*known, 0, len(v.enis)), maps.Values(v.enis))
+	slices.SortFunc(out, func(x, y *known) int {
+		if c := cmp.Compare(x.index(), y.index()); c != 0 {
+			return c
+		}
+		return cmp.Compare(x.ID, y.ID)
 	})
+	return out
 }
 
 // primary returns the instance's primary ENI.
@@ -377,7 +382,10 @@ func (k *known) returning() (out []Release) {
 }
 
 func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
-	return slices.SortedFunc(maps.Keys(m), netip.Prefix.Compare)
+	if len(m) == 0 {
+		return nil
+	}
+	return slices.SortedFunc(maps.Keys(m), cloud.ComparePrefixes)
 }
 
 // Seed gives the reconciler the last confirmed inventory, so that a lagging listing does not restore addresses that

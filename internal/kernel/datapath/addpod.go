@@ -72,7 +72,7 @@ func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string, held func(
 	}
 	// The host end goes up first: the pod's end, going up with a carrier, can
 	// then send immediately.
-	for _, step := range []func() error{e.raiseHostSide, e.setPodSide, e.routeToPod, func() error { return e.awaitQueue(ctx) }} {
+	for _, step := range []func() error{e.raiseHostSide, e.setPodSide, e.joinGroup, e.routeToPod, func() error { return e.awaitQueue(ctx) }} {
 		if err == nil {
 			err = step()
 		}

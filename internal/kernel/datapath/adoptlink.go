@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// adoptLink gives the pod's link of another network the name and the group of Berth's. It does nothing if that was
-// done before, or if the other end of the link is not the pod's interface.
+// adoptLink gives the pod's link of another network the name of Berth's. It does nothing if that was done before, or if
+// the other end of the link is not the pod's interface.
 func (e *podEnds) adoptLink() error {
 	if e.pod.FormerLink == "" {
 		return nil
@@ -27,16 +27,32 @@ func (e *podEnds) adoptLink() error {
 	if found, err := e.findLink(former); err != nil || !found {
 		return err
 	}
-	return RenameLink(e.k.main, former, e.pod.HostIfName, podGroup)
+	return RenameLink(e.k.main, former, e.pod.HostIfName)
 }
 
-// RenameLink gives a link another name and group. The link stays up: since Linux 6.2 a link can be renamed while it is
-// up. An older kernel renames it while it is down, about a millisecond, and removes its routes.
-func RenameLink(h *netlink.Handle, link netlink.Link, name string, group int) error {
-	a := link.Attrs()
-	if err := h.LinkSetGroup(link, group); err != nil {
-		return fmt.Errorf("set the group of %s to %d: %w", a.Name, group, err)
+// joinGroup gives an adopted link the group of Berth's. From then on the node ignores the pod's ARP requests, so the pod
+// must have Berth's gateway before: it may need some for the gateway of the other network.
+func (e *podEnds) joinGroup() error {
+	if e.pod.FormerLink == "" {
+		return nil
 	}
+	return setGroup(e.k.main, rtnl.LinkRef(e.links.HostIndex), podGroup)
+}
+
+// LeaveGroup takes a link out of the group of Berth's, so that the node answers the pod's ARP requests.
+func LeaveGroup(h *netlink.Handle, link netlink.Link) error { return setGroup(h, link, 0) }
+
+func setGroup(h *netlink.Handle, link netlink.Link, group int) error {
+	if err := h.LinkSetGroup(link, group); err != nil {
+		return fmt.Errorf("set the group of link %d to %d: %w", link.Attrs().Index, group, err)
+	}
+	return nil
+}
+
+// RenameLink gives a link another name. The link stays up: since Linux 6.2 a link can be renamed while it is up. An older
+// kernel renames it while it is down, about a millisecond, and removes its routes.
+func RenameLink(h *netlink.Handle, link netlink.Link, name string) error {
+	a := link.Attrs()
 	if a.Name == name {
 		return nil
 	}

@@ -101,8 +101,8 @@ const (
 	allMarks = MarkPrimary | MarkOutside | MarkUplink
 )
 
-// Link groups (IFLA_GROUP) of pod links: podGroup from creation on, a number
-// of its own up to reapGroupMax while a batch of links is being removed.
+// Link groups (IFLA_GROUP) of pod links: podGroup from creation on, of adopted
+// ones once the pod has its gateway, and a number of its own up to reapGroupMax while a batch of links is being removed.
 const (
 	podGroup     = Protocol << 16
 	reapGroupMin = podGroup + 1

@@ -362,7 +362,7 @@ func (n *Node) rollback(ctx context.Context, s survey, p *progress) error {
 	}
 	defer func() { _ = a.Close() }()
 	for _, r := range s.records {
-		if err := a.GiveBack(ctx, r, s.former(r)); err != nil {
+		if err := a.GiveBack(ctx, r, s.former(r), nil); err != nil {
 			return err
 		}
 		p.Changed = append(p.Changed, fmt.Sprintf("gave %s/%s back", r.Pod.Namespace, r.Pod.Name))

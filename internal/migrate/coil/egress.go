@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
@@ -122,8 +123,9 @@ func removeEgress(rec attachment.Record) (changed bool, err error) {
 }
 
 // answerBy has the answers of a client with --enable-originating-only, whose table is a copy of the main table, leave by
-// gateways, one of each family. A node of Berth answers no ARP requests for Coil's gateway.
-func answerBy(of attachment.Netns, ifName string, gateways []netip.Addr) error {
+// gateways, one of each family. at is the MAC address of Berth's gateways; nil: they are Coil's, and resolved by ARP. A node of
+// Berth answers no ARP requests for Coil's gateway, and before Linux 6.2 the pod loses the entry for it when its link is renamed.
+func answerBy(of attachment.Netns, ifName string, gateways []netip.Addr, at net.HardwareAddr) error {
 	return inPod(of, func(_ netns.NsHandle, h *netlink.Handle) error {
 		link, err := h.LinkByName(ifName)
 		if rtnl.IsNoLink(err) {
@@ -142,8 +144,15 @@ func answerBy(of attachment.Netns, ifName string, gateways []netip.Addr) error {
 				if r.Priority != ruleOwnWay || !isEgressRule(r) {
 					continue
 				}
+				flags := 0
+				if at != nil {
+					flags = int(netlink.FLAG_ONLINK)
+					if err := h.NeighSet(rtnl.PermanentNeighbour(link.Attrs().Index, gw, at)); err != nil {
+						return fmt.Errorf("set the neighbour entry of %s: %w", gw, err)
+					}
+				}
 				def := &netlink.Route{
-					LinkIndex: link.Attrs().Index, Table: r.Table, Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(gw), 0)), Gw: gw.AsSlice(), Protocol: unix.RTPROT_BOOT,
+					Flags: flags, LinkIndex: link.Attrs().Index, Table: r.Table, Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(gw), 0)), Gw: gw.AsSlice(), Protocol: unix.RTPROT_BOOT,
 				}
 				if err := h.RouteReplace(def); err != nil {
 					return fmt.Errorf("set the default route of table %d by %s: %w", r.Table, gw, err)

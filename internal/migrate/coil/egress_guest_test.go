@@ -38,44 +38,24 @@ var (
 type egressNode struct {
 	*moving
 	clients, gateways []replay.Pod
-	services          map[netip.Addr]string // remote ends of clients' tunnels, by the gateway's Egress
 }
 
-// in runs a script in a namespace.
-func in(t *testing.T, path, script string) {
-	t.Helper()
-	if out, err := exec.Command("nsenter", "--net="+path, "bash", "-ec", script).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", script, err, out)
-	}
-}
-
-// raiseEgress replays a node, with a table in place of kube-proxy and what the recording lacks of nftables.
+// raiseEgress replays a node, with a table in place of kube-proxy.
 func raiseEgress(t *testing.T, recording, node string) *egressNode {
 	t.Helper()
-	e := &egressNode{moving: raise(t, recording, node), services: map[netip.Addr]string{}}
-	in(t, e.Router(), fmt.Sprintf("ip addr add %s/32 dev lo; ip -6 addr add %s/128 dev lo nodad", outside4, outside6))
+	e := &egressNode{moving: raise(t, recording, node)}
+	harness.OK(t, replay.Script(e.Router(), fmt.Sprintf("ip addr add %s/32 dev lo; ip -6 addr add %s/128 dev lo nodad", outside4, outside6)))
 	s, err := echo.Serve(e.Router())
 	harness.OK(t, err)
 	t.Cleanup(func() { _ = s.Close() })
-	in(t, e.Netns(node), "ip route replace default via 172.30.0.1; ip -6 route replace default via fd00:30::1")
+	harness.OK(t, replay.Script(e.Netns(node), "ip route replace default via 172.30.0.1; ip -6 route replace default via fd00:30::1"))
+	harness.OK(t, e.CompleteEgress())
 	for _, p := range e.Pods {
-		marks := map[string]bool{}
-		for _, l := range p.Links {
-			marks[l.Name] = true
-		}
 		switch {
-		case marks[egressclient.FormerGatewayMark]:
+		case p.IsGateway():
 			e.gateways = append(e.gateways, p)
-			in(t, e.PodNetns(p), `sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
-for f in ip ip6; do nft add table $f nat; nft add chain $f nat POSTROUTING '{ type nat hook postrouting priority 100; }'; nft add rule $f nat POSTROUTING oifname eth0 masquerade; done`)
-		case marks[egressclient.FormerMark]:
+		case p.UsesEgress():
 			e.clients = append(e.clients, p)
-			for _, l := range p.Links {
-				if remote := remoteOf(t, l); remote.IsValid() {
-					e.services[remote] = ""
-				}
-			}
-			in(t, e.PodNetns(p), mangle(p))
 		}
 	}
 	e.proxy()
@@ -83,57 +63,20 @@ for f in ip ip6; do nft add table $f nat; nft add chain $f nat POSTROUTING '{ ty
 	return e
 }
 
-// remoteOf is the remote end of a client's tunnel.
-func remoteOf(t *testing.T, l replay.Link) (a netip.Addr) {
-	t.Helper()
-	_, rest, found := strings.Cut(string(l.Data), `"remote": "`)
-	if !found {
-		_, rest, found = strings.Cut(string(l.Data), `"remote":"`)
-	}
-	text, _, _ := strings.Cut(rest, `"`)
-	if !found || text == "any" {
-		return a
-	}
-	a, err := netip.ParseAddr(text)
-	harness.OK(t, err)
-	return a
-}
-
-// mangle is what the recording has of the nftables tables mangle of a client: with --enable-originating-only, and before
-// version 2.5.
-func mangle(p replay.Pod) string {
-	for _, r := range p.Rules {
-		if r.Mark != "" {
-			const table = `nft -f - <<N
-table FAMILY mangle {
- set eth0 { type ifname; elements = { eth0 }; }
- chain input { type filter hook input priority mangle; iifname @eth0 ct state { new, established, related } counter ct mark set 4; }
- chain output { type route hook output priority mangle; ct mark 4 counter meta mark set ct mark; }
-}
-N
-`
-			return strings.ReplaceAll(table, "FAMILY", "ip") + strings.ReplaceAll(table, "FAMILY", "ip6")
-		}
-	}
-	if slices.ContainsFunc(p.Links, func(l replay.Link) bool { return l.Name == "tunl0" }) {
-		return "for i in iptables-nft ip6tables-nft; do $i -t mangle -A POSTROUTING -p udp --dport 5555 -j CHECKSUM --checksum-fill; done"
-	}
-	return "true"
-}
-
-// proxy leads the Services of Egresses to the first gateway on the node, as kube-proxy does.
+// proxy leads the Services of Egresses to the first gateway on the node.
 func (e *egressNode) proxy() {
 	e.t.Helper()
-	script := "nft add table inet proxy\nnft add chain inet proxy pre '{ type nat hook prerouting priority -100; }'\n"
-	for service := range e.services {
-		to := e.first(service.Is4())
-		if !to.IsValid() {
-			e.t.Fatalf("no gateway on the node for %s", service)
+	to := map[netip.Addr]netip.Addr{}
+	for _, p := range e.clients {
+		for _, l := range p.Links {
+			if service := l.Remote(); service.IsValid() {
+				if to[service] = e.first(service.Is4()); !to[service].IsValid() {
+					e.t.Fatalf("no gateway on the node for %s", service)
+				}
+			}
 		}
-		family := map[bool]string{true: "ip", false: "ip6"}[service.Is4()]
-		script += fmt.Sprintf("nft add rule inet proxy pre %s daddr %s udp dport 5555 dnat %s to %s\n", family, service, family, to)
 	}
-	in(e.t, e.Netns(e.node), script)
+	harness.OK(e.t, e.Proxy(e.node, to))
 }
 
 // first is the address of the first gateway of Coil.

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netns"
@@ -24,10 +23,9 @@ import (
 	"github.com/berthnet/berth/internal/node/adopt"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
-	"github.com/berthnet/berth/internal/node/foreign"
 )
 
-var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.inside.after")
+var _ = failpoint.Register("coil.rule.after", "coil.settle.after", "coil.egress.after", "coil.tunnels.after", "coil.tidy.after", "coil.addresses.after", "coil.exports.after", "coil.prepared.after", "coil.inside.after", "coil.draft.after", "coil.exchange.after")
 
 // DefaultNetwork is the network's name in the configuration that Coil's installer writes.
 const DefaultNetwork = "k8s-pod-network"
@@ -184,8 +182,7 @@ func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
 	if o := s.decide(n.cfg.from(), n.cfg.Network).Blocked(); len(o) > 0 {
 		return migrate.Report{}, fmt.Errorf("%s: %s", o[0].What, o[0].Remedy)
 	}
-	if s.chained {
-		changed, err := n.unchain(s)
+	if changed, err := n.unchain(s); s.chained || err != nil || len(changed) > 0 {
 		r, failed := n.report(ctx, "apply", changed, nil)
 		return r, errors.Join(err, failed)
 	}
@@ -224,17 +221,20 @@ func (n *Node) takeOver(ctx context.Context, a *adopt.Adopter, p pod) (changed b
 		}
 		netns, former, lease = r.Netns, r.Adopted.HostLink, r.Lease
 	}
-	if changed, err = a.TakeOver(ctx, adopt.Pod{
+	taken := adopt.Pod{
 		Key: key, Pod: p.Pod, Lease: lease, Netns: netns, Keep: true,
 		Former: attachment.Adopted{From: n.cfg.from(), HostLink: former},
-	}); err != nil || !p.Egress.client {
-		return changed, err
 	}
-	var gateways []netip.Addr
-	for _, addr := range lease.Addrs() {
-		gateways = append(gateways, datapath.PodGateway(addr))
+	if p.Egress.client {
+		taken.Inside = func(hostMAC net.HardwareAddr) error {
+			var gateways []netip.Addr
+			for _, addr := range lease.Addrs() {
+				gateways = append(gateways, datapath.PodGateway(addr))
+			}
+			return answerBy(netns, key.IfName, gateways, hostMAC)
+		}
 	}
-	return changed, answerBy(netns, key.IfName, gateways)
+	return a.TakeOver(ctx, taken)
 }
 
 // Finish implements migrate.System. Unlike Apply it may run beside berthd, and should: berthd announces the node's
@@ -356,110 +356,6 @@ func (n *Node) settle(rec attachment.Record) (changed bool, err error) {
 		return changed, fmt.Errorf("remove the addresses of %s: %w", rec.HostLink, err)
 	}
 	return changed, failpoint.Hit("coil.addresses.after")
-}
-
-// Rollback implements migrate.System.
-func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
-	a, end, err := n.begin(ctx)
-	if err != nil {
-		return migrate.Report{}, err
-	}
-	defer end()
-	s, err := n.observe(ctx)
-	if err != nil {
-		return migrate.Report{}, err
-	}
-	changed, err := n.rechain()
-	if err != nil || len(changed) > 0 {
-		r, failed := n.report(ctx, "rollback", changed, nil)
-		return r, errors.Join(err, failed)
-	}
-	form, err := n.form()
-	if err != nil {
-		return migrate.Report{}, err
-	}
-	if n.cfg.Known == nil && len(s.rules) == 0 {
-		return migrate.Report{}, fmt.Errorf("rule %d of table %d is gone, so finish has begun: Coil treats pods' addresses as free", foreign.CoilRulePriority, foreign.CoilPodTable)
-	}
-	records, err := n.records()
-	if err != nil {
-		return migrate.Report{}, err
-	}
-	if err := n.links.removeUnreachable(); err != nil {
-		return migrate.Report{}, err
-	}
-	var problems []string
-	for _, rec := range records {
-		former, why := n.former(rec, form, s.exports)
-		if why != "" {
-			problems = append(problems, fmt.Sprintf("%s/%s stays Berth's: %s", rec.Pod.Namespace, rec.Pod.Name, why))
-			continue
-		}
-		if err := n.giveBack(ctx, a, rec, former, form); err != nil {
-			r, _ := n.report(ctx, "rollback", changed, problems)
-			return r, err
-		}
-		changed = append(changed, fmt.Sprintf("gave back %s/%s with %v", rec.Pod.Namespace, rec.Pod.Name, rec.Lease.Addrs()))
-	}
-	r, err := n.report(ctx, "rollback", changed, problems)
-	return r, err
-}
-
-// former returns the state that Coil expects of a pod, or why it cannot have the pod.
-func (n *Node) former(rec attachment.Record, form form, blocks []netip.Prefix) (a attachment.Adopted, why string) {
-	if rec.Adopted != nil {
-		return *rec.Adopted, ""
-	}
-	for _, addr := range rec.Lease.Addrs() {
-		if !slices.ContainsFunc(blocks, func(p netip.Prefix) bool { return p.Contains(addr) }) {
-			return a, fmt.Sprintf("%s is in none of the node's blocks of Coil; delete the pod", addr)
-		}
-	}
-	switch {
-	case rec.Egress != nil && len(rec.Egress.Egresses) > 0:
-		return a, "it uses an Egress of Berth, and Coil makes tunnels only when a pod starts; delete the pod"
-	case n.cfg.Known != nil:
-		return a, "Coil v1 finds pods in its etcd alone; delete the pod"
-	case !form.known():
-		return a, "no pod of Coil is left that shows which gateway pods have; delete the pod"
-	case rec.Lease.NodeLocal.IsValid() || len(rec.NICs) > 0:
-		return a, "it has addresses that Coil does not know; delete the pod"
-	}
-	a = attachment.Adopted{
-		From: n.cfg.from(), HostLink: "veth" + strings.TrimPrefix(rec.HostLink, datapath.LinkPrefix)[:8],
-		Alias: foreign.CoilAlias{Pool: rec.Lease.Pool, Container: rec.Key.ContainerID, IfName: rec.Key.IfName}.String(),
-	}
-	for _, addr := range rec.Lease.Addrs() {
-		a.Routes = append(a.Routes, form.route(addr))
-	}
-	return a, ""
-}
-
-// giveBack gives one pod back. Its gateway changes while both systems' routes lead to it.
-func (n *Node) giveBack(ctx context.Context, a *adopt.Adopter, rec attachment.Record, former attachment.Adopted, form form) error {
-	if rec.Adopted == nil {
-		if err := n.links.addAddresses(rec, form); err != nil {
-			return err
-		}
-	}
-	if rec.Adopted != nil {
-		if err := restoreEgress(ctx, rec); err != nil {
-			return err
-		}
-	}
-	if err := failpoint.Hit("coil.tunnels.after"); err != nil {
-		return err
-	}
-	if _, err := insideOf(rec, func(in *inside) (bool, error) { return true, in.restore(form) }); err != nil {
-		return err
-	}
-	if err := answerBy(rec.Netns, rec.Key.IfName, form.gatewaysOf(rec)); err != nil {
-		return err
-	}
-	if err := failpoint.Hit("coil.inside.after"); err != nil {
-		return err
-	}
-	return a.GiveBack(ctx, rec, former)
 }
 
 // Verify implements migrate.System.

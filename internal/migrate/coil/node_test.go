@@ -15,10 +15,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/ns/nstest"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/migrate"
 	"github.com/berthnet/berth/internal/migrate/coil"
 	"github.com/berthnet/berth/internal/migrate/coil/etcd"
@@ -40,17 +40,36 @@ type moving struct {
 
 func raise(t *testing.T, cluster, node string) *moving {
 	t.Helper()
+	return raiseWith(t, cluster, node, func(replay.Pod) bool { return true })
+}
+
+// raiseWith raises a node with those of its pods that are wanted.
+func raiseWith(t *testing.T, cluster, node string, wanted func(replay.Pod) bool) *moving {
+	t.Helper()
 	c, err := replay.Load(cluster)
 	harness.OK(t, err)
 	var known []etcd.Known
 	if cluster == replay.V1 {
-		data, err := os.ReadFile("etcd/testdata/etcd-v1.1.9.json")
+		data, err := replay.EtcdDump()
 		harness.OK(t, err)
 		d, err := etcd.ParseDump(data, etcd.DefaultPrefix)
 		harness.OK(t, err)
 		known = d.Of(node)
 	}
-	return raised(t, c.Only(node), node, known)
+	return raised(t, reduced(c.Only(node), wanted), node, known)
+}
+
+// reduced is a cluster of one node with those of its pods that are wanted.
+func reduced(c replay.Cluster, wanted func(replay.Pod) bool) replay.Cluster {
+	n := &c.Nodes[0]
+	c.Pods = slices.DeleteFunc(c.Pods, func(p replay.Pod) bool { return !wanted(p) })
+	n.Links = slices.DeleteFunc(n.Links, func(l replay.Link) bool {
+		return l.Name != "eth0" && !slices.ContainsFunc(c.Pods, func(p replay.Pod) bool { return p.HostLink == l.Name })
+	})
+	n.Routes = slices.DeleteFunc(n.Routes, func(r replay.Route) bool {
+		return r.Dev != "lo" && !slices.ContainsFunc(n.Links, func(l replay.Link) bool { return l.Name == r.Dev })
+	})
+	return c
 }
 
 func raised(t *testing.T, c replay.Cluster, node string, known []etcd.Known) *moving {
@@ -61,14 +80,22 @@ func raised(t *testing.T, c replay.Cluster, node string, known []etcd.Known) *mo
 	return &moving{Raised: r, t: t, node: node, state: t.TempDir(), known: known}
 }
 
-// talk starts a conversation of each kind with each address of each pod.
-func (m *moving) talk() {
+// serve starts an echo server in each pod.
+func (m *moving) serve() {
 	m.t.Helper()
-	var conns []*echo.Conn
 	for _, p := range m.Pods {
 		s, err := echo.Serve(m.PodNetns(p))
 		harness.OK(m.t, err)
 		m.t.Cleanup(func() { _ = s.Close() })
+	}
+}
+
+// talk starts a conversation of each kind with each address of each pod.
+func (m *moving) talk() {
+	m.t.Helper()
+	m.serve()
+	var conns []*echo.Conn
+	for _, p := range m.Pods {
 		for _, a := range p.Addresses() {
 			for _, network := range []string{"tcp", "udp"} {
 				c, err := echo.Connect(m.t.Context(), m.Router(), network, netip.AddrPortFrom(a, echo.Port), netip.Addr{})
@@ -280,6 +307,9 @@ func TestRollback(t *testing.T) {
 	for name, form := range forms {
 		t.Run(name, func(t *testing.T) {
 			m := raise(t, form.cluster, form.node)
+			if m.known == nil {
+				m.addForeignLink()
+			}
 			m.talk()
 			before := m.dump()
 			m.do((*coil.Node).Apply, true)
@@ -291,6 +321,26 @@ func TestRollback(t *testing.T) {
 			m.compare(before)
 		})
 	}
+}
+
+// addForeignLink adds a link of another network, which looks like a pod of Coil v1.
+func (m *moving) addForeignLink() {
+	m.t.Helper()
+	harness.OK(m.t, ns.Netlink(m.Netns(m.node), func(h *netlink.Handle) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "veth0123456789a"
+		link := &netlink.Veth{LinkAttrs: attrs, PeerName: "foreign"}
+		if err := h.LinkAdd(link); err != nil {
+			return err
+		}
+		if err := h.LinkSetUp(link); err != nil {
+			return err
+		}
+		if err := h.AddrAdd(link, &netlink.Addr{IPNet: rtnl.IPNet(netip.MustParsePrefix("169.254.1.1/32"))}); err != nil {
+			return err
+		}
+		return h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: rtnl.IPNet(netip.MustParsePrefix("192.0.2.77/32")), Scope: netlink.SCOPE_LINK})
+	}))
 }
 
 // compare compares the state of pods and of Coil with an earlier one. Berth's own rules and tables may stay.
@@ -315,59 +365,6 @@ func (m *moving) compare(before string) {
 			m.t.Errorf("new: %s", line)
 		}
 	}
-}
-
-// The tool may be killed at any step: repeating it completes the migration or the rollback.
-func TestKilledAtEveryStep(t *testing.T) {
-	for _, point := range failpoint.Names() {
-		if !strings.HasPrefix(point, "coil.") && !strings.HasPrefix(point, "adopt.") && !strings.HasPrefix(point, "giveback.") {
-			continue
-		}
-		t.Run(point, func(t *testing.T) {
-			m := raise(t, replay.V2Newest, "node-3")
-			m.talk()
-			hit := m.until(point, (*coil.Node).Apply)
-			if !hit && strings.HasPrefix(point, "giveback.") || point == "coil.inside.after" || point == "coil.tunnels.after" {
-				hit = m.until(point, (*coil.Node).Rollback)
-				m.until("", (*coil.Node).Apply)
-			}
-			m.announce()
-			if m.until(point, (*coil.Node).Finish) {
-				hit = true
-			}
-			if !hit {
-				t.Error("no step passes it")
-			}
-			m.do((*coil.Node).Verify, false)
-			m.talks.GoOn(t, 50)
-			harness.OK(t, m.talks.End())
-			m.nothingLeft()
-		})
-	}
-}
-
-// until performs a step that fails at each of the first hits of a failpoint, until it succeeds.
-func (m *moving) until(point string, s step) (hit bool) {
-	m.t.Helper()
-	for i := 1; ; i++ {
-		spec := ""
-		if point != "" {
-			spec = fmt.Sprintf("%s=error@%d", point, 1)
-		}
-		restore, err := failpoint.Set(spec)
-		harness.OK(m.t, err)
-		m.with(func(n *coil.Node) { _, err = s(n, m.t.Context()) })
-		restore()
-		if err == nil {
-			return hit
-		}
-		if hit = true; i > 2 {
-			break
-		}
-		point = ""
-	}
-	m.t.Fatal("the step does not succeed")
-	return hit
 }
 
 // A pod that the dump of etcd does not name must be replaced, and Finish waits for it. Those that it names are adopted.
@@ -396,24 +393,27 @@ func TestPodsWithoutKnownOwner(t *testing.T) {
 func TestChainedForEgressAlone(t *testing.T) {
 	c, err := replay.Load(replay.V2NewestEgress)
 	harness.OK(t, err)
-	c = c.Only("node-3")
-	c.Pods = slices.DeleteFunc(c.Pods, func(p replay.Pod) bool { return len(p.Links) > 1 }) // clients, whose tunnels not every kernel has
-	c.Nodes[0].Links = slices.DeleteFunc(c.Nodes[0].Links, func(l replay.Link) bool {
-		return l.Name != "eth0" && !slices.ContainsFunc(c.Pods, func(p replay.Pod) bool { return p.HostLink == l.Name })
-	})
-	c.Nodes[0].Routes = slices.DeleteFunc(c.Nodes[0].Routes, func(r replay.Route) bool {
-		return !slices.ContainsFunc(c.Nodes[0].Links, func(l replay.Link) bool { return l.Name == r.Dev })
-	})
+	c = reduced(c.Only("node-3"), func(p replay.Pod) bool { return len(p.Links) <= 1 }) // without clients, whose tunnels not every kernel has
 	m := raised(t, c, "node-3", nil)
 	conf := m.File("node-3", "/etc/cni/net.d/10-net.conflist")
 	before, was := m.dump(), string(check(os.ReadFile(conf)))
-	m.do((*coil.Node).Apply, true)
+	killed := func(s step) {
+		t.Helper()
+		for _, point := range chaining {
+			if !m.fails(point, 1, s) {
+				t.Errorf("%s was not hit", point)
+			}
+		}
+	}
+	killed((*coil.Node).Apply)
+	m.do((*coil.Node).Apply, false) // the last kill was after the change
 	m.do((*coil.Node).Apply, false)
 	m.state = t.TempDir() // a reboot: the state directory is on a tmpfs
 	if now := string(check(os.ReadFile(conf))); strings.Contains(now, "coil") || !strings.Contains(now, "host-local") {
 		t.Errorf("configuration = %s, want it without Coil's plugin alone", now)
 	}
-	m.do((*coil.Node).Rollback, true)
+	killed((*coil.Node).Rollback)
+	m.do((*coil.Node).Rollback, true) // it tells of a configuration that is complete already
 	m.do((*coil.Node).Rollback, false)
 	if now := string(check(os.ReadFile(conf))); now != was {
 		t.Errorf("configuration = %s, want %s", now, was)
@@ -422,7 +422,7 @@ func TestChainedForEgressAlone(t *testing.T) {
 	m.do((*coil.Node).Apply, true)
 	m.do((*coil.Node).Finish, true)
 	m.do((*coil.Node).Finish, false)
-	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(conf), "*.berth")); strings.Contains(m.dump(), "table 116") || len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(conf), "*.berth*")); strings.Contains(m.dump(), "table 116") || len(left) > 0 {
 		t.Errorf("left: %s, %v", m.dump(), left)
 	}
 }

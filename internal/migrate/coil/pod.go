@@ -71,35 +71,35 @@ func (f form) route(addr netip.Addr) attachment.AdoptedRoute {
 	return r
 }
 
-// form finds the form by the links of adopted pods.
-func (n *Node) form() (f form, err error) {
-	records, err := n.records()
-	for _, rec := range records {
-		if rec.Adopted == nil {
+// form finds the form by the links of Coil's pods: adopted ones, and those that were given back.
+func (n *Node) form(s state) (f form, err error) {
+	if n.cfg.Known != nil {
+		return form{version: 1}, nil
+	}
+	for _, p := range s.pods {
+		link, err := n.links.host.LinkByIndex(p.Link.Index)
+		if p.chained() || p.Container == "" || rtnl.IsNoLink(err) { // without an alias it may be another network's
 			continue
 		}
-		link, err := n.links.host.LinkByName(rec.HostLink)
 		if err != nil {
-			continue // gone meanwhile
+			return f, fmt.Errorf("look up %s: %w", p.Link.Name, err)
 		}
 		addrs, err := n.links.addressesOf(link)
 		if err != nil {
 			return f, err
 		}
-		f.add(addrs, n.cfg.Known != nil)
+		f.add(addrs)
 	}
-	return f, err
+	return f, nil
 }
 
 // add adds what the addresses of a link tell.
-func (f *form) add(addrs []netlink.Addr, v1 bool) {
+func (f *form) add(addrs []netlink.Addr) {
 	for _, a := range addrs {
 		addr := rtnl.AddrOf(a.IP)
 		bits, _ := a.Mask.Size()
 		f.version = 2
 		switch {
-		case addr == gateway && v1:
-			f.version = 1
 		case addr == gateway:
 			f.behind = bits < 32
 		case !slices.Contains(f.node, addr):
@@ -170,7 +170,7 @@ func (l *hostLinks) removeAddresses(rec attachment.Record) (changed bool, err er
 	return true, l.withoutLast(link, rec.Lease.IPv4, datapath.PodTable, last)
 }
 
-// addAddresses gives the link of a pod that Berth made the addresses that its gateway has with Coil.
+// addAddresses gives the link of a pod the addresses that its gateway has with Coil.
 func (l *hostLinks) addAddresses(rec attachment.Record, f form) error {
 	link, err := l.host.LinkByName(rec.HostLink)
 	if rtnl.IsNoLink(err) {
@@ -180,8 +180,11 @@ func (l *hostLinks) addAddresses(rec attachment.Record, f form) error {
 		return err
 	}
 	var addrs []*netlink.Addr
-	if f.behind {
+	switch {
+	case f.behind:
 		addrs = append(addrs, &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(gateway, 30)), Scope: unix.RT_SCOPE_LINK})
+	case f.version == 1 && rec.Lease.IPv4.IsValid():
+		addrs = append(addrs, &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(gateway)), Scope: unix.RT_SCOPE_LINK})
 	}
 	for _, a := range f.node {
 		if a.Is4() && rec.Lease.IPv4.IsValid() || a.Is6() && rec.Lease.IPv6.IsValid() {
@@ -276,23 +279,40 @@ func (in *inside) tidy(gateways []netip.Addr) (changed bool, err error) {
 	return changed, nil
 }
 
-// restore gives a pod the gateways that it has with Coil.
+// prepare adds the addresses by which the node reaches a pod with Coil.
+func (in *inside) prepare(f form) error {
+	if !f.behind {
+		return nil
+	}
+	if err := in.toLoopback(); err != nil {
+		return err
+	}
+	if !in.rec.Lease.IPv4.IsValid() {
+		return nil
+	}
+	a := &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(peer, 30)), Scope: unix.RT_SCOPE_LINK}
+	if err := in.handle.AddrReplace(in.link, a); err != nil {
+		return fmt.Errorf("add %s: %w", peer, err)
+	}
+	return nil
+}
+
+// restore gives a pod the gateways that it has with Coil. They need no ARP request at first, even if one has the address of
+// Berth's.
 func (in *inside) restore(f form) error {
 	index := in.link.Attrs().Index
-	if f.behind {
-		if err := in.toLoopback(); err != nil {
-			return err
-		}
-	}
 	for _, addr := range in.rec.Lease.Addrs() {
 		gw := rtnl.LinkLocal(in.hostMAC)
 		if addr.Is4() {
-			if gw = f.gatewayOf(); f.behind {
-				a := &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(peer, 30)), Scope: unix.RT_SCOPE_LINK}
-				if err := in.handle.AddrReplace(in.link, a); err != nil {
-					return fmt.Errorf("add %s: %w", peer, err)
-				}
-			} else if err := in.handle.RouteReplace(&netlink.Route{
+			gw = f.gatewayOf()
+		}
+		known := rtnl.PermanentNeighbour(index, gw, in.hostMAC)
+		known.State = unix.NUD_STALE
+		if err := in.handle.NeighSet(known); err != nil {
+			return fmt.Errorf("set the neighbour entry of %s: %w", gw, err)
+		}
+		if addr.Is4() && !f.behind {
+			if err := in.handle.RouteReplace(&netlink.Route{
 				LinkIndex: index, Dst: rtnl.IPNet(rtnl.HostPrefix(gw)), Scope: netlink.SCOPE_LINK, Protocol: unix.RTPROT_BOOT,
 			}); err != nil {
 				return fmt.Errorf("set the route to %s: %w", gw, err)
@@ -304,7 +324,7 @@ func (in *inside) restore(f form) error {
 		if err := in.handle.RouteReplace(def); err != nil {
 			return fmt.Errorf("set the default route by %s: %w", gw, err)
 		}
-		if err := in.withdraw(addr); err != nil {
+		if err := in.withdraw(addr, gw); err != nil {
 			return err
 		}
 		if !f.behind {
@@ -335,8 +355,8 @@ func (in *inside) toLoopback() error {
 	return nil
 }
 
-// withdraw removes Berth's gateway of a family.
-func (in *inside) withdraw(addr netip.Addr) error {
+// withdraw removes Berth's gateway of a family, which may have the address of Coil's.
+func (in *inside) withdraw(addr, coils netip.Addr) error {
 	berths := datapath.PodGateway(addr)
 	if addr.Is4() {
 		err := in.handle.RouteDel(&netlink.Route{
@@ -345,6 +365,9 @@ func (in *inside) withdraw(addr netip.Addr) error {
 		if err != nil && !rtnl.IsGone(err) {
 			return fmt.Errorf("remove the route to %s: %w", berths, err)
 		}
+	}
+	if berths == coils {
+		return nil
 	}
 	neighbour := rtnl.PermanentNeighbour(in.link.Attrs().Index, berths, in.hostMAC)
 	if err := in.handle.NeighDel(neighbour); err != nil && !rtnl.IsGone(err) {

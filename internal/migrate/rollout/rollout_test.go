@@ -2,18 +2,13 @@ package rollout
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -394,30 +389,6 @@ func TestRefusals(t *testing.T) {
 					t.Error(w.problems)
 				}
 			})
-		})
-	}
-}
-
-// unreachable is a cluster whose API server answers with an error.
-type unreachable struct {
-	Cluster
-	err error
-}
-
-func (u unreachable) Observe(context.Context) (State, error) { return State{}, u.err }
-
-// A run ends at once if the certificate of the API server does not verify, and otherwise waits for the end of an outage.
-func TestUntrustedCertificate(t *testing.T) {
-	for want, err := range map[time.Duration]error{
-		0:                   fmt.Errorf("list Nodes: %w", errors.Join(&url.Error{Op: "Get", URL: "https://api", Err: &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}})),
-		Patience + interval: fmt.Errorf("list Nodes: %w", &url.Error{Op: "Get", URL: "https://api", Err: syscall.ECONNREFUSED}),
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			began := time.Now()
-			got := Run(t.Context(), unreachable{err: err}, "test", Options{Direction: Apply}, clock.Real{}, func(string, string) {})
-			if took := time.Since(began); took != want || !errors.Is(got, err) || strings.Contains(got.Error(), "check server, certificate-authority") != (want == 0) {
-				t.Errorf("%v: error after %v = %v, want it after %v", err, took, got, want)
-			}
 		})
 	}
 }

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berthnet/berth/internal/clock"
 )
@@ -32,6 +35,14 @@ const interval = 2 * time.Second
 // Patience is how long errors of the API server are tolerated.
 const Patience = 5 * time.Minute
 
+// propagation is how long a missing right is tolerated: an API server that has just started, or to which a right was just
+// added, rejects requests for a few seconds.
+const propagation = 15 * time.Second
+
+// right is the text by which the API server names a right that a user lacks. It rejects requests for other reasons too, such as
+// a ResourceQuota or a webhook, which may pass.
+var right = regexp.MustCompile(`cannot [a-z]+ (resource|path) "`)
+
 // Run moves nodes until nothing is left to do. It calls progress for every action and every new reason to wait. The
 // error names the nodes that failed. A later run continues where this one ended.
 func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock, progress func(node, what string)) error {
@@ -44,8 +55,15 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 		}
 	}
 	healthy := clk.Now()
+	var forbidden time.Time // since when a right has been missing; zero: the last request was not rejected for one
 	for {
 		done, err := round(ctx, c, from, &o, tell)
+		switch {
+		case !apierrors.IsForbidden(err) || !right.MatchString(err.Error()):
+			forbidden = time.Time{}
+		case forbidden.IsZero():
+			forbidden = clk.Now()
+		}
 		var refused *refusedError
 		switch {
 		case ctx.Err() != nil:
@@ -54,6 +72,8 @@ func Run(ctx context.Context, c Cluster, from string, o Options, clk clock.Clock
 			return err
 		case Untrusted(err) != nil:
 			return Untrusted(err)
+		case !forbidden.IsZero() && clk.Now().Sub(forbidden) >= propagation:
+			return fmt.Errorf("a right has been missing for %s: give it to the user of the kubeconfig, and repeat the command, which continues: %w", propagation, err)
 		case err == nil:
 			healthy = clk.Now()
 		case clk.Now().Sub(healthy) > Patience:
@@ -93,12 +113,16 @@ func round(ctx context.Context, c Cluster, from string, o *Options, tell func(no
 		if err != nil {
 			return false, err
 		}
+		if o.ending && s.From == "" {
+			return true, nil
+		}
 		d := Next(s, from, *o)
 		if d.Refused != "" {
 			return false, &refusedError{d.Refused}
 		}
 		acted := false
 		for _, a := range d.Actions {
+			o.ending = o.ending || a.Kind == End
 			err := c.Do(ctx, a)
 			if blocked := (*BlockedError)(nil); errors.As(err, &blocked) {
 				tell(a.Node, "waits: "+blocked.Why)

@@ -129,6 +129,8 @@ type Options struct {
 	EvictUnmanaged bool     // also evict pods that no controller recreates
 	// Failed are the nodes that failed in this run, and why. They stay as they are, and no further node is started.
 	Failed map[string]string
+	// ending is set once the record of the migration was deleted, perhaps without a reply.
+	ending bool
 }
 
 func (o *Options) runs(verb string) bool { return slices.Contains(o.Verbs, verb) }

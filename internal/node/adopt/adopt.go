@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -73,6 +74,9 @@ type Pod struct {
 	Former attachment.Adopted
 	// Keep keeps the former routes, rules and alias, until Settle.
 	Keep bool
+	// Inside changes the pod's side before the node ignores the pod's ARP requests, if AddPod does not do all that is
+	// necessary; nil: it does. The pod's gateway has the MAC address of the link on the node.
+	Inside func(hostMAC net.HardwareAddr) error
 }
 
 // TakeOver makes an attachment Berth's. It returns false if it was Berth's already, and nothing was left to do.
@@ -94,6 +98,11 @@ func (a *Adopter) TakeOver(ctx context.Context, p Pod) (changed bool, err error)
 	changed = !known
 	if err := failpoint.Hit("adopt.record.after"); err != nil {
 		return changed, err
+	}
+	if p.Inside != nil {
+		if err := p.Inside(net.HardwareAddr(rec.HostMAC)); err != nil {
+			return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
+		}
 	}
 	links, err := a.kernel.AddPod(ctx, daemon.PodOf(rec))
 	if err != nil {
@@ -253,7 +262,7 @@ func (a *Adopter) Settle(rec attachment.Record) (changed bool, err error) {
 	if rec.Adopted == nil {
 		return false, nil
 	}
-	link, err := a.linkOf(rec)
+	link, err := a.link(rec)
 	if err == nil && link != nil {
 		changed, err = a.removeFormer(*rec.Adopted, link.Attrs().Index)
 	}

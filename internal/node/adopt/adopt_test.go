@@ -204,10 +204,10 @@ func TestAdoptedAndGivenBack(t *testing.T) {
 			if changed, err := s.adopter().TakeOver(t.Context(), s.formerly()); changed || err != nil {
 				t.Errorf("%s: a second call changed %v, %v", when, changed, err)
 			}
-			s.failing(back, func() error { return s.adopter().GiveBack(t.Context(), rec, attachment.Adopted{}) })
+			s.failing(back, func() error { return s.adopter().GiveBack(t.Context(), rec, attachment.Adopted{}, nil) })
 			if a = s.adopter(); back != "" {
 				if rec, ok := a.store.Get(rec.Key); ok {
-					s.ok(a.GiveBack(t.Context(), rec, attachment.Adopted{}))
+					s.ok(a.GiveBack(t.Context(), rec, attachment.Adopted{}, nil))
 				}
 			}
 			if after := s.state(); after != before {
@@ -249,7 +249,7 @@ func TestGivingBackAGonePod(t *testing.T) {
 	later.PeerName = "later"
 	s.ok(s.host.LinkAdd(later))
 	s.ok(s.host.LinkSetUp(later))
-	s.ok(a.GiveBack(t.Context(), rec, attachment.Adopted{}))
+	s.ok(a.GiveBack(t.Context(), rec, attachment.Adopted{}, nil))
 	if n := len(a.store.Records()); n > 0 {
 		t.Errorf("%d records are left", n)
 	}

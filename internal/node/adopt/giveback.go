@@ -18,18 +18,21 @@ import (
 // GiveBack returns an attachment to another network. former is the state that the network expects for an attachment that
 // Berth created; the state of an adopted one is in its record. The other network's state must contain the attachment first,
 // because its record is removed at the end. If the link is gone, the pod has ended, and only the record is removed.
-func (a *Adopter) GiveBack(ctx context.Context, rec attachment.Record, former attachment.Adopted) error {
+//
+// inside changes the pod's side if it must: it is called when both networks have a path to the pod, and the node answers
+// the pod's ARP requests again. nil: nothing changes there.
+func (a *Adopter) GiveBack(ctx context.Context, rec attachment.Record, former attachment.Adopted, inside func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := a.giveBack(rec, former); err != nil {
+	if err := a.giveBack(rec, former, inside); err != nil {
 		return fmt.Errorf("give back %s: %w", rec.Key, err)
 	}
 	a.log.Info("gave a pod back", rec.ForLog("former-link", rec.HostLink)...)
 	return nil
 }
 
-func (a *Adopter) giveBack(rec attachment.Record, former attachment.Adopted) error {
+func (a *Adopter) giveBack(rec attachment.Record, former attachment.Adopted, inside func() error) error {
 	if rec.Adopted == nil {
 		rec.Adopted = &former
 		if err := a.store.Put(rec); err != nil {
@@ -39,21 +42,21 @@ func (a *Adopter) giveBack(rec attachment.Record, former attachment.Adopted) err
 	if err := failpoint.Hit("giveback.record.after"); err != nil {
 		return err
 	}
-	link, err := a.linkOf(rec)
+	link, err := a.link(rec)
 	if err != nil {
 		return err
 	}
 	if link != nil {
-		if err := a.restoreFormer(rec, link); err != nil {
+		if err := a.restoreFormer(rec, link, inside); err != nil {
 			return err
 		}
 	}
 	return a.store.Delete(rec.Key)
 }
 
-// linkOf returns the link of an attachment under its own or its former name, or nil. The former name may depend only on the
-// pod's name, so a link with another MAC address belongs to a later pod of the same name.
-func (a *Adopter) linkOf(rec attachment.Record) (netlink.Link, error) {
+// link returns the link of an adopted attachment under its own or its former name, or nil. The former name may depend only on
+// the pod's name, so a link with another MAC address belongs to a later pod of the same name.
+func (a *Adopter) link(rec attachment.Record) (netlink.Link, error) {
 	for _, name := range []string{rec.HostLink, rec.Adopted.HostLink} {
 		link, err := a.host.LinkByName(name)
 		if err == nil && link.Type() == "veth" && (name == rec.HostLink || bytes.Equal(link.Attrs().HardwareAddr, rec.HostMAC)) {
@@ -66,8 +69,8 @@ func (a *Adopter) linkOf(rec attachment.Record) (netlink.Link, error) {
 	return nil, nil
 }
 
-// restoreFormer sets the former routes, rules and names, and then removes Berth's.
-func (a *Adopter) restoreFormer(rec attachment.Record, link netlink.Link) error {
+// restoreFormer sets the former routes, rules and names, changes the pod's side, and then removes Berth's.
+func (a *Adopter) restoreFormer(rec attachment.Record, link netlink.Link, inside func() error) error {
 	index := link.Attrs().Index
 	if err := a.setRoutes(rec.Adopted.Routes, index); err != nil {
 		return err
@@ -92,6 +95,11 @@ func (a *Adopter) restoreFormer(rec attachment.Record, link netlink.Link) error 
 	// An old kernel has removed the routes with the rename.
 	if err := a.setRoutes(rec.Adopted.Routes, index); err != nil {
 		return err
+	}
+	if inside != nil {
+		if err := inside(); err != nil {
+			return err
+		}
 	}
 	if err := a.removeOwn(rec, index); err != nil {
 		return err
@@ -120,7 +128,10 @@ func (a *Adopter) restoreLink(former attachment.Adopted, link netlink.Link) erro
 			return fmt.Errorf("set the MTU of %s: %w", link.Attrs().Name, err)
 		}
 	}
-	return datapath.RenameLink(a.host, link, former.HostLink, 0)
+	if err := datapath.LeaveGroup(a.host, link); err != nil {
+		return err
+	}
+	return datapath.RenameLink(a.host, link, former.HostLink)
 }
 
 // removeOwn removes Berth's routes and neighbour entries of an attachment.

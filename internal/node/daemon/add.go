@@ -63,7 +63,7 @@ func (a *attachments) add(ctx context.Context, want attachment.Record, options a
 		return attachment.Record{}, err
 	}
 	defer unlock()
-	want.Netns, err = a.netnsOf(want.Netns.Path)
+	want.Netns, err = netnsOf(a.inspect, want.Netns.Path)
 	if err != nil {
 		return attachment.Record{}, err
 	}

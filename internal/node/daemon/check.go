@@ -12,7 +12,6 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
-	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
@@ -83,7 +82,7 @@ func (a *attachments) check(ctx context.Context, key attachment.Key, netns strin
 	if !ok || rec.State != attachment.Ready {
 		return cnierror.New(types.ErrUnknownContainer, "unknown", "no attachment %s on this node", key)
 	}
-	ns, err := a.netnsOf(netns)
+	ns, err := netnsOf(a.inspect, netns)
 	if err != nil {
 		return err
 	}
@@ -100,8 +99,8 @@ func (a *attachments) check(ctx context.Context, key attachment.Key, netns strin
 }
 
 // netnsOf identifies the sandbox's namespace. The error is a Failure.
-func (a *attachments) netnsOf(path string) (attachment.Netns, error) {
-	id, err := a.inspect(path)
+func netnsOf(inspect func(path string) (datapath.NetnsID, error), path string) (attachment.Netns, error) {
+	id, err := inspect(path)
 	switch {
 	case errors.Is(err, datapath.ErrNoNetns):
 		return attachment.Netns{}, cnierror.New(types.ErrInvalidNetNS, "netns-missing", "network namespace %s does not exist; is the directory of namespaces mounted into berthd with HostToContainer propagation?", path)
@@ -112,9 +111,6 @@ func (a *attachments) netnsOf(path string) (attachment.Netns, error) {
 	}
 	return attachment.Netns{Path: path, Dev: id.Dev, Inode: id.Inode}, nil
 }
-
-// netnsAlive implements part.Alive.
-func (a *attachments) netnsAlive(ns attachment.Netns) (bool, error) { return part.Alive(a.inspect, ns) }
 
 // readyRecords returns the records of ready attachments, in no particular order.
 func (a *attachments) readyRecords() []attachment.Record {

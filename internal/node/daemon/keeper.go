@@ -251,7 +251,7 @@ func (k *keeper) checkOne(ctx context.Context, key attachment.Key) checked {
 	case part.IsUnreachable(differs):
 		return checked{unreachable: true}
 	}
-	if alive, err := k.attachments.netnsAlive(rec.Netns); !alive && err == nil {
+	if alive, err := part.Alive(k.attachments.inspect, rec.Netns); !alive && err == nil {
 		return checked{} // left to the sweep
 	}
 	now, err := k.attachments.again(ctx, rec, k.part.SetUp)
@@ -322,7 +322,7 @@ func (h *host) Hold(ctx context.Context, key attachment.Key) (rec attachment.Rec
 	}
 	rec, ok := h.attachments.store.Get(key)
 	if ok && rec.State == attachment.Ready && !h.hasNewer(rec) {
-		if alive, err := h.attachments.netnsAlive(rec.Netns); alive || err != nil {
+		if alive, err := part.Alive(h.attachments.inspect, rec.Netns); alive || err != nil {
 			return rec, unlock, nil //nolint:nilerr // what cannot be looked at counts as alive
 		}
 	}

@@ -152,7 +152,7 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 			must(t, r.Source.Restore(attachment.Request{Key: rec.Key}, rec.Lease))
 		}
 	} else {
-		ns, err := r.attachments.netnsOf(n.newNetns("a"))
+		ns, err := netnsOf(r.attachments.inspect, n.newNetns("a"))
 		must(t, err)
 		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, attachment.PodOptions{})
 		must(t, err)

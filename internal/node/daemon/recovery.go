@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -119,7 +120,7 @@ func (r *recovery) forget(rec attachment.Record) error {
 // ready restores a complete attachment; keepers check its parts after startup. If its sandbox is
 // gone, it is released now if the runtime confirms that, and otherwise by the sweep.
 func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
-	alive, err := r.d.attachments.netnsAlive(rec.Netns)
+	alive, err := part.Alive(r.d.attachments.inspect, rec.Netns)
 	if err != nil {
 		return fmt.Errorf("inspecting its network namespace: %w", err)
 	}

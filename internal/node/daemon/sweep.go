@@ -13,6 +13,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 )
 
 // sweepInterval is the interval of searches for attachments without a sandbox.
@@ -52,7 +53,7 @@ func (s *sweeper) sweep(ctx context.Context) {
 			s.finish(ctx, rec)
 			continue
 		}
-		alive, err := s.attachments.netnsAlive(rec.Netns)
+		alive, err := part.Alive(s.attachments.inspect, rec.Netns)
 		missing := !alive && err == nil
 		if s.absent(rec.Key, missing, s.attachments.clock.Now()) >= s.grace && missing {
 			gone = append(gone, rec)

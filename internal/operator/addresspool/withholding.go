@@ -76,9 +76,12 @@ func (w *withholding) readNode(ctx context.Context, name string) (changed []neti
 
 // observePool updates the ranges that a pool reserves. Blocks that were skipped because of them are reconsidered.
 func (w *withholding) observePool(ctx context.Context, name string, reserved []netip.Prefix) error {
+	if !w.occupied.reserve(name, reserved) {
+		return nil // each new block causes this call, so the pool's other blocks are not listed
+	}
 	blocks, err := objects.List[v1alpha1.AddressBlockList](ctx, w.api.cached, client.MatchingFields{byPool: name})
-	if err != nil || !w.occupied.reserve(name, reserved) {
-		return err
+	if err != nil {
+		return err // every block is checked by the next sweep
 	}
 	for i := range blocks.Items {
 		w.queues.blocks.Add(blocks.Items[i].Name)

@@ -410,6 +410,29 @@ func TestTakeoverKeepsConditions(t *testing.T) {
 	check.Equal(t, of(&other, v1alpha1.ConditionReady), "False "+reasonNotObserved, "Ready of another instance")
 }
 
+// A condition that only an earlier operator maintained is removed. One of another owner stays, and delays no write.
+func TestConditionOfAnEarlierOperatorIsRemoved(t *testing.T) {
+	first, _ := setUp(t, Options{Settings: func() (bool, string) { return true, "" }})
+	until(t, "node-1", "the first operator's condition", controllers.Has[*v1alpha1.NodeNetwork](v1alpha1.ConditionSettings, metav1.ConditionTrue, reasonInstalled))
+	first.end()
+	o := get(t, "node-1")
+	o.Status.Conditions = append(o.Status.Conditions, metav1.Condition{Type: "Reviewed", Status: metav1.ConditionTrue, Reason: "ByHand", LastTransitionTime: metav1.Now()})
+	harness.OK(t, harness.KubeClient(t).Status().Update(t.Context(), o, client.FieldOwner("kubectl-edit")))
+	second, n := play(t, Options{})
+	kinds := func(o *v1alpha1.NodeNetwork) (list []string) {
+		for _, c := range o.Status.Conditions {
+			list = append(list, c.Type)
+		}
+		return list
+	}
+	until(t, "node-1", "conditions without the first operator's", func(o *v1alpha1.NodeNetwork) error {
+		return sameList("conditions", kinds(o), []string{v1alpha1.ConditionReady, v1alpha1.ConditionInDeficit, v1alpha1.ConditionAtCapacity, v1alpha1.ConditionDegraded, "Reviewed"})
+	})
+	publish(t, n, inventory([]string{"10.0.0.1"}))
+	second.end()
+	check.Equal(t, n.state.writes.retry, backoff{}, "backoff of writes")
+}
+
 // What concerns all nodes is written at a limited rate, and does not delay changes of other nodes' conditions.
 func TestStatusWritesAreLimited(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -106,6 +106,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	again := true // tests run several in one process
 	err = ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
 		For(&v1alpha1.NodeNetwork{}).
+		Watches(&v1alpha1.NodeNetwork{}, queue.OnChange(c.appeared)).
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, nodeEvents()).
 		Watches(&corev1.Pod{}, queue.OnChange(c.podChanged)).
 		Watches(&v1alpha1.NodeNetworkTemplate{}, queue.Map(c.everyNode)).
@@ -131,6 +132,14 @@ func (c *Controller) waitingChanged(name string) {
 	if n := c.node(name); n != nil {
 		n.trackDemand()
 		c.fleet.Kick(name)
+	}
+}
+
+// appeared queues a new object before others if pods wait on its node. When the operator starts, all objects are new, and
+// those of a large cluster take a minute.
+func (c *Controller) appeared(_ context.Context, before, after client.Object, _ queue.Adder) {
+	if o, ok := after.(*v1alpha1.NodeNetwork); ok && before == nil && o.Status.IPAM.Waiting > 0 {
+		c.queue.Add(o.Name)
 	}
 }
 

@@ -49,9 +49,22 @@ const (
 	writeNews // of the status, for users only
 )
 
-// desired returns the desired state as of now.
-func (s *state) desired(now time.Time) desiredState {
-	want := desiredState{conditions: s.conditions(now)}
+// desired returns the desired state as of now, and the next request on the way to it. Without such a request, or for one
+// that has no conditions, the conditions may be missing: they cost as much as the rest.
+func (s *state) desired(of scope, now time.Time) (desiredState, request) {
+	want := s.desiredFields()
+	if of == everything {
+		want.conditions = s.conditions(now)
+	}
+	q := s.next(want, of, now)
+	if q == writeStatus && of == urgent {
+		want.conditions = s.conditions(now)
+	}
+	return want, q
+}
+
+// desiredFields returns the desired state without the conditions.
+func (s *state) desiredFields() (want desiredState) {
 	if s.fleet.inv == nil || s.ownership.observeFirst { // keep what is published
 		want.eni = s.obj.Status.ENI
 		if want.eni.ENIs == nil {
@@ -59,14 +72,15 @@ func (s *state) desired(now time.Time) desiredState {
 		}
 		return want
 	}
-	want.ipam, want.eni = s.desiredIPAM(), statusOf(s.fleet.inv)
+	unmarked := s.fleet.unmarked(s.obj)
+	want.ipam, want.eni = s.desiredIPAM(unmarked), statusOf(s.fleet.inv)
 	for _, at := range s.obj.Spec.IPAM.Available { // keep the ENIs of published addresses in the status
 		if e, ok := s.obj.Status.ENI.ENIs[at.Resource]; ok && want.eni.ENIs[at.Resource].MAC == "" {
 			want.eni.ENIs[at.Resource] = e
 		}
 	}
 	available := amounts{}
-	for p, id := range s.fleet.unmarked(s.obj) {
+	for p, id := range unmarked {
 		available.add(id, p)
 	}
 	want.eni.Available = int32(available.pods(s.families()))
@@ -79,12 +93,12 @@ func (s *state) desired(now time.Time) desiredState {
 	return want
 }
 
-// desiredIPAM returns the desired spec.ipam, without suppressed addresses.
-func (s *state) desiredIPAM() v1alpha1.IPAMSpec {
-	spec := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
+// desiredIPAM returns the desired spec.ipam for the unmarked addresses, without suppressed ones.
+func (s *state) desiredIPAM(unmarked map[netip.Prefix]string) v1alpha1.IPAMSpec {
+	spec := v1alpha1.IPAMSpec{Available: make(map[string]v1alpha1.AvailableAddress, len(unmarked)), Releasing: []string{}, Unassigning: []string{}}
 	var releasing, unassigning []netip.Prefix
 	h := &s.handshake
-	for p, id := range s.fleet.unmarked(s.obj) {
+	for p, id := range unmarked {
 		if _, ok := s.ownership.suppressed[p]; ok {
 			continue
 		}
@@ -188,6 +202,9 @@ func sameENI(x, y v1alpha1.ENI) bool {
 // its turn among all nodes is due then.
 func (s *state) newsAt(want desiredState, now time.Time) (time.Time, news) {
 	pause := time.Duration(0)
+	if len(s.obj.Status.Conditions) > len(want.conditions)+s.writes.foreign { // an earlier operator's, which nobody maintains
+		return later(now, s.writes.turns[ofConditions]), ofConditions
+	}
 	for _, c := range want.conditions {
 		h := meta.FindStatusCondition(s.obj.Status.Conditions, c.Type)
 		switch {

@@ -44,7 +44,7 @@ func (h *handshake) resume(o *v1alpha1.NodeNetwork, releasing []eni.Release, now
 	}
 	h.adoptReleasing(o)
 	for p := range h.candidates { // keep them until the fleet has had time to ask again
-		h.asked[resourceOf(o, p)] = now
+		h.asked[nodenetwork.ENIOf(o, p)] = now
 	}
 }
 
@@ -52,7 +52,7 @@ func (h *handshake) resume(o *v1alpha1.NodeNetwork, releasing []eni.Release, now
 func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
 	clear(h.candidates)
 	for p := range nodenetwork.Available(o) {
-		if slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) && !h.handedOrMarked(o, p) {
+		if nodenetwork.Lists(o.Spec.IPAM.Releasing, p) && !h.handedOrMarked(o, p) {
 			h.candidates[p] = true
 		}
 	}
@@ -84,7 +84,7 @@ func (h *handshake) setInventory(inv *eni.Inventory) {
 
 // handedOrMarked reports whether an address or prefix is being unassigned, or about to be.
 func (h *handshake) handedOrMarked(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
-	return h.handed[p] || marked(o, nodenetwork.Format(p))
+	return h.handed[p] || nodenetwork.Lists(o.Spec.IPAM.Unassigning, p)
 }
 
 // kind is a kind of address that an EC2 call handles: single addresses or prefixes of one family.
@@ -117,7 +117,7 @@ func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, 
 	listed := 0
 	for _, p := range h.candidatesOf(o, id) {
 		switch {
-		case marked(o, nodenetwork.Format(p)):
+		case nodenetwork.Lists(o.Spec.IPAM.Unassigning, p):
 			delete(h.candidates, p)
 		case kindOf(p) != k:
 		case confirmed(o, p) && len(out) < want:
@@ -148,7 +148,7 @@ func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, 
 // candidatesOf returns an ENI's candidates, highest first.
 func (h *handshake) candidatesOf(o *v1alpha1.NodeNetwork, id string) (out []netip.Prefix) {
 	for p := range h.candidates {
-		if resourceOf(o, p) == id {
+		if nodenetwork.ENIOf(o, p) == id {
 			out = append(out, p)
 		}
 	}
@@ -165,7 +165,7 @@ func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k 
 		if at != id || kindOf(p) != k || assigned[p] != id || h.candidates[p] || h.handedOrMarked(o, p) || f.primaries[p] {
 			continue
 		}
-		if !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) && !uses(o, p) {
+		if !nodenetwork.Lists(o.Status.IPAM.Released, p) && !uses(o, p) {
 			out = append(out, p)
 		}
 	}
@@ -188,7 +188,7 @@ func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Tim
 		if uses(o, p) {
 			return false
 		}
-		if !h.handedOrMarked(o, p) && !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) {
+		if !h.handedOrMarked(o, p) && !nodenetwork.Lists(o.Status.IPAM.Released, p) {
 			h.candidates[p] = true
 		}
 		ready = ready && confirmed(o, p)
@@ -199,7 +199,7 @@ func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Tim
 // unlisted reports whether a candidate is not in the object's releasing yet.
 func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
 	for p := range h.candidates {
-		if !slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) {
+		if !nodenetwork.Lists(o.Spec.IPAM.Releasing, p) {
 			return true
 		}
 	}
@@ -211,7 +211,7 @@ func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
 func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now time.Time) bool {
 	before := len(h.candidates)
 	for p := range h.candidates {
-		asked := h.asked[resourceOf(o, p)]
+		asked := h.asked[nodenetwork.ENIOf(o, p)]
 		if asked.Before(passBegan) && (needed || now.Sub(asked) > candidateTimeout) {
 			delete(h.candidates, p)
 		}
@@ -223,11 +223,6 @@ func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now 
 func confirmed(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	text := nodenetwork.Format(p)
 	return slices.Contains(o.Spec.IPAM.Releasing, text) && slices.Contains(o.Status.IPAM.Released, text) && !uses(o, p)
-}
-
-// resourceOf returns the ENI of a published address or prefix, or "" if it is not published.
-func resourceOf(o *v1alpha1.NodeNetwork, p netip.Prefix) string {
-	return o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource
 }
 
 var _ = failpoint.Register("operator.withdraw.after", "operator.publish.before", "operator.publish.after")

@@ -214,7 +214,7 @@ func TestMarkOfKeptENI(t *testing.T) {
 	leaving := inventory()
 	leaving.Leaving = []eni.Leave{{ENI: "eni-2", Attached: true}}
 	s.setInventory(&leaving)
-	got := s.desiredIPAM()
+	got := s.desiredIPAM(s.fleet.unmarked(s.obj))
 	if len(got.Available) != 2 || !slices.Equal(got.Releasing, []string{"10.0.0.2"}) || !slices.Equal(got.Unassigning, []string{"10.0.0.2"}) {
 		t.Errorf("desiredIPAM() = %+v, want both addresses available and 10.0.0.2 marked", got)
 	}

@@ -36,7 +36,7 @@ func markedENI(o *v1alpha1.NodeNetwork, id string) bool {
 
 // mayMark reports whether an address or prefix is marked, or this state of the object allows marking it.
 func (h *handshake) mayMark(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
-	return marked(o, nodenetwork.Format(p)) || h.handed[p] && confirmed(o, p)
+	return nodenetwork.Lists(o.Spec.IPAM.Unassigning, p) || h.handed[p] && confirmed(o, p)
 }
 
 // mayMarkENI works like mayMark for a whole ENI. The daemon must have confirmed all of its addresses, and

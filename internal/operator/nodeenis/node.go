@@ -71,7 +71,7 @@ func (n *node) Reconciled(status eni.Status) {
 	first := s.liveness.setVanished(status.Vanished, now)
 	canceled := len(s.handshake.candidates) > 0 && s.cancelUnneeded(n.usage(), now)
 	s.fleet.passBegan = now
-	q := s.next(s.desired(now), everything, now)
+	_, q := s.desired(everything, now)
 	n.mu.Unlock()
 	n.trackDemand()
 	if first || canceled || q != nothing {

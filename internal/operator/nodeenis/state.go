@@ -188,7 +188,7 @@ func (f *fleetState) unmarked(o *v1alpha1.NodeNetwork) map[netip.Prefix]string {
 	out := podAddresses(f.inv)
 	six := f.inv.Families.Has(ipfamily.IPv6)
 	maps.DeleteFunc(out, func(p netip.Prefix, id string) bool {
-		foreign := !six && p.IsSingleIP() && ipfamily.Of(p.Addr()) == ipfamily.IPv6 && resourceOf(o, p) == ""
+		foreign := !six && p.IsSingleIP() && ipfamily.Of(p.Addr()) == ipfamily.IPv6 && nodenetwork.ENIOf(o, p) == ""
 		return foreign || markedENI(o, id)
 	})
 	return out
@@ -196,7 +196,12 @@ func (f *fleetState) unmarked(o *v1alpha1.NodeNetwork) map[netip.Prefix]string {
 
 // podAddresses returns the addresses and prefixes that pods may have, each with its ENI.
 func podAddresses(inv *eni.Inventory) map[netip.Prefix]string {
-	out := map[netip.Prefix]string{}
+	size := 0
+	for i := range inv.ENIs {
+		e := &inv.ENIs[i]
+		size += len(e.Addresses) + len(e.IPv6) + len(e.Prefixes) + len(e.IPv6Prefixes)
+	}
+	out := make(map[netip.Prefix]string, size)
 	for i := range inv.ENIs {
 		e := &inv.ENIs[i]
 		if !e.Serves {
@@ -219,7 +224,7 @@ func seed(o *v1alpha1.NodeNetwork, now time.Time) eni.Inventory {
 	inv := r.Inventory
 	inv.At = publishedAt(o)
 	for _, p := range r.Unassigning {
-		inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource, Since: now})
+		inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: nodenetwork.ENIOf(o, p), Since: now})
 	}
 	return inv
 }

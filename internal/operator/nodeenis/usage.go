@@ -35,11 +35,13 @@ func (n *node) Usage() eni.Usage {
 
 // usage returns how pods use the published addresses. n.mu is held; it reads the cache.
 func (n *node) usage() eni.Usage {
+	return eni.Usage{ENIs: n.state.counter().byENI(), MissingLinks: n.state.obj.Status.IPAM.MissingLinks, Waiting: n.waiting()}
+}
+
+// waiting returns how many pods wait for an address. n.mu is held; it reads the cache.
+func (n *node) waiting() int {
 	is := &n.state.obj.Status.IPAM
-	return eni.Usage{
-		ENIs: n.state.counter().byENI(), MissingLinks: is.MissingLinks,
-		Waiting: max(int(is.Waiting), n.c.waitingPods(n.name, is.Used)),
-	}
+	return max(int(is.Waiting), n.c.waitingPods(n.name, is.Used))
 }
 
 // families returns the address families of pods: those in the fleet's settings, or before there are
@@ -146,7 +148,7 @@ type counts [ipfamily.Number]int
 // that contain them. The ENI of an available address is taken from the object's spec, whatever the
 // daemon reports.
 func usedOf(o *v1alpha1.NodeNetwork) (byENI map[string]counts, inUse map[netip.Prefix]bool) {
-	byENI, inUse = map[string]counts{}, map[netip.Prefix]bool{}
+	byENI, inUse = map[string]counts{}, make(map[netip.Prefix]bool, len(o.Status.IPAM.Used))
 	for text, use := range o.Status.IPAM.Used {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
@@ -155,7 +157,7 @@ func usedOf(o *v1alpha1.NodeNetwork) (byENI map[string]counts, inUse map[netip.P
 		id := use.Resource
 		for _, p := range [...]netip.Prefix{cloud.HostPrefix(a), cloud.PrefixAround(a)} {
 			inUse[p] = true
-			if at := resourceOf(o, p); at != "" {
+			if at := nodenetwork.ENIOf(o, p); at != "" {
 				id = at
 			}
 		}
@@ -255,7 +257,7 @@ func (d *demand) update(waiting, free, available int, now time.Time) (served tim
 func (n *node) trackDemand() {
 	now := n.c.now()
 	n.mu.Lock()
-	since := n.state.demand.update(n.usage().Waiting, n.state.counter().free(), len(n.state.obj.Spec.IPAM.Available), now)
+	since := n.state.demand.update(n.waiting(), n.state.counter().free(), len(n.state.obj.Spec.IPAM.Available), now)
 	n.mu.Unlock()
 	if !since.IsZero() && n.c.o.DemandServed != nil {
 		n.c.o.DemandServed(now.Sub(since))

@@ -5,11 +5,15 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/cloud"
@@ -216,4 +220,33 @@ func TestPodsWithoutAnAddress(t *testing.T) {
 			t.Errorf("hasFirst(%q) = %v, want %v", nics, got, want)
 		}
 	}
+}
+
+// When the operator starts, nodes on which pods wait are reconciled before all others.
+func TestNodesOfWaitingPodsComeFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := priorityqueue.New[reconcile.Request]("test")
+		defer q.ShutDown()
+		c := &Controller{}
+		harness.OK(t, c.queue.Source().Start(t.Context(), q))
+		low := handler.LowPriority // of the objects that exist when a controller starts
+		for _, name := range []string{"a", "b", "c"} {
+			q.AddWithOpts(priorityqueue.AddOpts{Priority: &low}, queue.Request(name))
+			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			if name == "b" {
+				o.Status.IPAM.Waiting = 1
+			}
+			c.appeared(t.Context(), nil, o, q)
+		}
+		synctest.Wait()
+		var order []string
+		for range 3 {
+			r, _ := q.Get()
+			order = append(order, r.Name)
+			q.Done(r)
+		}
+		if want := []string{"b", "a", "c"}; !slices.Equal(order, want) {
+			t.Errorf("objects reconciled in the order %v, want %v", order, want)
+		}
+	})
 }

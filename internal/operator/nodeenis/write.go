@@ -53,6 +53,7 @@ type writes struct {
 	newsAt   time.Time // when it is to be written next; zero if it is up to date
 	news     news
 	turns    [2]time.Time // when the limits admit it; zero if not asked yet
+	foreign  int          // conditions that the last write of the status did not remove: they have another owner
 }
 
 // news is a kind of writes that only inform users.
@@ -145,8 +146,8 @@ func (n *node) converge(ctx context.Context, s scope) error {
 			n.mu.Unlock()
 			return errForeign
 		}
-		base, want := n.state.obj, n.state.desired(now)
-		q := n.state.next(want, s, now)
+		base := n.state.obj
+		want, q := n.state.desired(s, now)
 		if q == writeSpec {
 			n.state.ownership.sent = &want.ipam
 		}
@@ -161,6 +162,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 			return nil
 		}
 		got, err := n.c.apply(ctx, base, q, want)
+		left := err == nil && q != writeSpec && n.leftOver(len(got.Status.Conditions)-len(want.conditions))
 		switch {
 		case apierrors.IsConflict(err):
 			if err := n.refresh(ctx); err != nil {
@@ -173,13 +175,22 @@ func (n *node) converge(ctx context.Context, s scope) error {
 			}
 			n.mu.Unlock()
 			return err
-		case got.ResourceVersion == base.ResourceVersion:
+		case got.ResourceVersion == base.ResourceVersion && !left:
 			return errUnmoved
 		default:
 			n.wrote(ctx, got, q)
 		}
 	}
 	return errBusy
+}
+
+// leftOver records the number of conditions that a write of the status left, and reports whether it changed.
+func (n *node) leftOver(conditions int) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	before := n.state.writes.foreign
+	n.state.writes.foreign = conditions
+	return before != conditions
 }
 
 // wrote handles the reply to a write.

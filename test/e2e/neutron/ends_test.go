@@ -90,8 +90,8 @@ func TestStartFails(t *testing.T) {
 	harness.OK(t, err)
 	defer os.RemoveAll(dir)
 	_, err = openstack.Start(harness.Deadline(t, 2*time.Minute), openstack.Options{Dir: dir})
-	if err == nil || !strings.Contains(err.Error(), "neutron-server ended") {
-		t.Errorf("start with the port in use: error = %v, want \"neutron-server ended\"", err)
+	if err == nil || !strings.Contains(err.Error(), "neutron-server has exited") {
+		t.Errorf("start with the port in use: error = %v, want \"neutron-server has exited\"", err)
 	}
 	nothingIsLeft(t, dir)
 }

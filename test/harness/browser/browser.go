@@ -167,21 +167,35 @@ func (p *Page) must(err error) {
 // Value evaluates a JavaScript expression. It waits for a promise.
 func Value[T any](p *Page, expression string) T {
 	p.t.Helper()
-	v, err := chromedp.Run(p.ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
+	v, err := evaluate[T](p, expression)
 	if err != nil {
 		p.t.Fatalf("%s: %v", expression, err)
 	}
 	return v
 }
 
-// Await waits until a JavaScript expression is true.
+func evaluate[T any](p *Page, expression string) (T, error) {
+	return chromedp.Run(p.ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
+}
+
+// navigated is part of the error of a promise whose page was replaced by another.
+const navigated = "Inspected target navigated or closed"
+
+// Await waits until a JavaScript expression is true. If another page replaces the current one, it waits there.
 func (p *Page) Await(expression string) {
 	p.t.Helper()
-	done := Value[bool](p, fmt.Sprintf(`new Promise((done) => {
+	wait := fmt.Sprintf(`new Promise((done) => {
 		const end = Date.now() + 60_000
 		const look = () => (%s) ? done(true) : Date.now() > end ? done(false) : setTimeout(look, 20)
 		look()
-	})`, expression))
+	})`, expression)
+	done, err := evaluate[bool](p, wait)
+	for pages := 1; err != nil && strings.Contains(err.Error(), navigated) && pages < 10; pages++ {
+		done, err = evaluate[bool](p, wait)
+	}
+	if err != nil {
+		p.t.Fatalf("%s: %v", expression, err)
+	}
 	if !done {
 		p.t.Fatalf("not true within a minute: %s\nThe page:\n%s", expression, Value[string](p, `document.body.innerText`))
 	}

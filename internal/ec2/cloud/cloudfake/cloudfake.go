@@ -300,6 +300,18 @@ func (st *State) Truth() []cloud.ENI {
 	return out
 }
 
+// Each calls do with the ENIs of Truth, which it must neither change nor keep.
+func (st *State) Each(do func(*cloud.ENI)) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.enis.settle()
+	for _, e := range st.enis.order {
+		if !e.deleted {
+			do(&e.ENI)
+		}
+	}
+}
+
 // limitsOf returns the limits of a type. State.mu is held.
 func (es *enis) limitsOf(instanceType string) (cloud.Limits, bool) {
 	if l, ok := es.types[instanceType]; ok {

@@ -313,10 +313,12 @@ func TestSpareCallsYield(t *testing.T) {
 		return waited
 	}
 	urgent := func(ctx context.Context, _ chan struct{}) context.Context { return ctx }
-	spare := func(ctx context.Context, needed chan struct{}) context.Context { return cloud.WithSpare(ctx, needed) }
+	spare := func(ctx context.Context, needed chan struct{}) context.Context {
+		return cloud.WithSpare(ctx, func() <-chan struct{} { return needed })
+	}
 	soon := func(ctx context.Context, needed chan struct{}) context.Context {
 		time.AfterFunc(time.Second, func() { close(needed) })
-		return cloud.WithSpare(ctx, needed)
+		return cloud.WithSpare(ctx, func() <-chan struct{} { return needed })
 	}
 	for _, tt := range []struct {
 		name  string

@@ -3,10 +3,12 @@
 //
 //	fleet.go        the operator's interface: Set, Remove, Kick, Invalidate, CheckInstance
 //	run.go          passes of nodes, full listings, and the collection of orphans
+//	workers.go      goroutines that make passes
 //	schedule.go     when the next pass of each node is due
 //	member.go       one node with its reconciler
 //	holders.go      which node holds which address
 //	observatory.go  listings and descriptions for all nodes together
+//	gatherer.go     requests of many nodes in one call
 package fleet
 
 import (
@@ -32,6 +34,7 @@ type Fleet struct {
 	holders     *holders
 	observatory *observatory
 	work        sync.WaitGroup
+	workers     *workers
 
 	mu      sync.Mutex // guards all below, and the fields of members marked so; never held during a call
 	ctx     context.Context
@@ -50,11 +53,11 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f := &Fleet{
 		cfg: cfg, holders: newHolders(), due: schedule{wake: retry.NewSignal()},
-		running: make(chan struct{}), members: map[string]*member{}, serving: map[string]int{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
+		running: make(chan struct{}), workers: newWorkers(), members: map[string]*member{}, serving: map[string]int{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
 	f.observatory = newObservatory(&f.cfg, f.shared.Catalog.Subnets, f.spawn, f.known)
-	f.observatory.had = f.holders.holds
+	f.observatory.had, f.observatory.ended = f.holders.holds, f.resume
 	return f, nil
 }
 

@@ -25,14 +25,16 @@ type observatory struct {
 	subnets *placement.Subnets
 	known   func() map[string]places           // the instances of the fleet's nodes
 	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have an address or prefix
+	ended   func()                             // called after the first full listing
 
-	attached  gatherer[[]cloud.ENI]    // by instance ID
+	attached  gatherer[eni.Listing]    // by instance ID
 	looks     gatherer[[]cloud.ENI]    // by ENI ID
 	instances gatherer[cloud.Instance] // by instance ID
 
 	mu     sync.Mutex             // guards all below
 	flight *listing               // the full listing in flight, or nil
 	at     time.Time              // time of the last full listing
+	failed bool                   // a full listing has failed, and none has succeeded
 	listed map[string][]cloud.ENI // its parts, for the nodes that have not taken theirs
 	pages  int                    // approximate number of its calls
 }
@@ -81,7 +83,7 @@ func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(con
 	o := &observatory{
 		cfg: cfg, spawn: spawn, subnets: subnets, known: known,
 	}
-	o.attached = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeNodes}
+	o.attached = gatherer[eni.Listing]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeNodes}
 	o.looks = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
 	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeInstances}
 	return o
@@ -121,13 +123,28 @@ func (o *observatory) List(ctx context.Context, instanceID string, since time.Ti
 	return o.describe(ctx, instanceID, nil)
 }
 
-// describe lists the ENIs that are attached to an instance. The error is errListed if listed is closed first.
+// awaitsFirst reports whether the first full listing has not ended, and starts it. After a failed one, each node asks for its
+// ENIs itself, and reports the error.
+func (o *observatory) awaitsFirst() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.at.IsZero() || o.failed {
+		return false
+	}
+	if o.flight == nil {
+		o.begin()
+	}
+	return true
+}
+
+// describe lists the ENIs of an instance, without the detached ones once there was a full listing. The error is errListed if listed is closed first.
 func (o *observatory) describe(ctx context.Context, instanceID string, listed <-chan struct{}) (eni.Listing, error) {
 	a, err := o.attached.ask(ctx, instanceID, listed)
 	if err != nil {
 		return eni.Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
 	}
-	return eni.Listing{At: a.at, ENIs: a.value, Of: eni.OnInstance}, nil
+	a.value.At = a.at
+	return a.value, nil
 }
 
 var errListed = errors.New("a full listing has ended")
@@ -258,7 +275,7 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 		listed = o.parts(all, vpcs)
 	}
 	o.mu.Lock()
-	o.flight, f.err = nil, err
+	o.flight, f.err, o.failed = nil, err, err != nil && o.at.IsZero()
 	if err == nil {
 		o.at, o.listed, o.pages = f.at, listed, (len(all)+pageSize-1)/pageSize
 	}
@@ -267,6 +284,9 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 		o.cfg.Observer.Listed(o.cfg.Clock.Now().Sub(f.at), err)
 	}
 	close(f.done)
+	if f.first {
+		o.ended()
+	}
 }
 
 // owner returns the instance that an ENI is attached to, or for which this cluster created it.
@@ -278,35 +298,69 @@ func (o *observatory) owner(e cloud.ENI) (string, bool) {
 	return id, id != "" && e.Tags[eni.TagCluster] == o.cfg.Cluster
 }
 
-// describeNodes lists the ENIs of the given instances, or of the whole account if that takes no more calls.
-func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
+// describeNodes lists the ENIs of the given instances, or of the whole account if that takes no more calls. Before the first
+// full listing, which takes minutes in a large cluster, it includes their detached ENIs, which they would replace by new ones.
+func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string]eni.Listing, error) {
 	ctx = cloud.WithPriority(ctx, cloud.Begun)
 	o.mu.Lock()
-	pages := o.pages
+	pages, first := o.pages, o.at.IsZero()
 	o.mu.Unlock()
-	var list []cloud.ENI
-	var err error
-	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && pages > 0 && calls >= pages {
-		list, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{})
-	} else {
+	var list, detached []cloud.ENI
+	group, ctx := errgroup.WithContext(ctx)
+	calls := (len(ids) + filterValues - 1) / filterValues
+	all := calls > 1 && pages > 0 && calls >= pages
+	group.Go(func() (err error) {
+		if all {
+			list, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{})
+			return err
+		}
 		list, err = inParts(ctx, ids, func(ctx context.Context, part []string) ([]cloud.ENI, error) {
 			return o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceIDs: part})
 		})
+		return err
+	})
+	if first {
+		group.Go(func() (err error) {
+			detached, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: map[string]string{eni.TagCluster: o.cfg.Cluster}})
+			return err
+		})
 	}
-	if err != nil {
+	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	asked := make(map[string]bool, len(ids))
-	for _, id := range ids {
-		asked[id] = true
+	of := eni.OnInstance
+	if all || first {
+		of = eni.Whole
 	}
-	out := make(map[string][]cloud.ENI, len(ids))
+	return o.byInstance(append(list, onlyDetached(detached, list)...), ids, of), nil
+}
+
+// onlyDetached omits ENIs that another call lists as well: they were attached or detached meanwhile.
+func onlyDetached(detached, attached []cloud.ENI) []cloud.ENI {
+	if len(detached) == 0 {
+		return nil
+	}
+	seen := make(map[string]bool, len(attached))
+	for _, e := range attached {
+		seen[e.ID] = true
+	}
+	return slices.DeleteFunc(detached, func(e cloud.ENI) bool { return seen[e.ID] })
+}
+
+// byInstance splits a list of some part of the ENIs by the instances that were asked for.
+func (o *observatory) byInstance(list []cloud.ENI, ids []string, of eni.Part) map[string]eni.Listing {
+	out := make(map[string]eni.Listing, len(ids))
+	for _, id := range ids {
+		out[id] = eni.Listing{Of: of}
+	}
 	for _, e := range o.undisputed(list) {
-		if a := e.Attachment; a != nil && asked[a.InstanceID] {
-			out[a.InstanceID] = append(out[a.InstanceID], e)
+		id, owned := o.owner(e)
+		if l, asked := out[id]; owned && asked && (e.Attachment != nil || of == eni.Whole) {
+			l.ENIs = append(l.ENIs, e)
+			out[id] = l
 		}
 	}
-	return out, nil
+	return out
 }
 
 // inParts makes a call for each part of a list of IDs that fits into a filter, all at once.
@@ -373,101 +427,4 @@ func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time
 		f.IDs = q.IDs
 	}
 	return o.subnets.RefreshSince(ctx, f, q.Since)
-}
-
-// gatherWindow is how long the first request of a call waits for more requests.
-const gatherWindow = 10 * time.Millisecond
-
-// gatherer batches requests for single keys. Requests made while a call is in flight go into the next call, in the order of
-// their arrival.
-type gatherer[V any] struct {
-	clock   clock.Clock
-	spacing time.Duration                                                  // between the starts of two calls
-	most    int                                                            // keys of a call; 0: any number
-	spawn   func(func(context.Context))                                    // runs work that may outlive its caller
-	call    func(ctx context.Context, keys []string) (map[string]V, error) // omitted keys have the zero V
-
-	mu      sync.Mutex // guards all below
-	pending map[string][]chan answer[V]
-	order   []string // keys of pending
-	running bool
-	last    time.Time // start of the last call
-}
-
-type answer[V any] struct {
-	value V
-	at    time.Time
-	err   error
-}
-
-// ask requests the value of one key, as of now or later. The error is errListed if listed is closed first.
-func (g *gatherer[V]) ask(ctx context.Context, key string, listed <-chan struct{}) (answer[V], error) {
-	c := make(chan answer[V], 1)
-	g.mu.Lock()
-	if g.pending == nil {
-		g.pending = map[string][]chan answer[V]{}
-	}
-	if g.pending[key] == nil {
-		g.order = append(g.order, key)
-	}
-	g.pending[key] = append(g.pending[key], c)
-	if !g.running {
-		g.running = true
-		g.spawn(g.run)
-	}
-	g.mu.Unlock()
-	select {
-	case a := <-c:
-		clock.Turn(g.clock, key, 0)
-		return a, a.err
-	case <-listed:
-		return answer[V]{}, errListed
-	case <-ctx.Done():
-		return answer[V]{}, ctx.Err()
-	}
-}
-
-// next removes and returns the requests of the next call.
-func (g *gatherer[V]) next() (keys []string, asked map[string][]chan answer[V]) {
-	n := len(g.order)
-	if g.most > 0 {
-		n = min(n, g.most)
-	}
-	keys, g.order = g.order[:n:n], g.order[n:]
-	asked = make(map[string][]chan answer[V], n)
-	for _, key := range keys {
-		asked[key] = g.pending[key]
-		delete(g.pending, key)
-	}
-	return keys, asked
-}
-
-// run makes calls while there are requests.
-func (g *gatherer[V]) run(ctx context.Context) {
-	for {
-		g.mu.Lock()
-		wait := max(gatherWindow, g.last.Add(g.spacing).Sub(g.clock.Now()))
-		g.mu.Unlock()
-		select {
-		case <-ctx.Done():
-		case <-g.clock.After(wait):
-		}
-		g.mu.Lock()
-		keys, asked := g.next()
-		now := g.clock.Now()
-		g.last = now
-		if len(asked) == 0 {
-			g.running = false
-		}
-		g.mu.Unlock()
-		if len(asked) == 0 {
-			return
-		}
-		got, err := g.call(ctx, keys)
-		for k, list := range asked {
-			for _, c := range list {
-				c <- answer[V]{got[k], now, err}
-			}
-		}
-	}
 }

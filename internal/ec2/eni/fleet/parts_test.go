@@ -1,10 +1,14 @@
 package fleet
 
 import (
+	"context"
+	"fmt"
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/test/harness/check"
@@ -64,4 +68,38 @@ func TestSchedule(t *testing.T) {
 	if !a.again || !a.againAt.Equal(at(65)) || a.index >= 0 {
 		t.Errorf("news during a pass: again = %v at %v, index %d, want another pass at 65", a.again, a.againAt, a.index)
 	}
+}
+
+// Requests of one key share a call. Requests that nobody waits for any longer cause none.
+func TestAbandonedRequestsCauseNoCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls [][]string
+		g := gatherer[int]{
+			clock: clock.Real{}, spacing: time.Second, most: 2,
+			spawn: func(do func(context.Context)) { go do(t.Context()) },
+			call: func(_ context.Context, keys []string) (map[string]int, error) {
+				calls = append(calls, keys)
+				return map[string]int{"a": 1, "d": 4}, nil
+			},
+		}
+		listed := make(chan struct{})
+		ask := func(key string, listed <-chan struct{}) {
+			go func() {
+				if got, err := g.ask(t.Context(), key, listed); err == nil && got.value != map[string]int{"a": 1, "d": 4}[key] {
+					t.Errorf("ask(%s) = %d", key, got.value)
+				}
+			}()
+			synctest.Wait()
+		}
+		for _, key := range []string{"a", "b", "c"} {
+			ask(key, listed)
+		}
+		ask("a", nil)
+		close(listed)
+		synctest.Wait()
+		ask("d", nil)
+		ask("b", nil)
+		pass(time.Minute)
+		check.Equal(t, fmt.Sprint(calls), "[[a b] [d]]", "calls")
+	})
 }

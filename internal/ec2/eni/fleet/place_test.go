@@ -133,6 +133,8 @@ func TestJoinDoesNotWaitForRepair(t *testing.T) {
 }
 
 // The first full listing of a large cluster takes minutes. A node that has no free address does not wait for it; the others do.
+// Such a node uses the detached ENI that an earlier operator left behind. A node whose free addresses do not suffice any longer
+// stops waiting.
 func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		first, both := w.objects[0], w.objects[1]
@@ -140,13 +142,15 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 		before.set(t, both, settings(0, 8))
 		pass(time.Minute)
 		before.stop()
+		left := w.leftBehind("test", first.instance, time.Now().Add(-time.Hour))
+		w.cloud.Front.ResetCalls()
 
 		single, listed := map[string]bool{}, make(chan struct{})
 		p := w.operator(&api{Cloud: w.cloud, listing: func(f cloud.ENIFilter) {
 			for _, id := range f.InstanceIDs {
 				single[id] = true
 			}
-			if len(f.InstanceIDs)+len(f.IDs) == 0 {
+			if len(f.InstanceIDs)+len(f.IDs) == 0 && f.Status == "" {
 				<-listed
 			}
 		}})
@@ -156,10 +160,35 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 		if first.available() < 8 {
 			t.Errorf("%d addresses, want at least 8 during the listing; status %+v", first.available(), p.writers[first.name].last())
 		}
+		if made := w.cloud.Front.Count("CreateENI"); made != 0 || len(first.inventory().ENIs) != 2 || first.inventory().ENIs[1].ID != left.ID {
+			t.Errorf("%d ENIs created, inventory %+v, want %s to be attached", made, first.inventory(), left.ID)
+		}
 		if len(single) != 1 || !single[first.instance] {
 			t.Errorf("instances %v were described, want %s alone", single, first.instance)
 		}
+		p.writers[both.name].runFor(9, firstPatience+2*time.Second)
+		p.writers[both.name].wantPods(t, 9)
 		close(listed)
 		pass(minute)
+	})
+}
+
+// An operator that takes over nodes that lack nothing observes them as soon as their ENIs are listed.
+func TestFirstListingObservesAllNodes(t *testing.T) {
+	bubble(t, 20, func(t *testing.T, w *world) {
+		before := w.operator(w.cloud)
+		before.setAll(settings(0, 8))
+		pass(time.Minute)
+		before.stop()
+		w.cloud.Front.ResetCalls()
+		p := w.operator(w.cloud)
+		p.setAll(settings(0, 8))
+		pass(time.Second)
+		for _, o := range w.objects {
+			if s := p.writers[o.name].last(); !s.Confirmed {
+				t.Errorf("%s is not observed: %+v", o.name, s)
+			}
+		}
+		check.Equal(t, w.cloud.Front.Count("ENIs"), 1, "listings")
 	})
 }

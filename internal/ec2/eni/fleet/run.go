@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	burstWindow = 5 * time.Millisecond // kicks of a node within it cause one pass
+	burstWindow = 5 * time.Millisecond   // kicks of a node within it cause one pass
+	passTime    = 100 * time.Microsecond // about the processor time of a pass
 	// listRetry is the delay after a failed full listing.
 	listRetry = 5 * time.Second
 )
@@ -67,15 +68,59 @@ func (f *Fleet) begin(ctx context.Context) time.Duration {
 			continue
 		}
 		m.running, m.after, m.again = true, nil, false
+		if f.workers.hand(m) {
+			continue
+		}
 		f.work.Go(func() {
-			clock.Turn(f.cfg.Clock, m.name, 0)
-			f.run(ctx, m)
+			for m := m; m != nil; m = f.workers.next(ctx) {
+				clock.Turn(f.cfg.Clock, m.name, 0)
+				f.run(ctx, m)
+			}
 		})
+	}
+}
+
+// postpone ends the turn of a node that no pod needs and that has not been observed, until the first full listing has ended.
+// In a large cluster, that listing takes minutes, and tens of thousands of nodes would wait for it, each with a goroutine. News of
+// the node, such as a pod that waits, end the delay.
+func (f *Fleet) postpone(m *member) bool {
+	f.mu.Lock()
+	observed := m.places.sure
+	f.mu.Unlock()
+	if observed || !f.observatory.awaitsFirst() || !m.rec.Supplied() {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m.running = false
+	switch {
+	case m.removed:
+		f.finish(m)
+	case m.again:
+		m.again = false
+		f.due.enqueue(m, m.againAt)
+	}
+	return true
+}
+
+// resume makes the nodes due that were postponed. Their passes are spread, since each uses the processor for a moment.
+func (f *Fleet) resume() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	within := min(f.cfg.ListingInterval/4, time.Duration(len(f.members))*passTime)
+	now := f.cfg.Clock.Now()
+	for _, name := range slices.Sorted(maps.Keys(f.members)) {
+		if m := f.members[name]; !m.places.sure {
+			f.due.sooner(m, now.Add(time.Duration(f.cfg.Random(int64(within)))))
+		}
 	}
 }
 
 // run makes passes for one node until nothing is left to do now.
 func (f *Fleet) run(ctx context.Context, m *member) {
+	if f.postpone(m) {
+		return
+	}
 	f.mu.Lock()
 	s := m.settings
 	if s != nil {

@@ -61,8 +61,11 @@ func (s State) trunks() (t trunks) {
 // lacksTrunk reports whether the node should and may have a trunk but has none. A trunk that is being detached still
 // takes its slot.
 func (s State) lacksTrunk() bool {
+	if !s.Trunk.Wanted || !s.Trunk.Branches {
+		return false
+	}
 	t := s.trunks()
-	return s.Trunk.Wanted && s.Trunk.Branches && t.other == "" && len(t.attached) == 0 && !t.leaving
+	return t.other == "" && len(t.attached) == 0 && !t.leaving
 }
 
 // keepTrunk creates, attaches or detaches the trunk. Of several trunks it keeps the first by ID, as do the clients

@@ -10,12 +10,16 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/migrate/coil/etcd"
 	"github.com/berthnet/berth/internal/migrate/manifests"
+	"github.com/berthnet/berth/lab/replay"
 	"github.com/berthnet/berth/test/harness"
 )
 
 func dumped(t *testing.T, file string) etcd.Dump {
 	t.Helper()
 	data, err := os.ReadFile("testdata/" + file)
+	if file == replay.V1 {
+		data, err = replay.EtcdDump()
+	}
 	harness.OK(t, err)
 	d, err := etcd.ParseDump(data, etcd.DefaultPrefix)
 	harness.OK(t, err)
@@ -24,7 +28,7 @@ func dumped(t *testing.T, file string) etcd.Dump {
 
 // A dump has the pools, the blocks with their indexes and nodes, and the pods of each node.
 func TestDump(t *testing.T) {
-	for _, file := range []string{"etcd-v1.1.9.json", "etcd-before-v1.1.0.json"} {
+	for _, file := range []string{replay.V1, "etcd-before-v1.1.0.json"} {
 		d := dumped(t, file)
 		if len(d.Pools) != 4 || len(d.Blocks) != 8 || len(d.Pods) != 21 {
 			t.Errorf("%s: %d pools, %d blocks, %d pods; want 4, 8 and 21", file, len(d.Pools), len(d.Blocks), len(d.Pods))
@@ -68,7 +72,7 @@ func TestInvalidDumps(t *testing.T) {
 
 // The dump becomes Berth's objects, with the same indexes. A node that is gone keeps its addresses reserved.
 func TestDumpAsObjects(t *testing.T) {
-	d := dumped(t, "etcd-v1.1.9.json")
+	d := dumped(t, replay.V1)
 	text, err := d.Manifests()
 	harness.OK(t, err)
 	nodes := "---\napiVersion: v1\nkind: Node\nmetadata: {name: node-1}\n---\napiVersion: v1\nkind: Node\nmetadata: {name: node-2}\n"

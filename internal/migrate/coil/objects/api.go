@@ -27,6 +27,7 @@ type object struct {
 	} `json:"spec"`
 	Status struct {
 		Phase corev1.PodPhase `json:"phase"`
+		Node  *struct{}       `json:"node"` // of an EgressClient: the report of berthd
 	} `json:"status"`
 	raw []byte
 }
@@ -47,11 +48,12 @@ func (c *Cluster) get(ctx context.Context, path string) (*object, error) {
 	return o, nil
 }
 
-// list reads the objects at a path, with labels if a selector is given. Kinds that are not installed have none.
-func (c *Cluster) list(ctx context.Context, path string, selector ...string) ([]object, error) {
+// list reads the objects at a path, those that a selector selects if one is given: by labelSelector or fieldSelector. Kinds
+// that are not installed have none.
+func (c *Cluster) list(ctx context.Context, path string, by ...string) ([]object, error) {
 	r := c.API.Get().AbsPath(path)
-	for _, l := range selector {
-		r = r.Param("labelSelector", l)
+	for selector := range slices.Chunk(by, 2) {
+		r = r.Param(selector[0], selector[1])
 	}
 	raw, err := r.DoRaw(ctx)
 	if apierrors.IsNotFound(err) {

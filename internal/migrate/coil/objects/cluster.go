@@ -117,7 +117,7 @@ func (c *Cluster) Begin(ctx context.Context) (changed []string, err error) {
 // Deployment's own count leaves out pods that are being deleted.
 func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 	for _, name := range controllers {
-		path := c.deployment(name)
+		path := controller(c.Namespace, name)
 		for tries := 0; ; tries++ {
 			d, err := c.get(ctx, path)
 			if err != nil {
@@ -157,12 +157,12 @@ func (c *Cluster) stop(ctx context.Context) (changed []string, err error) {
 // podsOf returns the names of a Deployment's pods that may still run.
 func (c *Cluster) podsOf(ctx context.Context, d *object) (names []string, err error) {
 	selector := metav1.FormatLabelSelector(&d.Spec.Selector)
-	sets, err := c.list(ctx, "/apis/apps/v1/namespaces/"+c.Namespace+"/replicasets", selector)
+	sets, err := c.list(ctx, "/apis/apps/v1/namespaces/"+c.Namespace+"/replicasets", "labelSelector", selector)
 	if err != nil {
 		return nil, err
 	}
 	sets = slices.DeleteFunc(sets, func(s object) bool { return !metav1.IsControlledBy(&s, d) })
-	pods, err := c.list(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", selector)
+	pods, err := c.list(ctx, "/api/v1/namespaces/"+c.Namespace+"/pods", "labelSelector", selector)
 	for i := range pods {
 		p := &pods[i]
 		ours := slices.ContainsFunc(sets, func(s object) bool { return metav1.IsControlledBy(p, &s) })
@@ -176,7 +176,7 @@ func (c *Cluster) podsOf(ctx context.Context, d *object) (names []string, err er
 // start undoes stop.
 func (c *Cluster) start(ctx context.Context) (changed []string, err error) {
 	for _, name := range controllers {
-		d, err := c.get(ctx, c.deployment(name))
+		d, err := c.get(ctx, controller(c.Namespace, name))
 		if err != nil {
 			return changed, err
 		}
@@ -184,7 +184,7 @@ func (c *Cluster) start(ctx context.Context) (changed []string, err error) {
 			continue
 		}
 		patch := map[string]any{"metadata": map[string]any{"annotations": map[string]any{replicasKey: nil}}, "spec": map[string]any{"replicas": json.RawMessage(d.Annotations[replicasKey])}}
-		if err := c.patch(ctx, c.deployment(name), patch); err != nil {
+		if err := c.patch(ctx, controller(c.Namespace, name), patch); err != nil {
 			return changed, fmt.Errorf("start Deployment %s/%s: %w", c.Namespace, name, err)
 		}
 		changed = append(changed, "started Deployment "+c.Namespace+"/"+name)
@@ -192,8 +192,9 @@ func (c *Cluster) start(ctx context.Context) (changed []string, err error) {
 	return changed, nil
 }
 
-func (c *Cluster) deployment(name string) string {
-	return "/apis/apps/v1/namespaces/" + c.Namespace + "/deployments/" + name
+// controller is the path of the Deployment of a controller of Coil.
+func controller(namespace, name string) string {
+	return "/apis/apps/v1/namespaces/" + namespace + "/deployments/" + name
 }
 
 // convert returns Berth's objects for Coil's.

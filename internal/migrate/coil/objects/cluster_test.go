@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -226,7 +225,7 @@ func TestObjectsOfCluster(t *testing.T) {
 		n.Name = name
 		harness.OK(t, client.IgnoreAlreadyExists(c.Create(t.Context(), n)))
 	}
-	data, err := os.ReadFile("../etcd/testdata/etcd-v1.1.9.json")
+	data, err := replay.EtcdDump()
 	harness.OK(t, err)
 	d, err := etcd.ParseDump(bytes.TrimSpace(data), etcd.DefaultPrefix)
 	harness.OK(t, err)

@@ -231,7 +231,7 @@ func (c egresses) importOne(ctx context.Context, e *v1alpha1.Egress) (changed []
 }
 
 // orphan deletes an object, and leaves what it owns.
-func (c *Cluster) orphan(ctx context.Context, path string, o *object) error {
+func (c egresses) orphan(ctx context.Context, path string, o *object) error {
 	return c.deleteWith(ctx, path, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan), Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
 }
 
@@ -279,6 +279,25 @@ func (c egresses) back(ctx context.Context) (changed []string, err error) {
 		if err := c.await(ctx, deploymentPath(&e), func(o *object) bool { return metav1.IsControlledBy(o, &e) }); err != nil {
 			return changed, fmt.Errorf("Deployment %s/%s of Berth's Egress: %w", e.Namespace, e.Name, err)
 		}
+	}
+	return changed, nil
+}
+
+// Returned deletes the EgressClients that berthd of a node has reported on, once the node is Coil's again: nobody would correct
+// these reports, by which gateways serve the pods. berth-operator creates the EgressClients again, without a report.
+func (c *Cluster) Returned(ctx context.Context, node string) (changed []string, err error) {
+	list, err := c.list(ctx, berthAPI+"egressclients", "fieldSelector", "spec.nodeName="+node)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range list {
+		if o.Status.Node == nil {
+			continue
+		}
+		if err := c.delete(ctx, berthAPI+"namespaces/"+o.Namespace+"/egressclients/"+o.Name, &o); err != nil {
+			return changed, fmt.Errorf("delete EgressClient %s/%s: %w", o.Namespace, o.Name, err)
+		}
+		changed = append(changed, fmt.Sprintf("deleted EgressClient %s/%s, whose pod uses Coil's gateways again", o.Namespace, o.Name))
 	}
 	return changed, nil
 }

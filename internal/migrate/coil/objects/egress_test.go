@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -202,8 +203,9 @@ func (e *egresses) state(name string) string {
 }
 
 // Coil's Egresses become Berth's, with gateways beside Coil's, also if the tool is killed before and after each change. A
-// rollback removes them. In the end Berth's have the Services, whose addresses are those of before, and nothing of Coil is left.
-// An Egress of Berth that somebody else made is not taken for Coil's, and Coil's stays meanwhile.
+// rollback removes them, and what berthd of a returned node has reported. In the end Berth's have the Services, whose addresses
+// are those of before, and nothing of Coil is left. An Egress of Berth that somebody else made is not taken for Coil's, and
+// Coil's stays meanwhile.
 func TestEgressesOfCluster(t *testing.T) {
 	harness.StartKube(t)
 	e := egressesOf(t, replay.V2NewestEgress)
@@ -247,6 +249,7 @@ func TestEgressesOfCluster(t *testing.T) {
 	harness.OK(t, e.c.Create(t.Context(), d))
 	stranger := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "stranger", Annotations: b.Annotations}, Spec: b.Spec}
 	harness.OK(t, e.c.Create(t.Context(), stranger))
+	e.returned()
 	e.until("back", e.m.Back)
 	harness.OK(t, e.c.Delete(t.Context(), stranger)) // back leaves an Egress beside no Egress of Coil, whatever it claims
 	is("after back", "ReplicaSet of nobody; "+others)
@@ -298,5 +301,38 @@ func TestEgressesOfCluster(t *testing.T) {
 	after := service()
 	if after.UID != before.UID || !slices.Equal(after.Spec.ClusterIPs, before.Spec.ClusterIPs) || fmt.Sprint(after.Spec.Selector) != "map[egress.berth.dev/name:nat]" {
 		t.Errorf("Service = %s %v %v, want %s %v, and that it selects Berth's gateways", after.UID, after.Spec.ClusterIPs, after.Spec.Selector, before.UID, before.Spec.ClusterIPs)
+	}
+}
+
+// returned checks that once a node is Coil's again, the EgressClients on which its berthd has reported are deleted, so that
+// berth-operator creates them again without the report. Others stay.
+func (e *egresses) returned() {
+	e.t.Helper()
+	t := e.t
+	as := func(account, node string) client.Client {
+		cfg := harness.ControlPlane.Config()
+		cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:kube-system:" + account, Extra: map[string][]string{"authentication.kubernetes.io/node-name": {node}}}
+		return harness.KubeClientFor(t, cfg)
+	}
+	for name, node := range map[string]string{"elsewhere": "node-2", "moved-1": "node-1", "moved-2": "node-1", "waits": "node-1"} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "c"}}}}
+		harness.OK(t, e.c.Create(t.Context(), pod))
+		o := &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: v1alpha1.EgressClientSpec{PodUID: string(pod.UID), NodeName: node}}
+		o.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))}
+		o.OwnerReferences[0].BlockOwnerDeletion = nil
+		harness.OK(t, as("berth-operator", "").Create(t.Context(), o))
+		if name != "waits" {
+			report := client.RawPatch(types.MergePatchType, []byte(`{"status":{"node":{"state":"SetUp"}}}`))
+			harness.OK(t, as("berthd", node).Status().Patch(t.Context(), o, report))
+		}
+	}
+	e.until("node-1 is back", func(ctx context.Context) ([]string, error) { return e.m.Returned(ctx, "node-1") })
+	left, names := &v1alpha1.EgressClientList{}, []string{}
+	harness.OK(t, e.c.List(t.Context(), left))
+	for _, o := range left.Items {
+		names = append(names, o.Name)
+	}
+	if !slices.Equal(names, []string{"elsewhere", "waits"}) {
+		t.Errorf("EgressClients after node-1 is back: %q, want those of other nodes, and those without a report", names)
 	}
 }

@@ -35,14 +35,14 @@ func (c *Cluster) Finish(ctx context.Context) (changed []string, err error) {
 		}
 	}
 	for _, name := range controllers {
-		d, err := c.get(ctx, c.deployment(name))
+		d, err := c.get(ctx, controller(c.Namespace, name))
 		if err != nil {
 			return changed, err
 		}
 		if d == nil {
 			continue
 		}
-		if err := c.delete(ctx, c.deployment(name), d); err != nil {
+		if err := c.delete(ctx, controller(c.Namespace, name), d); err != nil {
 			return changed, err
 		}
 		changed = append(changed, "deleted Deployment "+c.Namespace+"/"+name)
