@@ -321,7 +321,7 @@ func (m *egressMove) there(node string) {
 	m.label(node, rollout.Serving)
 	for range 2 {
 		harness.OK(m.t, n.Start())
-		time.Sleep(time.Duration(m.faults.Int64N(int64(3 * time.Second)))) // until berthd is killed, at any step
+		<-time.After(time.Duration(m.faults.Int64N(int64(3 * time.Second)))) // until berthd is killed, at any step
 		harness.OK(m.t, n.Kill())
 	}
 	m.step("berthd serves " + node)
