@@ -53,11 +53,7 @@ func Apply(ctx context.Context, c client.Client, name string, kinds ...string) e
 		if err := yaml.Unmarshal(doc, &o.Object); err != nil {
 			return fmt.Errorf("objects of %s: %w", name, err)
 		}
-		wanted := false
-		for _, kind := range kinds {
-			wanted = wanted || o.GetKind() == kind && (o.GroupVersionKind().Group == Group || o.GroupVersionKind().Group == "")
-		}
-		if !wanted {
+		if !slices.Contains(kinds, o.GetKind()) || !slices.Contains([]string{Group, ""}, o.GroupVersionKind().Group) {
 			continue
 		}
 		deleted, status := o.GetDeletionTimestamp() != nil, o.Object["status"]

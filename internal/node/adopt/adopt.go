@@ -99,17 +99,9 @@ func (a *Adopter) TakeOver(ctx context.Context, p Pod) (changed bool, err error)
 	if err := failpoint.Hit("adopt.record.after"); err != nil {
 		return changed, err
 	}
-	if p.Inside != nil {
-		if err := p.Inside(net.HardwareAddr(rec.HostMAC)); err != nil {
-			return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
-		}
-	}
-	links, err := a.kernel.AddPod(ctx, daemon.PodOf(rec))
+	links, err := a.wire(ctx, p, rec)
 	if err != nil {
 		return changed, fmt.Errorf("adopt %s: %w", p.Key, err)
-	}
-	if err := failpoint.Hit("adopt.link.after"); err != nil {
-		return changed, err
 	}
 	if as := withLinks(rec, links); as.PodMAC.String() != rec.PodMAC.String() || as.MTU != rec.MTU {
 		if err := a.store.Put(as); err != nil {
@@ -131,6 +123,19 @@ func (a *Adopter) TakeOver(ctx context.Context, p Pod) (changed bool, err error)
 		a.log.Info("adopted a pod", rec.ForLog("link", rec.HostLink, "former-link", rec.Adopted.HostLink)...)
 	}
 	return changed, nil
+}
+
+// wire makes the pod's links, routes and rules those of Berth.
+func (a *Adopter) wire(ctx context.Context, p Pod, rec attachment.Record) (links datapath.PodLinks, err error) {
+	if p.Inside != nil {
+		if err := p.Inside(net.HardwareAddr(rec.HostMAC)); err != nil {
+			return links, err
+		}
+	}
+	if links, err = a.kernel.AddPod(ctx, daemon.PodOf(rec)); err != nil {
+		return links, err
+	}
+	return links, failpoint.Hit("adopt.link.after")
 }
 
 func withLinks(rec attachment.Record, links datapath.PodLinks) attachment.Record {

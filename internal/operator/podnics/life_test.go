@@ -233,7 +233,7 @@ func TestPodNICStaysWithItsPod(t *testing.T) {
 	w.podnic("db", v1alpha1.PodNICSpec{})
 	p := newPod("db-0", `[{name: eth0, nic: db}]`)
 	delete(p.Annotations, v1alpha1.AnnotationVPC)
-	harness.OK(t, w.client().Create(t.Context(), p))
+	harness.Eventually(t, controllers.Limit, "the API server's admission knows the namespace's VPC", func() error { return w.client().Create(t.Context(), p) })
 	w.schedule("db-0", "node-a")
 	o := w.awaitObject("db", "is bound", boundAt("node-a"))
 	seenTo := func(when string) {

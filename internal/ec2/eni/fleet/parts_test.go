@@ -100,6 +100,7 @@ func TestAbandonedRequestsCauseNoCall(t *testing.T) {
 		ask("d", nil)
 		ask("b", nil)
 		pass(time.Minute)
+		synctest.Wait()
 		check.Equal(t, fmt.Sprint(calls), "[[a b] [d]]", "calls")
 	})
 }
