@@ -138,14 +138,14 @@ func (u *egressUsers) exercise() {
 	u.remove("dc")
 	u.n.settle(u.agree)
 	u.collect("dc")
-	u.n.settle(u.collected)
+	u.n.settle(u.agree)
 	for _, live := range [][2]int{{0, 1}, {2, 4}, {5, 8}} {
 		pods.each(live[0], live[1], pods.del)
 	}
 	u.n.settle(u.agree)
 	u.remove("nat")
 	u.collect("nat")
-	u.n.settle(u.collected)
+	u.n.settle(u.agree)
 }
 
 func (u *egressUsers) make(name string, spec v1alpha1.EgressSpec) {
@@ -171,20 +171,14 @@ func (u *egressUsers) remove(name string) {
 	delete(u.egresses, name)
 }
 
-// collect deletes the gateways of a deleted Egress.
+// collect deletes the objects of a deleted Egress.
 func (u *egressUsers) collect(name string) {
 	u.t.Helper()
 	for _, pod := range u.gateways[name] {
 		u.end(pod)
 	}
 	delete(u.gateways, name)
-}
-
-// collected is agree after a run of the garbage collector. A single run is not enough: the operator may create objects
-// again while its cache still has the Egress.
-func (u *egressUsers) collected() error {
 	u.api.Collect()
-	return u.agree()
 }
 
 // elsewhereAt has the addresses of gateways on another node.

@@ -174,9 +174,6 @@ func (p *pods) remove(s sandbox) error {
 			return err
 		})
 		if err == nil {
-			if s.number%2 == 1 { // some namespaces outlive the reply
-				time.Sleep(time.Second) //nolint:forbidigo // virtual time
-			}
 			p.node.kernel.RemoveNetns(s.netns)
 			return nil
 		}

@@ -69,11 +69,11 @@ func (c Config) coildRuns(ctx context.Context) bool {
 var errCoildRuns = errors.New("coild runs on this node, and hands out addresses")
 
 // begin is the interlock of all steps that change records: it fails while either daemon runs, and berthd cannot start until
-// end is called.
-func (n *Node) begin(ctx context.Context) (a *adopt.Adopter, end func(), err error) {
+// end is called. s is what the node has then.
+func (n *Node) begin(ctx context.Context) (a *adopt.Adopter, s state, end func(), err error) {
 	lock, err := daemon.AcquireLock(ctx, n.cfg.StateDir, clock.Real{}, n.log)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: stop it first", err)
+		return nil, s, nil, fmt.Errorf("%w: stop it first", err)
 	}
 	defer func() {
 		if err != nil {
@@ -81,19 +81,22 @@ func (n *Node) begin(ctx context.Context) (a *adopt.Adopter, end func(), err err
 		}
 	}()
 	if n.cfg.coildRuns(ctx) {
-		return nil, nil, fmt.Errorf("%w: stop it first", errCoildRuns)
+		return nil, s, nil, fmt.Errorf("%w: stop it first", errCoildRuns)
 	}
 	store, bad, err := attachment.Open(n.cfg.recordDir(), n.cfg.Node, n.log)
 	if err != nil {
-		return nil, nil, err
+		return nil, s, nil, err
 	}
 	if len(bad) > 0 {
-		return nil, nil, fmt.Errorf("the record %s is damaged: start berthd, which reserves its addresses", bad[0].File)
+		return nil, s, nil, fmt.Errorf("the record %s is damaged: start berthd, which reserves its addresses", bad[0].File)
 	}
 	if a, err = adopt.New(store, n.kernel, n.cfg.Netns, time.Now, n.log); err != nil {
-		return nil, nil, err
+		return nil, s, nil, err
 	}
-	return a, func() { _ = errors.Join(a.Close(), lock.Release()) }, nil
+	if s, err = n.observe(ctx); err != nil {
+		return nil, s, nil, errors.Join(err, a.Close())
+	}
+	return a, s, func() { _ = errors.Join(a.Close(), lock.Release()) }, nil
 }
 
 func (c Config) recordDir() string { return filepath.Join(c.StateDir, "attachments") }
@@ -170,15 +173,11 @@ func (n *Node) report(ctx context.Context, command string, changed, problems []s
 
 // Apply implements migrate.System.
 func (n *Node) Apply(ctx context.Context) (migrate.Report, error) {
-	a, end, err := n.begin(ctx)
+	a, s, end, err := n.begin(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
 	defer end()
-	s, err := n.observe(ctx)
-	if err != nil {
-		return migrate.Report{}, err
-	}
 	if o := s.decide(n.cfg.from(), n.cfg.Network).Blocked(); len(o) > 0 {
 		return migrate.Report{}, fmt.Errorf("%s: %s", o[0].What, o[0].Remedy)
 	}

@@ -18,15 +18,11 @@ import (
 
 // Rollback implements migrate.System.
 func (n *Node) Rollback(ctx context.Context) (migrate.Report, error) {
-	a, end, err := n.begin(ctx)
+	a, s, end, err := n.begin(ctx)
 	if err != nil {
 		return migrate.Report{}, err
 	}
 	defer end()
-	s, err := n.observe(ctx)
-	if err != nil {
-		return migrate.Report{}, err
-	}
 	changed, err := n.rechain()
 	if err != nil || len(changed) > 0 {
 		r, failed := n.report(ctx, "rollback", changed, nil)

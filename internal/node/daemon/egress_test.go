@@ -284,51 +284,6 @@ func mustDelAll(t *testing.T, r *running, container string) {
 	must(t, r.reaper.await(within(t), hostLinkName(keyFor(container)), attachment.Netns{}))
 }
 
-// DEL of a client returns before its tunnels are gone. Until then its address is withheld, and an ADD in the same
-// namespace waits. A start finishes what a stopped daemon left.
-func TestEgressIsClearedAfterTheReply(t *testing.T) {
-	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
-	r := n.restart(nil)
-	r.egress.says("pod-a", testEgress("nat"))
-	mustAdd(t, r, "a", n.newNetns("a"))
-	block, entered := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	n.tunnels.onEnter("Clear", func() { once.Do(func() { close(entered) }); <-block })
-	mustDel(t, r, "a")
-	added := make(chan error, 1)
-	go func() {
-		_, err := r.client.Add(within(t), addOf("b", "/run/netns/a"))
-		added <- err
-	}()
-	<-entered
-	if rec, ok := r.Store.Get(keyFor("a")); !ok || rec.State != attachment.Releasing {
-		t.Errorf("record after the DEL: %v, exists %v; want releasing", rec.State, ok)
-	}
-	if _, ok := r.source.Holder(n.addrs[0]); !ok {
-		t.Error("the address is free before the pod's tunnels are gone")
-	}
-	select {
-	case err := <-added:
-		t.Errorf("ADD in the namespace returned before the tunnels of the previous attachment were gone: %v", err)
-	case <-time.After(20 * time.Millisecond):
-	}
-	close(block)
-	must(t, <-added)
-	if _, ok := r.Store.Get(keyFor("a")); ok {
-		t.Error("the record of the removed attachment still exists")
-	}
-
-	r.egress.says("pod-c", testEgress("nat"))
-	mustAdd(t, r, "c", n.newNetns("c"))
-	mustDel(t, r, "c")
-	r.stop() // before the reaper's batch
-	r = n.restart(nil)
-	if _, ok := r.Store.Get(keyFor("c")); ok {
-		t.Error("the start did not finish the removal")
-	}
-	n.tunnels.settles(t)
-}
-
 // Running pods are updated concurrently; one that blocks or fails does not delay the others.
 func TestEgressOfRunningPodsIsUpdated(t *testing.T) {
 	var addrs []string
