@@ -291,6 +291,6 @@ func (o *OperatorWatching) rows() []Setting {
 		{Flag: "pprof-address", parse: checked(&o.PprofAddr, orEmpty(loopbackPort)),
 			Doc: "Loopback address on which /debug/pprof is served. Not set: none."},
 		{Flag: "planner-address", parse: checked(&o.PlannerAddr, orEmpty(loopbackPort)),
-			Doc: "Loopback address on which the [planner](../guides/plan.md) is served: its page, and simulations, each in a process of its own with the lowest priority. It shows nothing of the cluster and changes nothing. You reach it by kubectl port-forward. Not set: not at all."},
+			Doc: "Loopback address on which the [planner](../guides/plan.md) is served: its page, and simulations, each in a process of its own with a low priority. It shows nothing of the cluster and changes nothing. You reach it by kubectl port-forward. Not set: not at all."},
 	}
 }

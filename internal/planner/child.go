@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A server simulates in a separate process, which has one thread of Go code, the lowest priority, limited memory and no
+// A server simulates in a separate process, which has one thread of Go code, a low priority, limited memory and no
 // credentials in its environment, and cannot crash the server. It ends with the server.
 
 // childArgument is the argument with which a program that calls Child becomes a simulation.
@@ -43,7 +43,7 @@ func Child() {
 	if len(os.Args) != 2 || os.Args[1] != childArgument {
 		return
 	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19)                                     // best effort
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 10)                                     // best effort
 	_ = unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: childData, Max: childData}) // lower than any bound before, or that one stays
 	if err := simulateFor(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/csv"
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -96,9 +97,13 @@ func TestServe(t *testing.T) {
 			break
 		}
 	}
-	var r planner.Result
-	check.OK(t, json.NewDecoder(resp.Body).Decode(&r))
+	body := check.Must(io.ReadAll(resp.Body))(t)
 	check.OK(t, resp.Body.Close())
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("status = %s: %s, want 200", resp.Status, body)
+	}
+	var r planner.Result
+	check.OK(t, json.Unmarshal(body, &r))
 	check.Equal(t, r.Alternatives[0].Totals.PeakENIs, 4, "ENIs")
 	req := check.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/", nil))(t)
 	req.Host = "example.com"
