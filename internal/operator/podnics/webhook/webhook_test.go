@@ -314,7 +314,7 @@ func hold(ctx context.Context, from, to string) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
