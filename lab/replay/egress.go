@@ -2,13 +2,18 @@ package replay
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/berthnet/berth/internal/kernel/egressclient"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // UsesEgress reports whether a pod has tunnels to gateways of Coil's Egresses.
@@ -67,7 +72,8 @@ func (r *Raised) CompleteEgress() error {
 	return nil
 }
 
-// Proxy leads the Services of Egresses to gateways on a node, as kube-proxy does, in place of an earlier call.
+// Proxy leads the Services of Egresses to gateways on a node, as kube-proxy does, in place of an earlier call. Flows of clients
+// that keep their tunnels follow.
 func (r *Raised) Proxy(node string, gateways map[netip.Addr]netip.Addr) error {
 	var script strings.Builder
 	script.WriteString("nft -f - <<N\ntable inet proxy\ndelete table inet proxy\ntable inet proxy {\n chain pre {\n type nat hook prerouting priority -100;\n")
@@ -75,7 +81,25 @@ func (r *Raised) Proxy(node string, gateways map[netip.Addr]netip.Addr) error {
 		family := map[bool]string{true: "ip", false: "ip6"}[service.Is4()]
 		fmt.Fprintf(&script, "%s daddr %s udp dport 5555 dnat %s to %s\n", family, service, family, to)
 	}
-	return Script(r.Netns(node), script.String()+"}\n}\nN\n")
+	if err := Script(r.Netns(node), script.String()+"}\n}\nN\n"); err != nil {
+		return err
+	}
+	return ns.Do(r.Netns(node), func() error {
+		for service := range gateways {
+			stale := &netlink.ConntrackFilter{}
+			family := netlink.InetFamily(unix.AF_INET)
+			if service.Is6() {
+				family = unix.AF_INET6
+			}
+			if err := errors.Join(stale.AddProtocol(unix.IPPROTO_UDP), stale.AddIP(netlink.ConntrackOrigDstIP, service.AsSlice())); err != nil {
+				return err
+			}
+			if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, stale); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // Script runs a shell script in a network namespace.

@@ -147,8 +147,8 @@ func (m *egressMove) nothingLeft() {
 	}
 }
 
-// serviceOfBerth checks that the Service that was Coil's is that of Berth's Egress, at its addresses.
-func (m *egressMove) serviceOfBerth() {
+// byService checks that clients reach Berth's gateways by the Service that was Coil's, at its addresses.
+func (m *egressMove) byService() {
 	m.t.Helper()
 	svc := &corev1.Service{}
 	harness.OK(m.t, m.lab.Kube.Client.Get(m.t.Context(), natKey, svc))
@@ -160,5 +160,25 @@ func (m *egressMove) serviceOfBerth() {
 	owner := metav1.GetControllerOf(svc)
 	if owner == nil || owner.APIVersion != v1alpha1.GroupVersion.String() {
 		m.t.Errorf("Service %s belongs to %+v, want Berth's Egress", natKey.Name, owner)
+	}
+	of, err := m.lab.Kube.WaitGateways(harness.Deadline(m.t, harness.Patience), natKey, 2)
+	harness.OK(m.t, err)
+	to, only := map[netip.Addr]netip.Addr{}, []netip.Addr{}
+	for service, name := range m.services {
+		for a := range of {
+			if name == natKey.Name && a.Is4() == service.Is4() && !to[service].IsValid() {
+				to[service] = a
+				only = append(only, a)
+			}
+		}
+	}
+	for _, n := range m.Nodes {
+		harness.OK(m.t, m.Proxy(n.Name, to))
+	}
+	harness.OK(m.t, m.lab.Kube.EditEgress(m.t.Context(), natKey, func(e *v1alpha1.Egress) { e.Spec.TunnelTo = v1alpha1.TunnelToService }))
+	for _, p := range m.clients {
+		if len(p.Addresses()) == 2 && !slices.ContainsFunc(p.Links, func(l replay.Link) bool { return m.services[l.Remote()] == "partner" }) {
+			m.seen("by the Service", p, only)
+		}
 	}
 }

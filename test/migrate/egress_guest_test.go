@@ -65,8 +65,8 @@ type egressMove struct {
 
 // TestEgressesMoveFromCoil moves the recorded Egresses of Coil with real programs: berthctl, berthd, berth-operator and
 // gateways. Clients keep running, with their connections within the cluster; they leave Coil's gateways for Berth's with
-// their nodes, and return with a node that is rolled back. In the end nothing of Coil is left but its Service, which is that of
-// Berth's Egress. berthctl and berthd are killed at random steps.
+// their nodes, return with a node that is rolled back, and reach Berth's gateways by the same Service in the end, when
+// nothing of Coil is left. berthctl and berthd are killed at random steps.
 func TestEgressesMoveFromCoil(t *testing.T) {
 	m := raiseEgressMove(t)
 	m.step("the pods converse")
@@ -96,7 +96,8 @@ func TestEgressesMoveFromCoil(t *testing.T) {
 	m.step("nothing is left")
 	m.gatewaysOfCoilEnd()
 	m.nothingLeft()
-	m.serviceOfBerth()
+	m.step("the Service leads to Berth's gateways")
+	m.byService()
 	m.talks.GoOn(t, 30)
 	harness.OK(t, m.talks.End())
 	m.step("the end")
