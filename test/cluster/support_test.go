@@ -94,7 +94,7 @@ func supportBundle(t *testing.T, w *world) {
 	version := w.kubectl(t, "get", "nodes", "--output=jsonpath={.items[0].status.nodeInfo.kubeletVersion}")
 	for name, words := range map[string][]string{
 		"cluster/version.json":                   {version},
-		"cluster/nodes.yaml":                     {"name: " + calmNode, "name: " + brokenNode, "kubeletVersion: " + version, "containerRuntimeVersion", "example.com/registry-password: REDACTED"},
+		"cluster/nodes.yaml":                     {"name: " + calmNode, "name: " + brokenNode, "kubeletVersion: " + version, "containerRuntimeVersion"},
 		"cluster/pods.txt":                       {inDefault + "/" + clientName},
 		"cluster/pods.yaml":                      {"berthd"},
 		"cluster/daemonsets.yaml":                {"name: berthd", "name: BERTH_"},
