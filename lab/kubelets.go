@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -40,6 +42,9 @@ type Kubelets struct {
 	// NoCNIPlugins omits the reference plugins from the machines, as the images of some distributions do: Berth brings
 	// those that pods need.
 	NoCNIPlugins bool
+	// NodeGrace is how long a node may be silent until Kubernetes takes it for failed. The default of 10 s shows failures
+	// soon; where the API server is away for a while, nodes are silent, too.
+	NodeGrace time.Duration
 	// MaxPods of a node. The default is the number of addresses of its ENIs, or 110 without ENIs.
 	MaxPods int
 
@@ -101,8 +106,8 @@ func (b builder) raiseCluster(ctx context.Context, machines func() error) error 
 	g.Go(func() error {
 		defer close(l.machines.kubeUp)
 		return b.startKube(groupCtx, kube.Options{
-			Controllers: true, Scheduler: true, Kubelets: true, ControllerArgs: controllerArgs,
-			Families: l.PodFamilies(),
+			Controllers: true, Scheduler: true, Kubelets: true, Families: l.PodFamilies(),
+			ControllerArgs: []string{"--node-monitor-period=1s", "--node-monitor-grace-period=" + cmp.Or(l.Kubelets.NodeGrace, 10*time.Second).String()},
 		})
 	})
 	g.Go(machines)
@@ -121,9 +126,6 @@ func (b builder) raiseCluster(ctx context.Context, machines func() error) error 
 	l.Progress("Berth is installed in " + string(l.Mode) + " mode")
 	return l.WaitReady(ctx)
 }
-
-// controllerArgs shorten the reaction to a node failure to seconds.
-var controllerArgs = []string{"--node-monitor-period=1s", "--node-monitor-grace-period=10s"}
 
 // waitJoined returns once every machine is a node.
 func (b builder) waitJoined(ctx context.Context) error {

@@ -107,7 +107,7 @@ func TestMigration(t *testing.T) {
 	spec := lab.DefaultSpec(2, "m5.large")
 	spec.Roles[0].Policy, spec.Roles[0].Actions = "", []string{"*"} // permissions are not tested here
 	m := &mover{world: raiseEmpty(t, lab.Options{
-		Mode: lab.NodeMode, Spec: &spec, NoDaemons: true, Kubelets: &lab.Kubelets{Proxy: host.NFTables, AllLocal: true, Images: []string{os.Getenv(amazonVariable)}},
+		Mode: lab.NodeMode, Spec: &spec, NoDaemons: true, Kubelets: &lab.Kubelets{Proxy: host.NFTables, AllLocal: true, NodeGrace: kubernetesGrace, Images: []string{os.Getenv(amazonVariable)}},
 	})}
 	var err error
 	m.faults, err = faults.New()

@@ -67,7 +67,7 @@ func TestTrouble(t *testing.T) {
 	for _, mode := range inAll {
 		t.Run(string(mode), func(t *testing.T) {
 			w := raise(t, lab.Options{Mode: mode, OperatorCount: 2, Kubelets: &lab.Kubelets{
-				Release: os.Getenv(previousVariable), Proxy: host.NFTables, NoCNIPlugins: mode == lab.NodeMode,
+				Release: os.Getenv(previousVariable), Proxy: host.NFTables, NoCNIPlugins: mode == lab.NodeMode, NodeGrace: kubernetesGrace,
 			}})
 			for _, trouble := range slices.Concat(upgrades, looks, troubles) {
 				if !slices.Contains(trouble.in, mode) {

@@ -24,6 +24,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
+// kubernetesGrace is the time after which Kubernetes by default takes a silent node for failed, and its pods leave their
+// Services. It is longer than the API server is away here.
+const kubernetesGrace = 50 * time.Second
+
 // soon is the time limit for one step of a cluster on a busy machine.
 const soon = 4 * time.Minute
 
