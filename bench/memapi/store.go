@@ -76,15 +76,14 @@ func (a *API) create(k *objects, o client.Object) error {
 	o.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", a.made)))
 	o.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second))) // as in JSON
 	o.SetGeneration(1)
-	a.store(k, watch.Added, o)
-	fill(o, k.all[key])
+	a.store(k, watch.Added, o.DeepCopyObject().(client.Object))
+	o.SetResourceVersion(k.all[key].GetResourceVersion())
 	return nil
 }
 
-// store stores the next version of an object, and tells the watches. It takes a copy. a.mu is held.
-func (a *API) store(k *objects, event watch.EventType, next client.Object) {
+// store stores the next version of an object, and tells the watches. It must not be modified afterwards. a.mu is held.
+func (a *API) store(k *objects, event watch.EventType, o client.Object) {
 	a.version++
-	o := next.DeepCopyObject().(client.Object)
 	o.SetResourceVersion(strconv.FormatInt(a.version, 10))
 	if event == watch.Deleted {
 		delete(k.all, client.ObjectKeyFromObject(o))
@@ -135,7 +134,6 @@ func (a *API) change(o client.Object, sub string, edit func(now client.Object) (
 			next.SetGeneration(now.GetGeneration() + 1)
 		}
 		a.store(k, watch.Modified, next)
-		next = k.all[client.ObjectKeyFromObject(next)]
 	}
 	fill(o, next)
 	return nil
@@ -145,7 +143,7 @@ func (a *API) change(o client.Object, sub string, edit func(now client.Object) (
 func (a *API) remove(k *objects, now client.Object) {
 	switch {
 	case len(now.GetFinalizers()) == 0:
-		a.store(k, watch.Deleted, now)
+		a.store(k, watch.Deleted, shallow(now))
 	case now.GetDeletionTimestamp() == nil:
 		next := shallow(now)
 		at := metav1.NewTime(time.Now().Truncate(time.Second))
