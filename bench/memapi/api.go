@@ -36,9 +36,8 @@ import (
 // API is the Kubernetes API in memory, for clients other than the operator. It counts the operator's
 // writes. It supports neither field selectors nor pages nor server-side apply.
 type API struct {
-	scheme *runtime.Scheme
-	mapper meta.RESTMapper
-	kinds  map[schema.GroupVersionKind]*objects
+	served
+	kinds map[schema.GroupVersionKind]*objects
 
 	mu      sync.Mutex     // guards all below and the objects
 	made    int            // objects
@@ -60,7 +59,7 @@ func New(kinds ...Kind) (*API, error) {
 		return nil, err
 	}
 	mapper := meta.NewDefaultRESTMapper(nil)
-	a := &API{scheme: scheme, mapper: mapper, kinds: map[schema.GroupVersionKind]*objects{}, version: 1, writes: map[string]int{}}
+	a := &API{served: served{scheme, mapper}, kinds: map[schema.GroupVersionKind]*objects{}, version: 1, writes: map[string]int{}}
 	for _, k := range append(kinds, Kind{Object: &corev1.Event{}}, Kind{Object: &corev1.Namespace{}, Cluster: true}) {
 		gvk, err := apiutil.GVKForObject(k.Object, scheme)
 		if err != nil {
@@ -268,20 +267,26 @@ func (s subresource) Patch(_ context.Context, o client.Object, p client.Patch, _
 	return s.api.patch(o, s.name, p)
 }
 
+// served are the Go types of the kinds, and their scopes.
+type served struct {
+	scheme *runtime.Scheme
+	mapper meta.RESTMapper
+}
+
 // Scheme implements client.Client.
-func (a *API) Scheme() *runtime.Scheme { return a.scheme }
+func (s served) Scheme() *runtime.Scheme { return s.scheme }
 
 // RESTMapper implements client.Client.
-func (a *API) RESTMapper() meta.RESTMapper { return a.mapper }
+func (s served) RESTMapper() meta.RESTMapper { return s.mapper }
 
 // GroupVersionKindFor implements client.Client.
-func (a *API) GroupVersionKindFor(o runtime.Object) (schema.GroupVersionKind, error) {
-	return apiutil.GVKForObject(o, a.scheme)
+func (s served) GroupVersionKindFor(o runtime.Object) (schema.GroupVersionKind, error) {
+	return apiutil.GVKForObject(o, s.scheme)
 }
 
 // IsObjectNamespaced implements client.Client.
-func (a *API) IsObjectNamespaced(o runtime.Object) (bool, error) {
-	return apiutil.IsObjectNamespaced(o, a.scheme, a.mapper)
+func (s served) IsObjectNamespaced(o runtime.Object) (bool, error) {
+	return apiutil.IsObjectNamespaced(o, s.scheme, s.mapper)
 }
 
 // count records a write of the operator.
