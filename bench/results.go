@@ -119,11 +119,6 @@ var budgets = []budget{
 	{"ports-2000-scheduled-bound", 1.15, false, "the last pod's scheduling, plus a call"},
 	{"ports-2000-scheduled-calls", 0.4, false, eachPort},
 	{"ports-2000-late-bound", 1.15, false, "the minimum by the VPC's API"},
-	{"ports-200000-cpu", 1.5, false, tenthOfPods},
-	{"ports-200000-memory", 1.5, false, tenthOfPods},
-	{"ports-200000-writes", 1.5, false, tenthOfPods},
-	{"ports-200000-bound", 1.5, false, "ten times that of a tenth of the pods and nodes"},
-	{"ports-200000-active", 1.5, false, "ten times that of a tenth of the pods and nodes"},
 	{"egress-throughput", 0.8, true, withoutTunnel},
 	{"egress-add", 1.6, false, "no Egress"},
 	{"egress-del", 1.5, false, "no Egress"},
@@ -136,11 +131,6 @@ var budgets = []budget{
 	{"egress-gateway-objects", 0.001, false, "all pods"},
 	{"egress-gateway-bytes", 1.2, false, fewerPods},
 	{"egress-clients-memory", 6, false, ""},
-	{"egress-clients-200000-cpu", 1.5, false, fewerPods},
-	{"egress-clients-200000-memory", 1.5, false, fewerPods},
-	{"egress-clients-200000-writes", 1.5, false, fewerPods},
-	{"egress-clients-200000-served", 1.5, false, fewerPods},
-	{"egress-clients-200000-replaced-cpu", 1.5, false, fewerPods},
 	{"policy-packets", 0.95, true, noPolicies},
 	// Goals, not reached yet.
 	{"policy-connections", 0.95, true, noPolicies},
@@ -183,8 +173,6 @@ const (
 	fewerBlocks = "1,000 blocks taken instead of 1,000,000"
 
 	fewerPods = "a tenth of the pods, clients and Egresses"
-
-	tenthOfPods = "a tenth of the pods and nodes"
 )
 
 // series holds measurements by name.
