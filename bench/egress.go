@@ -25,6 +25,7 @@ import (
 // replaced per second. The baseline has a tenth of the pods, clients, Egresses and replacements per
 // second, so its EgressClientSlices have the same size.
 const (
+	egressNodes                         = 100
 	egressPods, egressClients, egresses = 10000, 1000, 10
 	egressChanges, egressPerSecond      = 100, 10
 	egressRuns                          = 3
@@ -34,7 +35,7 @@ const (
 func egressClientFigures(ctx context.Context, b *bench) []Result {
 	run := func(divisor int) egressclients.Outcome {
 		o := egressclients.Order{
-			Pods: egressPods / divisor, Clients: egressClients / divisor, Egresses: egresses / divisor,
+			Pods: egressPods / divisor, Nodes: egressNodes, Clients: egressClients / divisor, Egresses: egresses / divisor,
 			Changes: egressChanges, PerSecond: egressPerSecond / divisor,
 		}
 		out := must.Get(egressclients.Job.Run(ctx, o, b.profile(fmt.Sprintf("egress-clients-%d", o.Pods))))
@@ -58,6 +59,41 @@ func egressClientFigures(ctx context.Context, b *bench) []Result {
 		single("egress-gateway-objects", "objects", float64(all.Objects), float64(all.PodObjects)),
 		single("egress-gateway-bytes", "B/s", all.Bytes, few.Bytes),
 		single("egress-clients-memory", "KiB/pod", float64(all.Heap)/1024/egressPods, 0),
+	}
+}
+
+// The largest cluster, in turn with a tenth: all but a few pods, which are replaced by others, are clients.
+const (
+	largestClients, largestClientNodes = 200_000, 20_000
+	clientsPerLargestEgress            = 1000
+	largestClientChanges               = 1000
+	largestClientsPerSecond            = 100
+)
+
+// largestEgressClients measures an operator that finds all pods and no EgressClient in the largest cluster, and the replacement
+// of clients there.
+func largestEgressClients(ctx context.Context, b *bench) []Result {
+	run := func(divisor int) egressclients.Outcome {
+		n := largestClients / divisor
+		o := egressclients.Order{
+			Pods: n + largestClientChanges, Nodes: largestClientNodes / divisor, Clients: n, Egresses: n / clientsPerLargestEgress,
+			Changes: largestClientChanges, PerSecond: largestClientsPerSecond / divisor,
+		}
+		out := must.Get(egressclients.Job.Run(ctx, o, b.profile(fmt.Sprintf("egress-clients-%d", n))))
+		say("  %d clients: served after %v with %v of CPU and %d writes; %d MiB, %v per replaced client, writes %v", n, out.Served, out.ServedCPU, out.ServedWrites, out.Heap>>20, out.CPU, out.Writes)
+		return out
+	}
+	const tenth = 10
+	few, all := run(tenth), run(1)
+	each := func(name, unit string, of func(egressclients.Outcome) float64) Result {
+		return single(name, unit, of(all)/largestClients, of(few)/(largestClients/tenth))
+	}
+	return []Result{
+		each("egress-clients-200000-cpu", "ms/client", func(o egressclients.Outcome) float64 { return millis(o.ServedCPU) }),
+		each("egress-clients-200000-memory", "KiB/client", func(o egressclients.Outcome) float64 { return float64(o.Heap) / 1024 }),
+		each("egress-clients-200000-writes", "writes/client", func(o egressclients.Outcome) float64 { return float64(o.ServedWrites) }),
+		single("egress-clients-200000-served", "s", all.Served.Seconds(), few.Served.Seconds()),
+		single("egress-clients-200000-replaced-cpu", "ms/client", millis(all.CPU), millis(few.CPU)),
 	}
 }
 

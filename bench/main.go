@@ -167,13 +167,15 @@ var prefixes = []string{"scale", "limiter", "pools", "ports", "egress", "policy"
 const (
 	hugeGroup    = "huge-operator"
 	largestGroup = "largest-operator"
+	portsGroup   = "largest-ports"
+	clientsGroup = "largest-egress-clients"
 	fleetGroup   = "node-fleet"
 	amazonGroup  = "amazon-vpc-cni"
 	kwokGroup    = "kwok-cluster"
 )
 
 // onDemand are measured only when -only names them.
-var onDemand = []string{hugeGroup, largestGroup, fleetGroup, kwokGroup, amazonGroup}
+var onDemand = []string{hugeGroup, largestGroup, portsGroup, clientsGroup, fleetGroup, kwokGroup, amazonGroup}
 
 var groups = []group{
 	{"size", "the plugin's size, and the memory of an idle daemon", nodeModeLab, sizes},
@@ -215,6 +217,8 @@ var groups = []group{
 	{"burst-ready", "100 pods on one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
 	{largestGroup, "an operator takes over 100,000 nodes with three million pods; in virtual time: ten minutes and 12 GiB of memory", nothing, largestTakeover},
+	{portsGroup, "200,000 pods of 20,000 nodes request ports of a VPC at once, in turn with a tenth; in virtual time: ten minutes and 12 GiB of memory", nothing, largestPorts},
+	{clientsGroup, "200,000 clients of Egresses on 20,000 nodes, in turn with a tenth; in virtual time: ten minutes and 8 GiB of memory", nothing, largestEgressClients},
 	{fleetGroup, "2,000 daemons in node mode on the limits of one account: all start, a fifth is replaced, an hour of churn, an outage of EC2, at rest; in virtual time", nothing, nodeFleets},
 	{kwokGroup, "operator mode with 2,000 nodes and 60,000 pods of KWOK on a real API server: half an hour and 8 GiB of memory", kwokPrograms, kwokClusters},
 	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: a quarter of an hour", comparison, compareWithAmazon},

@@ -66,6 +66,31 @@ func portBursts(ctx context.Context, b *bench) []Result {
 	}
 }
 
+// The largest cluster, in turn with a tenth.
+const largestPortPods, largestPortNodes = 200_000, 20_000
+
+// largestPorts measures pods that request ports at once in the largest cluster.
+func largestPorts(ctx context.Context, b *bench) []Result {
+	run := func(divisor int) ports.Outcome {
+		o := ports.Order{Pods: largestPortPods / divisor, Nodes: largestPortNodes / divisor, Latency: portLatency, AtOnce: portCalls, AtRest: true}
+		out := must.Get(ports.Job.Run(ctx, o, b.profile(fmt.Sprintf("ports-%d", o.Pods))))
+		say("  %d pods: %v of CPU, bound after %v, active after %v; %d MiB, calls %v, writes %v", o.Pods, out.CPU, out.Bound, out.Active, out.Heap>>20, out.Calls, out.Writes)
+		return out
+	}
+	const tenth = 10
+	few, all := run(tenth), run(1)
+	// The provider serves as many calls a second for both, so that a tenth takes a tenth of the time.
+	scaled := func(d time.Duration) float64 { return tenth * d.Seconds() }
+	each := func(total float64, pods int) float64 { return total / float64(pods) }
+	return []Result{
+		single("ports-200000-cpu", "ms/PodNIC", each(millis(all.CPU), largestPortPods), each(millis(few.CPU), largestPortPods/tenth)),
+		single("ports-200000-memory", "KiB/PodNIC", each(float64(all.Heap)/1024, largestPortPods), each(float64(few.Heap)/1024, largestPortPods/tenth)),
+		single("ports-200000-writes", "writes/PodNIC", each(float64(all.TotalWrites()), largestPortPods), each(float64(few.TotalWrites()), largestPortPods/tenth)),
+		single("ports-200000-bound", "s", all.Bound.Seconds(), scaled(few.Bound)),
+		single("ports-200000-active", "s", all.Active.Seconds(), scaled(few.Active)),
+	}
+}
+
 const (
 	// branchPods is the number of pods that are created at once on one node.
 	branchPods = 50

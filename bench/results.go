@@ -131,6 +131,11 @@ var budgets = []budget{
 	{"egress-gateway-objects", 0.001, false, "all pods"},
 	{"egress-gateway-bytes", 1.2, false, fewerPods},
 	{"egress-clients-memory", 6, false, ""},
+	{"egress-clients-200000-cpu", 1.5, false, fewerPods},
+	{"egress-clients-200000-memory", 1.5, false, fewerPods},
+	{"egress-clients-200000-writes", 1.5, false, fewerPods},
+	{"egress-clients-200000-served", 1.5, false, fewerPods},
+	{"egress-clients-200000-replaced-cpu", 1.5, false, fewerPods},
 	{"policy-packets", 0.95, true, noPolicies},
 	// Goals, not reached yet.
 	{"policy-connections", 0.95, true, noPolicies},

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -26,15 +28,25 @@ const shop, internet = "shop", "internet"
 func work(ctx context.Context, o Order, api *memapi.API, out *Outcome) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	c := &cluster{order: o, api: api, seen: map[string]time.Time{}, reportedAt: map[string]time.Time{}}
+	c := &cluster{
+		order: o, api: api, names: make([]string, o.Pods), seen: map[string]time.Time{}, reportedAt: map[string]time.Time{}, slices: map[string]int{},
+	}
 	if err := c.createObjects(ctx); err != nil {
 		return err
 	}
 	parts, ctx := bubble.NewParts(ctx)
-	parts.Start("the operator", func(ctx context.Context) error { return operate(ctx, api) })
 	parts.Start("the nodes", c.simulateDaemons)
 	parts.Start("a gateway", c.simulateGateway)
-	err = c.measure(ctx, out)
+	synctest.Wait()
+	at, began := bubble.CPU(), time.Now()
+	parts.Start("the operator", func(ctx context.Context) error { return operate(ctx, api) })
+	if err = c.served(ctx, o.Clients); err == nil {
+		out.Served, out.ServedCPU = time.Since(began), bubble.CPU()-at
+		for _, n := range api.Written() {
+			out.ServedWrites += n
+		}
+		err = c.measure(ctx, out)
+	}
 	cancel()
 	err = errors.Join(parts.Wait(), err)
 	return err
@@ -44,12 +56,15 @@ func work(ctx context.Context, o Order, api *memapi.API, out *Outcome) (err erro
 type cluster struct {
 	order Order
 	api   *memapi.API
-	made  int // pods
+	made  int      // pods
+	names []string // of the pods
 
 	mu         sync.Mutex           // guards all below
 	reportedAt map[string]time.Time // by UID: when the node reported the client as set up
 	seen       map[string]time.Time // by UID: when the gateway of the first Egress learned of the client
-	objects    map[string]bool      // slices by name: whether they exist
+	slices     map[string]int       // clients in the slices of all Egresses, by the slices' names
+	listed     int                  // sum of these
+	objects    int                  // slices of the first Egress
 	bytes      int                  // sent to the gateway
 }
 
@@ -84,7 +99,8 @@ func egressName(i int) string { return fmt.Sprintf("nat-%d", i) }
 func (c *cluster) createPod(ctx context.Context, i int, isClient bool) error {
 	p := podOf(i)
 	c.made++
-	p.Name = fmt.Sprintf("web-%05d-%d", i, c.made)
+	p.Name, p.Spec.NodeName = fmt.Sprintf("web-%05d-%d", i, c.made), fmt.Sprintf("node-%03d", i%c.order.Nodes)
+	c.names[i] = p.Name
 	if isClient {
 		p.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + internet: egressName(i % c.order.Egresses)}
 	}
@@ -95,7 +111,6 @@ func (c *cluster) createPod(ctx context.Context, i int, isClient bool) error {
 
 func podOf(i int) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Labels: map[string]string{"app": "web", "number": fmt.Sprint(i)}}}
-	p.Spec.NodeName = fmt.Sprintf("node-%03d", i%100)
 	p.Spec.Containers = []corev1.Container{{Name: "web", Image: "registry.example/web:1", Env: []corev1.EnvVar{{Name: "PORT", Value: "80"}}}}
 	return p
 }
@@ -155,54 +170,65 @@ func (c *cluster) simulateGateway(ctx context.Context) error {
 			return nil
 		case e := <-w.ResultChan():
 			o, is := e.Object.(*v1alpha1.EgressClientSlice)
-			if !is || o.Labels[v1alpha1.LabelEgress] != egressName(0) {
-				continue // the API server sends it only its own Egress's
+			if !is {
+				continue
 			}
-			body, err := json.Marshal(o)
-			if err != nil {
+			if err := c.observe(o, e.Type == watch.Deleted); err != nil {
 				return err
 			}
-			c.mu.Lock()
-			c.bytes += len(body)
-			if c.objects == nil {
-				c.objects = map[string]bool{}
-			}
-			c.objects[o.Name] = e.Type != "DELETED"
-			for _, s := range o.Clients {
-				if c.seen[s.UID].IsZero() {
-					c.seen[s.UID] = time.Now()
-				}
-			}
-			c.mu.Unlock()
 		}
 	}
+}
+
+// observe records a change of a slice. The API server sends a gateway only those of its own Egress.
+func (c *cluster) observe(o *v1alpha1.EgressClientSlice, deleted bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, had := c.slices[o.Name]
+	c.listed -= c.slices[o.Name]
+	delete(c.slices, o.Name)
+	if !deleted {
+		c.slices[o.Name] = len(o.Clients)
+		c.listed += len(o.Clients)
+	}
+	if o.Labels[v1alpha1.LabelEgress] != egressName(0) {
+		return nil
+	}
+	if had {
+		c.objects--
+	}
+	if !deleted {
+		c.objects++
+	}
+	body, err := json.Marshal(o)
+	c.bytes += len(body)
+	for _, s := range o.Clients {
+		if c.seen[s.UID].IsZero() {
+			c.seen[s.UID] = time.Now()
+		}
+	}
+	return err
 }
 
 // served waits until the slices list the given number of clients.
 func (c *cluster) served(ctx context.Context, want int) error {
-	n := -1
-	for ctx.Err() == nil {
-		list := &v1alpha1.EgressClientSliceList{}
-		if err := c.api.List(ctx, list); err != nil {
-			return err
-		}
-		n = 0
-		for _, s := range list.Items {
-			n += len(s.Clients)
-		}
-		if n == want {
+	for {
+		c.mu.Lock()
+		listed := c.listed
+		c.mu.Unlock()
+		if listed == want {
 			return nil
 		}
-		<-time.After(time.Second)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("slices list %d clients, want %d: %w", listed, want, ctx.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
-	return fmt.Errorf("slices list %d clients, want %d: %w", n, want, ctx.Err())
 }
 
 // measure replaces pods that use no Egress, then clients, and measures the cost of both.
 func (c *cluster) measure(ctx context.Context, out *Outcome) error {
-	if err := c.served(ctx, c.order.Clients); err != nil {
-		return err
-	}
 	<-time.After(time.Minute)
 	out.Heap = bubble.LiveHeap()
 	var err error
@@ -227,12 +253,7 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 	defer c.mu.Unlock()
 	took := float64(c.order.Changes) / float64(c.order.PerSecond)
 	out.Bytes = float64(c.bytes-before) / took
-	out.Objects = 1 // the Egress itself
-	for _, is := range c.objects {
-		if is {
-			out.Objects++
-		}
-	}
+	out.Objects = 1 + c.objects // and the Egress itself
 	for uid, at := range c.seen {
 		if reported := c.reportedAt[uid]; !reported.IsZero() && reported.After(began) {
 			out.Known = max(out.Known, at.Sub(reported))
@@ -252,19 +273,11 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 
 // replace replaces pods, beginning with the given number, and returns the CPU time per replacement.
 func (c *cluster) replace(ctx context.Context, from int, isClient bool) (time.Duration, error) {
-	byNumber := map[string]*corev1.Pod{}
-	list := &corev1.PodList{}
-	if err := c.api.List(ctx, list, client.InNamespace(shop)); err != nil {
-		return 0, err
-	}
-	for i := range list.Items {
-		byNumber[list.Items[i].Labels["number"]] = &list.Items[i]
-	}
-	bubble.LiveHeap() // collects the list, to keep that garbage out of the measurement
+	bubble.LiveHeap() // collects earlier garbage, to keep it out of the measurement
 	at := bubble.CPU()
 	err := objects.Each(ctx, c.order.Changes, 1, func(ctx context.Context, n int) error {
 		i := from + n // round-robin over Egresses
-		if err := c.api.Delete(ctx, byNumber[fmt.Sprint(i)]); err != nil {
+		if err := c.api.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: c.names[i]}}); err != nil {
 			return err
 		}
 		if err := c.createPod(ctx, i, isClient); err != nil {

@@ -24,14 +24,18 @@ import (
 
 // Order is one run.
 type Order struct {
-	// Pods is the number of all pods; Clients of them use one of the Egresses each.
-	Pods, Clients, Egresses int
+	// Pods is the number of all pods, which run on Nodes; Clients of them use one of the Egresses each.
+	Pods, Nodes, Clients, Egresses int
 	// Changes is how many pods are replaced by others, PerSecond at which rate.
 	Changes, PerSecond int
 }
 
 // Outcome is what a run measured.
 type Outcome struct {
+	// Served is the time from the start of the operator, which finds all pods and no EgressClient, until the slices have all
+	// clients. ServedCPU and ServedWrites are the CPU time and the operator's writes for that.
+	Served, ServedCPU time.Duration
+	ServedWrites      int
 	// CPU is the CPU time per replaced client, of the operator and of the API in memory. Idle is that
 	// per replaced pod that uses no Egress.
 	CPU, Idle time.Duration

@@ -11,7 +11,7 @@ import (
 func TestReplacedClients(t *testing.T) {
 	const changes = 20
 	synctest.Test(t, func(t *testing.T) {
-		out, err := run(t.Context(), Order{Pods: 300, Clients: 40, Egresses: 2, Changes: changes, PerSecond: 10})
+		out, err := run(t.Context(), Order{Pods: 300, Nodes: 100, Clients: 40, Egresses: 2, Changes: changes, PerSecond: 10})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -24,6 +24,9 @@ func TestReplacedClients(t *testing.T) {
 		}
 		if n := out.Writes["create EgressClient"]; n != changes {
 			t.Errorf("%d EgressClients created, want %d: %v", n, changes, out.Writes)
+		}
+		if out.Served <= 0 || out.Served > time.Second || out.ServedCPU <= 0 || out.ServedWrites < 3*40 || out.ServedWrites > 5*40 {
+			t.Errorf("40 clients served after %v with %v of CPU and %d writes, want at most 1 s, and three to five writes each", out.Served, out.ServedCPU, out.ServedWrites)
 		}
 		// A conflicting write is retried.
 		if n := out.Writes["status of EgressClient"]; n > 2*changes+changes/10 {

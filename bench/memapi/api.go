@@ -1,60 +1,48 @@
 // Package memapi is a Kubernetes API in memory, for runs in virtual time, and a controller manager on
-// top of it. It counts the controllers' writes.
+// top of it. It counts the controllers' writes. A call takes microseconds, whatever the number of objects
+// and watches: objects stay Go values, and a change is handed over to each watch of its kind. For programs
+// that speak HTTP, as tests of whole daemons do, there is test/harness/apifake.
+//
+//	api.go       the API, as a client for everything except the operator
+//	store.go     objects and their changes
+//	patch.go     merge patches
+//	watch.go     watches
+//	operator.go  the operator's manager, its caches, and the count of its writes
 package memapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"math"
-	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/testing"
-	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/controller-runtime/pkg/recorder"
-
-	"github.com/go-logr/logr"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // API is the Kubernetes API in memory, for clients other than the operator. It counts the operator's
-// writes.
+// writes. It supports neither field selectors nor pages nor server-side apply.
 type API struct {
-	client.WithWatch
-	scheme  *runtime.Scheme
-	mapper  meta.RESTMapper
-	objects testing.ObjectTracker
+	served
+	kinds map[schema.GroupVersionKind]*objects
 
-	mu     sync.Mutex     // guards all below
-	made   int            // objects
-	writes map[string]int // by verb and kind
+	mu      sync.Mutex     // guards all below and the objects
+	made    int            // objects
+	version int64          // of the last change
+	writes  map[string]int // by verb and kind
 }
 
 // Kind is a kind of object that an API serves.
@@ -66,16 +54,13 @@ type Kind struct {
 
 // New returns an empty API that serves the given kinds, Events and Namespaces.
 func New(kinds ...Kind) (*API, error) {
-	// The tracker's watcher panics when its channel is full.
-	watch.DefaultChanSize = math.MaxInt16
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
 	mapper := meta.NewDefaultRESTMapper(nil)
-	kinds = append(kinds, Kind{Object: &corev1.Event{}}, Kind{Object: &corev1.Namespace{}, Cluster: true})
-	var withStatus []client.Object
-	for _, k := range kinds {
+	a := &API{served: served{scheme, mapper}, kinds: map[schema.GroupVersionKind]*objects{}, version: 1, writes: map[string]int{}}
+	for _, k := range append(kinds, Kind{Object: &corev1.Event{}}, Kind{Object: &corev1.Namespace{}, Cluster: true}) {
 		gvk, err := apiutil.GVKForObject(k.Object, scheme)
 		if err != nil {
 			return nil, err
@@ -85,42 +70,227 @@ func New(kinds ...Kind) (*API, error) {
 			scope = meta.RESTScopeRoot
 		}
 		mapper.Add(gvk, scope)
-		if k.Status {
-			withStatus = append(withStatus, k.Object)
+		a.kinds[gvk] = &objects{
+			gvk: gvk, hasStatus: k.Status, resource: schema.GroupResource{Group: gvk.Group, Resource: strings.ToLower(gvk.Kind)},
+			all: map[client.ObjectKey]client.Object{}, watches: map[*watcher]bool{},
 		}
 	}
-	// Without managed fields, which cost more than everything else here.
-	objects := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
-	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(objects).
-		WithStatusSubresource(withStatus...).Build()
-	return &API{WithWatch: c, scheme: scheme, mapper: mapper, objects: objects, writes: map[string]int{}}, nil
+	return a, nil
+}
+
+// of returns the objects of an object's or list's kind.
+func (a *API) of(o runtime.Object) (*objects, error) {
+	gvk, err := apiutil.GVKForObject(o, a.scheme)
+	if err != nil {
+		return nil, err
+	}
+	if k := a.kinds[gvk]; k != nil {
+		return k, nil
+	}
+	gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
+	if k := a.kinds[gvk]; k != nil {
+		return k, nil
+	}
+	return nil, fmt.Errorf("the API in memory does not serve %s", gvk)
 }
 
 // Load stores an object as it is, with its status, as if it had been there before the run.
 func (a *API) Load(o client.Object) error {
-	a.identify(o)
-	o.SetResourceVersion("1")
-	return a.objects.Add(o)
-}
-
-// Create creates an object with the metadata that an API server sets.
-func (a *API) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
-	a.identify(o)
-	return a.WithWatch.Create(ctx, o, opts...)
-}
-
-// identify sets the metadata that an API server sets.
-func (a *API) identify(o client.Object) {
+	k, err := a.of(o)
+	if err != nil {
+		return err
+	}
 	a.mu.Lock()
-	a.made++
-	o.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", a.made)))
-	a.mu.Unlock()
-	o.SetCreationTimestamp(metav1.NewTime(time.Now()))
-	o.SetGeneration(1)
+	defer a.mu.Unlock()
+	return a.create(k, o)
 }
 
-// count records a write.
-func (a *API) count(o client.Object, verb string) {
+// Create implements client.Writer. The status of the object is kept.
+func (a *API) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
+	return a.Load(o)
+}
+
+// Get implements client.Reader.
+func (a *API) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	k, err := a.of(o)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now, err := k.find(key)
+	if err == nil {
+		fill(o, now)
+	}
+	return err
+}
+
+// List implements client.Reader.
+func (a *API) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	k, err := a.of(list)
+	if err != nil {
+		return err
+	}
+	selected, err := selectionOf(opts)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	found, version := k.list(selected), a.version
+	a.mu.Unlock()
+	return fillList(list, version, found, func(o client.Object) runtime.Object { return o.DeepCopyObject() })
+}
+
+// fillList sets the items of a list to copies of objects, sorted as an API server does.
+func fillList(list client.ObjectList, version int64, found []client.Object, copied func(client.Object) runtime.Object) error {
+	slices.SortFunc(found, func(x, y client.Object) int {
+		return cmpKeys(client.ObjectKeyFromObject(x), client.ObjectKeyFromObject(y))
+	})
+	items := make([]runtime.Object, len(found))
+	for i, o := range found {
+		items[i] = copied(o)
+	}
+	list.SetResourceVersion(strconv.FormatInt(version, 10))
+	return meta.SetList(list, items)
+}
+
+func cmpKeys(x, y types.NamespacedName) int {
+	if c := strings.Compare(x.Namespace, y.Namespace); c != 0 {
+		return c
+	}
+	return strings.Compare(x.Name, y.Name)
+}
+
+// Watch implements client.WithWatch. It sends the changes from now on, of one namespace or of all.
+func (a *API) Watch(ctx context.Context, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+	k, err := a.of(list)
+	if err != nil {
+		return nil, err
+	}
+	selected, err := selectionOf(opts)
+	if err != nil {
+		return nil, err
+	}
+	if selected.labels != nil {
+		return nil, errors.New("watch: label selectors are not supported")
+	}
+	a.mu.Lock()
+	w := a.watch(k, selected.namespace, func(o client.Object) runtime.Object { return o.DeepCopyObject() })
+	a.mu.Unlock()
+	go w.run(ctx)
+	return w, nil
+}
+
+// Update implements client.Writer.
+func (a *API) Update(_ context.Context, o client.Object, _ ...client.UpdateOption) error {
+	return a.change(o, "", func(client.Object) (client.Object, error) { return o.DeepCopyObject().(client.Object), nil })
+}
+
+// Patch implements client.Writer for merge patches.
+func (a *API) Patch(_ context.Context, o client.Object, p client.Patch, _ ...client.PatchOption) error {
+	return a.patch(o, "", p)
+}
+
+func (a *API) patch(o client.Object, sub string, p client.Patch) error {
+	if p.Type() != types.MergePatchType {
+		return fmt.Errorf("patch of type %s: only merge patches are supported", p.Type())
+	}
+	body, err := p.Data(o)
+	if err != nil {
+		return err
+	}
+	return a.change(o, sub, func(now client.Object) (client.Object, error) { return merged(now, body) })
+}
+
+// Delete implements client.Writer.
+func (a *API) Delete(_ context.Context, o client.Object, opts ...client.DeleteOption) error {
+	var options client.DeleteOptions
+	options.ApplyOptions(opts)
+	k, err := a.of(o)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now, err := k.find(client.ObjectKeyFromObject(o))
+	if err != nil {
+		return err
+	}
+	if p := options.Preconditions; p != nil && (p.UID != nil && *p.UID != now.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != now.GetResourceVersion()) {
+		return k.conflict(now, "the precondition of the deletion fails")
+	}
+	a.remove(k, now)
+	return nil
+}
+
+var errUnsupported = errors.New("the API in memory does not support this call")
+
+// DeleteAllOf implements client.Writer.
+func (a *API) DeleteAllOf(context.Context, client.Object, ...client.DeleteAllOfOption) error {
+	return errUnsupported
+}
+
+// Apply implements client.Writer.
+func (a *API) Apply(context.Context, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+	return errUnsupported
+}
+
+// Status implements client.Client.
+func (a *API) Status() client.SubResourceWriter { return a.SubResource("status") }
+
+// SubResource implements client.Client.
+func (a *API) SubResource(name string) client.SubResourceClient { return subresource{a, name} }
+
+// subresource is a client of the subresource status.
+type subresource struct {
+	api  *API
+	name string
+}
+
+func (s subresource) Get(context.Context, client.Object, client.Object, ...client.SubResourceGetOption) error {
+	return errUnsupported
+}
+
+func (s subresource) Create(context.Context, client.Object, client.Object, ...client.SubResourceCreateOption) error {
+	return errUnsupported
+}
+
+func (s subresource) Apply(context.Context, runtime.ApplyConfiguration, ...client.SubResourceApplyOption) error {
+	return errUnsupported
+}
+
+func (s subresource) Update(_ context.Context, o client.Object, _ ...client.SubResourceUpdateOption) error {
+	return s.api.change(o, s.name, func(client.Object) (client.Object, error) { return o.DeepCopyObject().(client.Object), nil })
+}
+
+func (s subresource) Patch(_ context.Context, o client.Object, p client.Patch, _ ...client.SubResourcePatchOption) error {
+	return s.api.patch(o, s.name, p)
+}
+
+// served are the Go types of the kinds, and their scopes.
+type served struct {
+	scheme *runtime.Scheme
+	mapper meta.RESTMapper
+}
+
+// Scheme implements client.Client.
+func (s served) Scheme() *runtime.Scheme { return s.scheme }
+
+// RESTMapper implements client.Client.
+func (s served) RESTMapper() meta.RESTMapper { return s.mapper }
+
+// GroupVersionKindFor implements client.Client.
+func (s served) GroupVersionKindFor(o runtime.Object) (schema.GroupVersionKind, error) {
+	return apiutil.GVKForObject(o, s.scheme)
+}
+
+// IsObjectNamespaced implements client.Client.
+func (s served) IsObjectNamespaced(o runtime.Object) (bool, error) {
+	return apiutil.IsObjectNamespaced(o, s.scheme, s.mapper)
+}
+
+// count records a write of the operator.
+func (a *API) count(o runtime.Object, verb string) {
 	gvk, err := apiutil.GVKForObject(o, a.scheme)
 	if err != nil {
 		gvk.Kind = "unknown"
@@ -137,148 +307,4 @@ func (a *API) Written() map[string]int {
 	return maps.Clone(a.writes)
 }
 
-// listWatch returns a ListerWatcher for objects of the same kind, for an informer.
-func (a *API) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
-	gvk, err := apiutil.GVKForObject(like, a.scheme)
-	if err != nil {
-		return nil, err
-	}
-	list := func() (client.ObjectList, error) {
-		if _, is := like.(*metav1.PartialObjectMetadata); is {
-			l := &metav1.PartialObjectMetadataList{}
-			l.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
-			return l, nil
-		}
-		l, err := a.scheme.New(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
-		if err != nil {
-			return nil, err
-		}
-		return l.(client.ObjectList), nil
-	}
-	return noStream{&toolscache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			l, err := list()
-			if err != nil {
-				return nil, err
-			}
-			return l, a.List(ctx, l)
-		},
-		WatchFuncWithContext: func(ctx context.Context, _ metav1.ListOptions) (watch.Interface, error) {
-			l, err := list()
-			if err != nil {
-				return nil, err
-			}
-			return a.Watch(ctx, l)
-		},
-	}}, nil
-}
-
-// noStream makes informers list before they watch: the API does not support streaming lists.
-type noStream struct{ *toolscache.ListWatch }
-
-func (noStream) IsWatchListSemanticsUnSupported() bool { return true }
-
-// operatorClient returns the operator's client: it reads from the cache, and its writes are counted.
-func (a *API) operatorClient(cached client.Reader) client.Client {
-	return interceptor.NewClient(a, interceptor.Funcs{
-		Get: func(ctx context.Context, _ client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-			return cached.Get(ctx, key, o, opts...)
-		},
-		List: func(ctx context.Context, _ client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			return cached.List(ctx, list, opts...)
-		},
-		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-			a.count(o, "create")
-			return c.Create(ctx, o, opts...)
-		},
-		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-			a.count(o, "patch")
-			return c.Patch(ctx, o, merging(p, o), unforced(opts)...)
-		},
-		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
-			a.count(o, "update")
-			return c.Update(ctx, o, opts...)
-		},
-		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			a.count(o, "delete")
-			return c.Delete(ctx, o, opts...)
-		},
-		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
-			a.count(o, sub+" of")
-			return c.SubResource(sub).Patch(ctx, o, merging(p, o), unforced(opts)...)
-		},
-		// Apply is a merge patch here: only one writer applies, and this API has no managed fields.
-		SubResourceApply: func(ctx context.Context, c client.Client, sub string, what runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
-			body, err := json.Marshal(what)
-			if err != nil {
-				return fmt.Errorf("encode an apply configuration: %w", err)
-			}
-			o := &unstructured.Unstructured{}
-			if err := json.Unmarshal(body, o); err != nil {
-				return fmt.Errorf("decode an apply configuration: %w", err)
-			}
-			a.count(o, sub+" of")
-			return c.SubResource(sub).Patch(ctx, o, client.RawPatch(types.MergePatchType, body))
-		},
-	})
-}
-
-// merging returns a server-side apply as a merge patch.
-func merging(p client.Patch, o client.Object) client.Patch {
-	if p.Type() != types.ApplyPatchType {
-		return p
-	}
-	body, _ := p.Data(o) // of a raw patch
-	return client.RawPatch(types.MergePatchType, body)
-}
-
-// unforced returns options without those of server-side apply.
-func unforced[O comparable](opts []O) []O {
-	return slices.DeleteFunc(slices.Clone(opts), func(o O) bool { return any(o) == any(client.ForceOwnership) })
-}
-
-// overAPI is a manager whose uncached reader reads from memory as well.
-type overAPI struct {
-	manager.Manager
-	api *API
-}
-
-func (m overAPI) GetAPIReader() client.Reader { return m.api }
-
-func (m overAPI) GetEventRecorder(string) recorder.EventRecorder { return &events.FakeRecorder{} }
-
-// Operate runs controllers against an API until ctx ends.
-func Operate(ctx context.Context, api *API, kinds []*watched.Kind, index func(context.Context, client.FieldIndexer) error, setup func(manager.Manager) error) error {
-	mgr, err := newManager(api, kinds)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(index(ctx, mgr.GetFieldIndexer()), setup(mgr)); err != nil {
-		return err
-	}
-	return mgr.Start(ctx)
-}
-
-// newManager returns a manager on top of an API that caches the given kinds.
-func newManager(api *API, kinds []*watched.Kind) (manager.Manager, error) {
-	ctrllog.SetLogger(logr.Discard()) // errors are returned
-	informer := func(_ toolscache.ListerWatcher, o runtime.Object, every time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
-		lw, err := api.listWatch(o)
-		if err != nil {
-			lw = &toolscache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, err }}
-		}
-		return toolscache.NewSharedIndexInformer(lw, o, every, by)
-	}
-	mgr, err := manager.New(&rest.Config{Host: "in-memory"}, ctrl.Options{
-		Scheme: api.scheme, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"},
-		Cache:          cache.Options{ByObject: watched.ByObject(kinds), NewInformer: informer},
-		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return api.mapper, nil },
-		NewClient: func(_ *rest.Config, o client.Options) (client.Client, error) {
-			return api.operatorClient(o.Cache.Reader), nil
-		},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("create a manager: %w", err)
-	}
-	return overAPI{mgr, api}, nil
-}
+var _ client.WithWatch = (*API)(nil)

@@ -361,8 +361,14 @@ func (s *state) address(network string, of vpcport.Subnet, want netip.Addr) (net
 	case want.IsValid():
 		return want, nil
 	}
-	for ip := of.CIDR.Masked().Addr().Next(); of.CIDR.Contains(ip.Next()); ip = ip.Next() {
+	key := network + " " + of.ID
+	ip := s.ports.lowest[key]
+	if !of.CIDR.Contains(ip) {
+		ip = of.CIDR.Masked().Addr().Next()
+	}
+	for ; of.CIDR.Contains(ip.Next()); ip = ip.Next() {
 		if _, taken := s.ports.ips[fixedIP{network, ip}]; !taken && ip != of.Gateway {
+			s.ports.lowest[key] = ip
 			return ip, nil
 		}
 	}

@@ -57,10 +57,12 @@ type ports struct {
 	byID  map[string]*port
 	macs  map[string]string // port by network and MAC address
 	ips   map[fixedIP]string
-	shown map[string]vpcport.Port // the state in listings
-	trail []change                // later changes, oldest first
-	made  int                     // number of ports so far, used for IDs
-	torn  []string                // calls that deleted or moved plugged ports
+	// lowest are addresses below which none is free, by network and subnet.
+	lowest map[string]netip.Addr
+	shown  map[string]vpcport.Port // the state in listings
+	trail  []change                // later changes, oldest first
+	made   int                     // number of ports so far, used for IDs
+	torn   []string                // calls that deleted or moved plugged ports
 }
 
 // port is a port with its internal state.
@@ -96,7 +98,7 @@ func New(o Options) *Provider {
 		options: o, clock: o.Clock, Front: &Front{clock: o.Clock, latency: o.Latency},
 		state: &state{
 			networks: map[string]vpcport.Network{}, hosts: map[string]vpcport.Plug{}, groups: map[string]bool{}, traits: o.Traits,
-			ports: &ports{clock: o.Clock, lag: o.Lag, byID: map[string]*port{}, macs: map[string]string{}, ips: map[fixedIP]string{}, shown: map[string]vpcport.Port{}},
+			ports: &ports{clock: o.Clock, lag: o.Lag, byID: map[string]*port{}, macs: map[string]string{}, ips: map[fixedIP]string{}, lowest: map[string]netip.Addr{}, shown: map[string]vpcport.Port{}},
 		},
 	}
 	if o.AtOnce > 0 {
@@ -233,6 +235,9 @@ func (ps *ports) drop(o *port) {
 	delete(ps.macs, o.NetworkID+" "+o.MAC.String())
 	for _, a := range o.Addresses {
 		delete(ps.ips, fixedIP{o.NetworkID, a.IP})
+		if key := o.NetworkID + " " + a.SubnetID; a.IP.Less(ps.lowest[key]) {
+			ps.lowest[key] = a.IP
+		}
 	}
 	ps.trail = append(ps.trail, change{at: ps.clock.Now(), id: o.ID})
 }

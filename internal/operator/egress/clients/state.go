@@ -370,11 +370,12 @@ func (s *state) due(ref membership.Ref) (writes []clientplan.Write, have map[str
 	if a == nil {
 		return nil, nil, nil, 0
 	}
+	isDue := len(a.stale) > 0
 	if a.uid != "" {
 		a.placed.Place(func(taken func(string) bool) string { return freshName(ref, a.uid, taken) })
-		writes = a.placed.Due()
+		isDue = isDue || a.placed.IsDue()
 	}
-	if len(writes)+len(a.stale) == 0 {
+	if !isDue {
 		return nil, nil, nil, 0
 	}
 	now := s.clock.Now()

@@ -110,23 +110,30 @@ func (l *Slices) Place(fresh func(taken func(string) bool) string) {
 	if len(l.unplaced) == 0 {
 		return
 	}
-	unplaced := slices.Sorted(maps.Keys(l.unplaced))
-	names := slices.Sorted(maps.Keys(l.slices))
-	for _, uid := range unplaced {
-		best := ""
-		for _, name := range names {
-			if n := len(l.slices[name].members); n < v1alpha1.SliceClients && (best == "" || n > len(l.slices[best].members)) {
-				best = name
-			}
+	best := "" // remains the fullest until it has no more room
+	for _, uid := range slices.Sorted(maps.Keys(l.unplaced)) {
+		if best == "" || len(l.slices[best].members) >= v1alpha1.SliceClients {
+			best = l.fullest()
 		}
 		if best == "" {
 			best = fresh(func(name string) bool { return l.slices[name] != nil })
 			l.slices[best] = &slice{members: map[string]bool{}}
-			names = append(names, best)
 		}
 		l.put(uid, best)
 		l.slices[best].version++
 	}
+}
+
+// fullest returns the fullest slice with room, the first by name of several, or "".
+func (l *Slices) fullest() (best string) {
+	most := -1
+	for name, s := range l.slices {
+		n := len(s.members)
+		if n < v1alpha1.SliceClients && (n > most || n == most && name < best) {
+			best, most = name, n
+		}
+	}
+	return best
 }
 
 // mergeTo is the most clients that a slice may have after Merge moved others into it. It leaves room, so
@@ -139,7 +146,14 @@ func (l *Slices) Merge() {
 	names := slices.SortedFunc(maps.Keys(l.slices), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(l.slices[a].members), len(l.slices[b].members)), cmp.Compare(a, b))
 	})
+	sizes := make([]int, len(names))
+	for i, name := range names {
+		sizes[i] = len(l.slices[name].members)
+	}
 	for i, from := range names {
+		if i+1 < len(names) && sizes[i]+sizes[i+1] > mergeTo {
+			return // and all following ones are larger
+		}
 		for _, to := range slices.Backward(names[i+1:]) {
 			if l.merge(from, to) {
 				break
@@ -176,13 +190,25 @@ type Write struct {
 	version int
 }
 
+// IsDue reports whether slices differ from the desired content.
+func (l *Slices) IsDue() bool {
+	for _, s := range l.slices {
+		if s.isDue() {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *slice) isDue() bool { return s.version != s.written || len(s.members) == 0 }
+
 // Due returns the slices that differ from the desired content, ordered by name, with those to delete
 // last. They must be written in this order, and none deleted before all others are written, so that a
 // client that moves to another slice is in at least one at any time.
 func (l *Slices) Due() (due []Write) {
 	for _, name := range slices.Sorted(maps.Keys(l.slices)) {
 		s := l.slices[name]
-		if s.version == s.written && len(s.members) > 0 {
+		if !s.isDue() {
 			continue
 		}
 		w := Write{Name: name, version: s.version}
