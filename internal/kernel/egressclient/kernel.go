@@ -15,8 +15,8 @@ import (
 type kernel struct {
 	at  *tunnel.Namespace
 	nft *nftables.Conn
-	// before is called before each change with its description. If it returns an error, the change fails with it.
-	// Tests inject failures.
+	// before is called before each change with its description, sometimes concurrently. If it returns an error, the change
+	// fails with it. Tests inject failures.
 	before func(what string) error
 }
 
@@ -78,7 +78,7 @@ func apply(ctx context.Context, netnsPath string, s Setup, before func(string) e
 	if err != nil {
 		return fmt.Errorf("set up egress: %w", err)
 	}
-	defer k.close()
+	defer func() { go k.close() }() // closing a socket of nftables waits for what its transactions removed
 	if before != nil {
 		k.before = before
 	}
@@ -151,7 +151,7 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 		func() error { return k.removeRules(was, p) },
 		func() error { return k.removeRoutes(was, p) },
 		func() error { return k.removeTunnels(was, p) },
-		func() error { return k.removePort(was, p) },
+		func() error { return k.removePorts(was, p) },
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {

@@ -3,8 +3,10 @@ package egressclient
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
@@ -55,32 +57,33 @@ func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 	return k.do("set reverse path filtering of "+t.Link(), func() error { return k.at.SetIPv4Setting(device, tunnel.RPFilter, looseFilter) })
 }
 
-// removeTunnels removes device and port of families that no longer have a tunnel.
+// removeTunnels removes the devices of families that no longer have a tunnel.
 func (k *kernel) removeTunnels(was state, p plan) error {
+	var families []int
+	var names []string
 	for _, f := range tunnel.Families {
-		if p.has(f) || was.links[f] == nil && was.port == 0 {
-			continue
-		}
-		if err := k.do("remove "+tunnel.LinkOf(f), func() error { return tunnel.Remove(k.at.NL, noGateway(f), was.port) }); err != nil {
-			return err
+		if was.links[f] != nil && !p.has(f) {
+			families, names = append(families, f), append(names, tunnel.LinkOf(f))
 		}
 	}
-	return nil
+	if len(families) == 0 {
+		return nil
+	}
+	return k.do("remove "+strings.Join(names, ", "), func() error { return k.at.RemoveDevices(families...) })
 }
 
 func (p plan) has(family int) bool {
 	return slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == family })
 }
 
-// removePort removes the FoU port of an earlier Setup if the port differs.
-func (k *kernel) removePort(was state, p plan) error {
-	for _, t := range p.tunnels {
-		if was.port == 0 || was.port == t.Port {
+// removePorts removes the FoU ports of an earlier Setup that no tunnel has.
+func (k *kernel) removePorts(was state, p plan) error {
+	for _, f := range tunnel.Families {
+		if was.port == 0 || slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == f && t.Port == was.port }) {
 			continue
 		}
-		old := netlink.Fou{Family: rtnl.FamilyOf(t.Local), Port: int(was.port)}
-		err := k.do(fmt.Sprintf("remove the FoU port %d", was.port), func() error { return ifThere(k.at.NL.FouDel(old)) })
-		if err != nil {
+		what := fmt.Sprintf("remove the FoU port %d of IPv%d", was.port, tunnel.Digit(f))
+		if err := k.do(what, func() error { return tunnel.RemovePort(k.at.NL, f, was.port) }); err != nil {
 			return err
 		}
 	}
@@ -189,21 +192,33 @@ func (k *kernel) removeRules(was state, p plan) error {
 	return removeInOrder(k.ruleKind(), extra)
 }
 
-// clear removes everything of Berth's egress.
+// clear removes everything of Berth's egress. The kernel waits for RCU in each removal of a FoU port and of devices, so these
+// run beside the rest. A destination without its device is unreachable until its rules are removed. The kernel removes the
+// routes to a device with it. The nftables table is removed last, because it has the number of the FoU port.
 func (k *kernel) clear(was state) error {
 	if was.fresh() {
 		return nil
 	}
-	if err := k.removeRules(was, plan{}); err != nil {
-		return err
-	}
-	if err := k.removeRoutes(was, plan{}); err != nil {
-		return err
-	}
-	if err := k.removeTunnels(was, plan{}); err != nil {
-		return err
-	}
-	if err := k.revert(was.loosened, loosened{}); err != nil {
+	rest := was
+	rest.routes = slices.DeleteFunc(slices.Clone(was.routes), func(h linkedRoute) bool {
+		l := was.links[h.family()]
+		return l != nil && h.link == l.Attrs().Index
+	})
+	var group errgroup.Group
+	group.Go(func() error { return k.removePorts(was, plan{}) })
+	group.Go(func() error {
+		if err := k.revert(was.loosened, loosened{}); err != nil {
+			return err
+		}
+		return k.removeTunnels(was, plan{})
+	})
+	group.Go(func() error {
+		if err := k.removeRules(was, plan{}); err != nil {
+			return err
+		}
+		return k.removeRoutes(rest, plan{})
+	})
+	if err := group.Wait(); err != nil {
 		return err
 	}
 	return k.removeFilter()

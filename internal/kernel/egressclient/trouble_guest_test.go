@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
@@ -44,8 +45,11 @@ func sampled(t *testing.T, n int) (first, stride int) {
 // steps applies a Setup and returns the changes that it made.
 func (w *world) steps(s Setup, before func(string) error) ([]string, error) {
 	w.t.Helper()
+	var mu sync.Mutex
 	var list []string
 	err := apply(w.t.Context(), ns.Path(clientNS), s, func(what string) error {
+		mu.Lock()
+		defer mu.Unlock()
 		list = append(list, what)
 		if before != nil {
 			return before(what)
