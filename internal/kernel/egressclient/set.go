@@ -3,7 +3,6 @@ package egressclient
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
@@ -59,31 +58,29 @@ func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 
 // removeTunnels removes the devices of families that no longer have a tunnel.
 func (k *kernel) removeTunnels(was state, p plan) error {
-	var families []int
-	var names []string
-	for _, f := range tunnel.Families {
-		if was.links[f] != nil && !p.has(f) {
-			families, names = append(families, f), append(names, tunnel.LinkOf(f))
-		}
-	}
+	families := slices.DeleteFunc(slices.Clone(tunnel.Families), func(f int) bool { return p.has(f) || was.links[f] == nil })
 	if len(families) == 0 {
 		return nil
 	}
-	return k.do("remove "+strings.Join(names, ", "), func() error { return k.at.RemoveDevices(families...) })
+	return k.removeDevices(families)
+}
+
+func (k *kernel) removeDevices(families []int) error {
+	return k.do("remove the tunnels' devices", func() error { return k.at.RemoveDevices(families...) })
 }
 
 func (p plan) has(family int) bool {
 	return slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == family })
 }
 
-// removePorts removes the FoU ports of an earlier Setup that no tunnel has.
-func (k *kernel) removePorts(was state, p plan) error {
+// removePorts removes a FoU port (0: none), except of families with a tunnel that has it.
+func (k *kernel) removePorts(port uint16, p plan) error {
 	for _, f := range tunnel.Families {
-		if was.port == 0 || slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == f && t.Port == was.port }) {
+		if port == 0 || slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == f && t.Port == port }) {
 			continue
 		}
-		what := fmt.Sprintf("remove the FoU port %d of IPv%d", was.port, tunnel.Digit(f))
-		if err := k.do(what, func() error { return tunnel.RemovePort(k.at.NL, f, was.port) }); err != nil {
+		what := fmt.Sprintf("remove the FoU port %d of IPv%d", port, tunnel.Digit(f))
+		if err := k.do(what, func() error { return tunnel.RemovePort(k.at.NL, f, port) }); err != nil {
 			return err
 		}
 	}
@@ -193,42 +190,35 @@ func (k *kernel) removeRules(was state, p plan) error {
 }
 
 // clear removes everything of Berth's egress. The kernel waits for RCU in each removal of a FoU port and of devices, so these
-// run beside the rest. A destination without its device is unreachable until its rules are removed. The kernel removes the
-// routes to a device with it. The nftables table is removed last, because it has the number of the FoU port.
-func (k *kernel) clear(was state) error {
-	if was.fresh() {
-		return nil
+// begin at once and run beside the rest. A destination without its device is unreachable until its rules are removed. The
+// nftables table is removed last, because it has the FoU port of an earlier Setup. keepPort leaves FoU ports as they are.
+func (k *kernel) clear(port uint16, keepPort bool) error {
+	if keepPort {
+		port = 0
 	}
-	rest := was
-	rest.routes = slices.DeleteFunc(slices.Clone(was.routes), func(h linkedRoute) bool {
-		l := was.links[h.family()]
-		return l != nil && h.link == l.Attrs().Index
-	})
+	var was state
 	var group errgroup.Group
-	group.Go(func() error { return k.removePorts(was, plan{}) })
-	group.Go(func() error {
-		if err := k.revert(was.loosened, loosened{}); err != nil {
+	group.Go(func() error { return k.removePorts(port, plan{}) })
+	group.Go(func() error { return k.removeDevices(tunnel.Families) })
+	group.Go(func() (err error) {
+		if was, err = k.lookTables(); err != nil {
 			return err
 		}
-		return k.removeTunnels(was, plan{})
-	})
-	group.Go(func() error {
 		if err := k.removeRules(was, plan{}); err != nil {
 			return err
 		}
-		return k.removeRoutes(rest, plan{})
+		return k.removeRoutes(was, plan{})
 	})
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return k.removeFilter()
-}
-
-// undo removes what a failed Apply made.
-func (k *kernel) undo() error {
-	was, err := k.look()
-	if err != nil {
+	if was.port != port && !keepPort {
+		if err := k.removePorts(was.port, plan{}); err != nil {
+			return err
+		}
+	}
+	if err := k.revert(was.loosened, loosened{}); err != nil || was.filter == "" {
 		return err
 	}
-	return k.clear(was)
+	return k.removeFilter()
 }
