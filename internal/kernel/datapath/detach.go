@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -46,11 +45,8 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 	return nil
 }
 
-// ReapLinks removes a batch of pod links. The kernel waits for RCU, about 20 ms (measured), in each removal, and only
-// once for all links of a group that is removed. So the links are first moved to a group that only this batch has.
-//
-// It ignores missing links, and links that AddPod has reused since their DetachPod. It rejects names that
-// HostLinkName cannot have made. After an error some links may be left; call it again.
+// ReapLinks removes a batch of pod links. It ignores missing links, and links that AddPod has reused since their DetachPod. It
+// rejects names that HostLinkName cannot have made. After an error some links may be left; call it again.
 func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -67,7 +63,7 @@ func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 // reaper removes pod links. It has a socket of its own, as removals wait for the kernel.
 type reaper struct {
 	podLinks *podLinks
-	sockets  map[int]*nl.SocketHandle
+	socket   *nl.SocketHandle
 	batches  atomic.Uint32 // chooses the link group of the next batch
 }
 
@@ -76,14 +72,10 @@ func newReaper(ns netns.NsHandle, links *podLinks) (*reaper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &reaper{podLinks: links, sockets: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}}, nil
+	return &reaper{podLinks: links, socket: &nl.SocketHandle{Socket: s}}, nil
 }
 
-func (r *reaper) close() {
-	for _, s := range r.sockets {
-		s.Close()
-	}
-}
+func (r *reaper) close() { r.socket.Close() }
 
 // reap is ReapLinks for names that were checked. It returns the names of the links that it removed.
 func (r *reaper) reap(ctx context.Context, links []string) (reaped []string, err error) {
@@ -96,41 +88,5 @@ func (r *reaper) reap(ctx context.Context, links []string) (reaped []string, err
 			r.podLinks.release(name)
 		}
 	}()
-	group := int(reapGroupMin + r.batches.Add(1)%(reapGroupMax-reapGroupMin))
-	var errs []error
-	for _, name := range acquired {
-		switch err := r.moveToGroup(name, group); {
-		case err == nil:
-			reaped = append(reaped, name)
-		case !rtnl.IsNoLink(err):
-			errs = append(errs, fmt.Errorf("remove %s: set link group: %w", name, err))
-		}
-	}
-	if len(reaped) == 0 {
-		return nil, errors.Join(errs...)
-	}
-	if err := r.request(unix.RTM_DELLINK, groupAttribute(group)); err != nil && !rtnl.IsNoLink(err) {
-		return nil, errors.Join(append(errs, fmt.Errorf("remove %d pod links: %w", len(reaped), err))...)
-	}
-	return reaped, errors.Join(errs...)
-}
-
-func (r *reaper) moveToGroup(name string, group int) error {
-	return r.request(unix.RTM_SETLINK, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)), groupAttribute(group))
-}
-
-func groupAttribute(group int) *nl.RtAttr {
-	return nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group)))
-}
-
-// request is a netlink request about links for which the library has no function.
-func (r *reaper) request(kind int, attributes ...*nl.RtAttr) error {
-	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
-	req.Sockets = r.sockets
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	for _, a := range attributes {
-		req.AddData(a)
-	}
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return err
+	return rtnl.RemoveLinks(r.socket, reapGroupMin+r.batches.Add(1)%(reapGroupMax-reapGroupMin), acquired)
 }

@@ -135,14 +135,11 @@ func nameOf(r netlink.Route) string {
 }
 
 // release removes everything of Berth's egress. A pod of Coil has its tunnels again; they need the FoU port.
-func (f former) release(k *kernel, was state) error {
+func (f former) release(k *kernel, port uint16) error {
 	if err := f.restore(); err != nil {
 		return err
 	}
-	if f.any() {
-		was.port = 0
-	}
-	if err := k.clear(was); err != nil {
+	if err := k.clear(port, f.any()); err != nil {
 		return err
 	}
 	return f.remove(f.aside)

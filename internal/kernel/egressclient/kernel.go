@@ -15,8 +15,8 @@ import (
 type kernel struct {
 	at  *tunnel.Namespace
 	nft *nftables.Conn
-	// before is called before each change with its description. If it returns an error, the change fails with it.
-	// Tests inject failures.
+	// before is called before each change with its description, sometimes concurrently. If it returns an error, the change
+	// fails with it. Tests inject failures.
 	before func(what string) error
 }
 
@@ -78,7 +78,7 @@ func apply(ctx context.Context, netnsPath string, s Setup, before func(string) e
 	if err != nil {
 		return fmt.Errorf("set up egress: %w", err)
 	}
-	defer k.close()
+	defer func() { go k.close() }() // closing a socket of nftables waits for what its transactions removed
 	if before != nil {
 		k.before = before
 	}
@@ -92,16 +92,16 @@ func apply(ctx context.Context, netnsPath string, s Setup, before func(string) e
 // routing table of a missing gateway. The nftables table is made first and removed last: while it exists, there may
 // be state to remove.
 func (k *kernel) apply(ctx context.Context, s Setup) error {
-	was, err := k.look()
-	if err != nil {
-		return err
-	}
 	coil, err := readFormer(k, s)
 	if err != nil {
 		return err
 	}
 	if len(s.Egresses) == 0 {
-		return coil.release(k, was)
+		return coil.release(k, s.Port)
+	}
+	was, err := k.look()
+	if err != nil {
+		return err
 	}
 	link, further, err := k.links(s)
 	if err != nil {
@@ -126,7 +126,7 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 	}
 	devices, err := k.setTunnels(was, p)
 	if errors.Is(err, ErrNoFoU) && was.fresh() {
-		return errors.Join(err, k.undo())
+		return errors.Join(err, k.clear(s.Port, coil.any()))
 	}
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 		func() error { return k.removeRules(was, p) },
 		func() error { return k.removeRoutes(was, p) },
 		func() error { return k.removeTunnels(was, p) },
-		func() error { return k.removePort(was, p) },
+		func() error { return k.removePorts(was.port, p) },
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {

@@ -37,12 +37,10 @@ func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 // look reads the observed state. Without a device and without the nftables table, which is made first and removed
 // last, it stops there.
 func (k *kernel) look() (state, error) {
-	s := state{links: map[int]netlink.Link{}}
-	var err error
-	if s.filter, err = k.filterSummary(); err != nil {
+	s, err := k.lookFilter()
+	if err != nil {
 		return s, err
 	}
-	s.port, s.loosened = portIn(s.filter), loosenedIn(s.filter)
 	for _, f := range tunnel.Families {
 		l, err := k.at.NL.LinkByName(tunnel.LinkOf(f))
 		switch {
@@ -59,17 +57,38 @@ func (k *kernel) look() (state, error) {
 	if err := k.lookSource(&s); err != nil {
 		return s, err
 	}
+	err = k.lookWays(&s)
+	return s, err
+}
+
+// lookTables is look without the devices.
+func (k *kernel) lookTables() (state, error) {
+	s, err := k.lookFilter()
+	if err != nil {
+		return s, err
+	}
+	err = k.lookWays(&s)
+	return s, err
+}
+
+func (k *kernel) lookFilter() (state, error) {
+	filter, err := k.filterSummary()
+	return state{filter: filter, port: portIn(filter), loosened: loosenedIn(filter), links: map[int]netlink.Link{}}, err
+}
+
+// lookWays reads routes and rules.
+func (k *kernel) lookWays(s *state) error {
 	for _, f := range tunnel.Families {
-		if err := k.lookRoutes(f, &s); err != nil {
-			return s, err
+		if err := k.lookRoutes(f, s); err != nil {
+			return err
 		}
 		rules, err := rtnl.Rules(k.at.NL, f, isOurRule)
 		if err != nil {
-			return s, err
+			return err
 		}
 		s.rules = append(s.rules, rules...)
 	}
-	return s, nil
+	return nil
 }
 
 func (k *kernel) lookSource(s *state) error {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
@@ -55,32 +56,31 @@ func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 	return k.do("set reverse path filtering of "+t.Link(), func() error { return k.at.SetIPv4Setting(device, tunnel.RPFilter, looseFilter) })
 }
 
-// removeTunnels removes device and port of families that no longer have a tunnel.
+// removeTunnels removes the devices of families that no longer have a tunnel.
 func (k *kernel) removeTunnels(was state, p plan) error {
-	for _, f := range tunnel.Families {
-		if p.has(f) || was.links[f] == nil && was.port == 0 {
-			continue
-		}
-		if err := k.do("remove "+tunnel.LinkOf(f), func() error { return tunnel.Remove(k.at.NL, noGateway(f), was.port) }); err != nil {
-			return err
-		}
+	families := slices.DeleteFunc(slices.Clone(tunnel.Families), func(f int) bool { return p.has(f) || was.links[f] == nil })
+	if len(families) == 0 {
+		return nil
 	}
-	return nil
+	return k.removeDevices(families)
+}
+
+func (k *kernel) removeDevices(families []int) error {
+	return k.do("remove the tunnels' devices", func() error { return k.at.RemoveDevices(families...) })
 }
 
 func (p plan) has(family int) bool {
 	return slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == family })
 }
 
-// removePort removes the FoU port of an earlier Setup if the port differs.
-func (k *kernel) removePort(was state, p plan) error {
-	for _, t := range p.tunnels {
-		if was.port == 0 || was.port == t.Port {
+// removePorts removes a FoU port (0: none), except of families with a tunnel that has it.
+func (k *kernel) removePorts(port uint16, p plan) error {
+	for _, f := range tunnel.Families {
+		if port == 0 || slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == f && t.Port == port }) {
 			continue
 		}
-		old := netlink.Fou{Family: rtnl.FamilyOf(t.Local), Port: int(was.port)}
-		err := k.do(fmt.Sprintf("remove the FoU port %d", was.port), func() error { return ifThere(k.at.NL.FouDel(old)) })
-		if err != nil {
+		what := fmt.Sprintf("remove the FoU port %d of IPv%d", port, tunnel.Digit(f))
+		if err := k.do(what, func() error { return tunnel.RemovePort(k.at.NL, f, port) }); err != nil {
 			return err
 		}
 	}
@@ -189,31 +189,36 @@ func (k *kernel) removeRules(was state, p plan) error {
 	return removeInOrder(k.ruleKind(), extra)
 }
 
-// clear removes everything of Berth's egress.
-func (k *kernel) clear(was state) error {
-	if was.fresh() {
-		return nil
+// clear removes everything of Berth's egress. The kernel waits for RCU in each removal of a FoU port and of devices, so these
+// begin at once and run beside the rest. A destination without its device is unreachable until its rules are removed. The
+// nftables table is removed last, because it has the FoU port of an earlier Setup. keepPort leaves FoU ports as they are.
+func (k *kernel) clear(port uint16, keepPort bool) error {
+	if keepPort {
+		port = 0
 	}
-	if err := k.removeRules(was, plan{}); err != nil {
+	var was state
+	var group errgroup.Group
+	group.Go(func() error { return k.removePorts(port, plan{}) })
+	group.Go(func() error { return k.removeDevices(tunnel.Families) })
+	group.Go(func() (err error) {
+		if was, err = k.lookTables(); err != nil {
+			return err
+		}
+		if err := k.removeRules(was, plan{}); err != nil {
+			return err
+		}
+		return k.removeRoutes(was, plan{})
+	})
+	if err := group.Wait(); err != nil {
 		return err
 	}
-	if err := k.removeRoutes(was, plan{}); err != nil {
-		return err
+	if was.port != port && !keepPort {
+		if err := k.removePorts(was.port, plan{}); err != nil {
+			return err
+		}
 	}
-	if err := k.removeTunnels(was, plan{}); err != nil {
-		return err
-	}
-	if err := k.revert(was.loosened, loosened{}); err != nil {
+	if err := k.revert(was.loosened, loosened{}); err != nil || was.filter == "" {
 		return err
 	}
 	return k.removeFilter()
-}
-
-// undo removes what a failed Apply made.
-func (k *kernel) undo() error {
-	was, err := k.look()
-	if err != nil {
-		return err
-	}
-	return k.clear(was)
 }

@@ -5,6 +5,7 @@ package egressclient
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -148,10 +149,11 @@ func (w *world) inject(space string, own, to, from netip.Addr, port uint16, fou 
 	at, err := tunnel.Open(ns.Path(space))
 	w.must(err)
 	defer at.Close()
-	defer func() { w.must(tunnel.Remove(at.NL, own, fouPort)) }()
+	family := rtnl.FamilyOf(own)
+	defer func() { w.must(errors.Join(at.RemoveDevices(family), tunnel.RemovePort(at.NL, family, fouPort))) }()
 	_, err = tunnel.Ensure(at.NL, tunnel.Tunnel{Local: own, MTU: 1400, Port: fouPort})
 	w.must(err)
-	name := tunnel.LinkOf(rtnl.FamilyOf(own))
+	name := tunnel.LinkOf(family)
 	if !fou {
 		kind := map[bool]string{true: "ipip", false: "ip6tnl"}[own.Is4()]
 		w.in(space, "ip link change %s type %s encap none", name, kind)

@@ -132,6 +132,9 @@ var (
 // FRA_PROTOCOL).
 const Protocol = 190
 
-// PortGroup is the link group (IFLA_GROUP) of the links of ports and branches (package plug). The groups of pod links
-// start at Protocol times 2^16.
-const PortGroup = Protocol<<16 - 1
+// Link groups (IFLA_GROUP): of the links of ports and branches (package plug), and of the devices of tunnels that are being
+// removed. The groups of pod links start at Protocol times 2^16.
+const (
+	PortGroup          = Protocol<<16 - 1
+	RemovedTunnelGroup = Protocol<<16 - 2
+)

@@ -232,32 +232,11 @@ func addr(ip net.IP) string {
 	return a.Unmap().String()
 }
 
-// Remove removes device and port of an address's family. It succeeds if they do not exist, or if the kernel does not
-// support them.
-func Remove(h *netlink.Handle, of netip.Addr, port uint16) error {
-	t := Tunnel{Local: of, Port: port}
-	link, err := h.LinkByName(t.Link())
-	if err == nil {
-		err = h.LinkDel(link)
-	}
-	if err != nil && !rtnl.IsNoLink(err) {
-		return fmt.Errorf("remove %s: %w", t.Link(), err)
-	}
-	want := t.receiver()
-	got, err := ports(h, want.Family)
-	if errors.Is(err, ErrNoFoU) {
+// RemovePort removes the FoU port of a family. It succeeds if the port does not exist, or if the kernel lacks FoU.
+func RemovePort(h *netlink.Handle, family int, port uint16) error {
+	err := h.FouDel(netlink.Fou{Family: family, Port: int(port)})
+	if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(noFoU(err, "fou"), ErrNoFoU) { // EINVAL: there is no such port
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	for _, f := range got {
-		if !samePort(f, want) {
-			continue
-		}
-		if err := h.FouDel(f); err != nil && !rtnl.IsGone(err) {
-			return fmt.Errorf("remove the FoU port %d: %w", port, err)
-		}
-	}
-	return nil
+	return fmt.Errorf("remove the FoU port %d: %w", port, err)
 }

@@ -9,15 +9,16 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/kernel/ns/nstest"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
 // namespace makes a network namespace with the sockets that this package needs.
-func namespace(t *testing.T) *netlink.Handle {
+func namespace(t *testing.T) *Namespace {
 	t.Helper()
 	n, err := Open(nstest.New(t, "tunnel"))
 	must(t, err)
 	t.Cleanup(n.Close)
-	return n.NL
+	return n
 }
 
 func must(t *testing.T, err error) {
@@ -48,7 +49,8 @@ func TestEnsure(t *testing.T) {
 	must(t, Supported())
 	for name, want := range both {
 		t.Run(name, func(t *testing.T) {
-			h := namespace(t)
+			n := namespace(t)
+			h := n.NL
 			if differ, err := Check(h, want); err != nil || len(differ) != 2 {
 				t.Fatalf("Check() at the start = %q, %v, want a missing port and a missing link", differ, err)
 			}
@@ -74,11 +76,12 @@ func TestEnsure(t *testing.T) {
 			}
 			for _, port := range []uint16{want.Port, 6666} {
 				for range 2 {
-					must(t, Remove(h, want.Local, port))
+					must(t, n.RemoveDevices(Families...))
+					must(t, RemovePort(h, rtnl.FamilyOf(want.Local), port))
 				}
 			}
 			if differ, err := Check(h, want); err != nil || len(differ) != 2 {
-				t.Errorf("Check() after Remove() = %q, %v, want a missing port and a missing link", differ, err)
+				t.Errorf("Check() after RemoveDevices() and RemovePort() = %q, %v, want a missing port and a missing link", differ, err)
 			}
 		})
 	}
@@ -105,7 +108,7 @@ func TestMake(t *testing.T) {
 				"all": func(h *netlink.Handle) error { _, err := Ensure(h, want); return err },
 			} {
 				t.Run(there, func(t *testing.T) {
-					h := namespace(t)
+					h := namespace(t).NL
 					must(t, before(h))
 					index, err := Make(h, want)
 					must(t, err)
@@ -125,7 +128,7 @@ func TestMake(t *testing.T) {
 func TestLinkOfOtherSoftwareIsReplaced(t *testing.T) {
 	for name, want := range both {
 		t.Run(name, func(t *testing.T) {
-			h := namespace(t)
+			h := namespace(t).NL
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = want.Link()
 			must(t, h.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}))

@@ -149,21 +149,41 @@ func (n *Namespace) GetIPv4Setting(link int, s IPv4Setting) (uint32, error) {
 
 // request sends a message of NETLINK_ROUTE.
 func (n *Namespace) request(kind, flags int, parts ...nl.NetlinkRequestData) ([][]byte, error) {
-	req := nl.NewNetlinkRequest(kind, flags)
-	if n.ns.IsOpen() {
-		if n.raw == nil {
-			socket, err := nl.GetNetlinkSocketAt(n.ns, netns.None(), unix.NETLINK_ROUTE)
-			if err != nil {
-				return nil, fmt.Errorf("open netlink: %w", err)
-			}
-			n.raw = &nl.SocketHandle{Socket: socket}
-		}
-		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: n.raw}
+	socket, err := n.rawSocket()
+	if err != nil {
+		return nil, err
 	}
+	req := nl.NewNetlinkRequest(kind, flags)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: socket}
 	for _, p := range parts {
 		req.AddData(p)
 	}
 	return req.Execute(unix.NETLINK_ROUTE, 0)
+}
+
+// RemoveDevices removes the devices of tunnels of the given families together. It ignores missing ones.
+func (n *Namespace) RemoveDevices(families ...int) error {
+	socket, err := n.rawSocket()
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, f := range families {
+		names = append(names, LinkOf(f))
+	}
+	_, err = rtnl.RemoveLinks(socket, rtnl.RemovedTunnelGroup, names)
+	return err
+}
+
+func (n *Namespace) rawSocket() (*nl.SocketHandle, error) {
+	if n.raw == nil {
+		socket, err := nl.GetNetlinkSocketAt(n.ns, netns.None(), unix.NETLINK_ROUTE)
+		if err != nil {
+			return nil, fmt.Errorf("open netlink: %w", err)
+		}
+		n.raw = &nl.SocketHandle{Socket: socket}
+	}
+	return n.raw, nil
 }
 
 // Families are the address families of tunnels.
