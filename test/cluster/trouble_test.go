@@ -68,6 +68,7 @@ func TestTrouble(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			w := raise(t, lab.Options{Mode: mode, OperatorCount: 2, Kubelets: &lab.Kubelets{
 				Release: os.Getenv(previousVariable), Proxy: host.NFTables, NoCNIPlugins: mode == lab.NodeMode, NodeGrace: kubernetesGrace,
+				MaxPods: 50, // more than a node has addresses, also with several operators
 			}})
 			for _, trouble := range slices.Concat(upgrades, looks, troubles) {
 				if !slices.Contains(trouble.in, mode) {
