@@ -37,7 +37,7 @@ type LinkInfo struct {
 type RouteInfo struct {
 	Addr      netip.Addr
 	LinkIndex int
-	Link      string // empty if the link is gone
+	Link      string // empty if the link is gone, or was added while Inventory ran
 }
 
 // UplinkInfo is the kernel state of one uplink number.

@@ -98,30 +98,50 @@ func (r *repair) removeStrayRoutes(ctx context.Context) (did []string, err error
 	}
 	var errs []error
 	for _, route := range r.observed.Routes {
+		if route.Link == "" && route.LinkIndex != 0 { // the link is gone, with the route, or was added after links were listed
+			link, err := n.slow.LinkByIndex(route.LinkIndex)
+			if rtnl.IsNoLink(err) {
+				continue
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("remove route %s: %w", route.Addr, err))
+				continue
+			}
+			route.Link = link.Attrs().Name
+		}
 		if slices.Contains(owner[route.Addr], route.Link) || slices.Contains(r.desired.Spare, route.Link) {
 			continue
 		}
-		if IsHostLinkName(route.Link) {
-			state, err := n.podLinks.acquire(ctx, route.Link)
-			if err != nil {
-				return did, errors.Join(append(errs, err)...)
-			}
-			if state == live {
-				n.podLinks.release(route.Link)
-				continue
-			}
-		}
-		err := n.slow.RouteDel(podRoute(route.LinkIndex, route.Addr))
-		if IsHostLinkName(route.Link) {
-			n.podLinks.release(route.Link)
-		}
-		if err != nil && !rtnl.IsGone(err) {
+		removed, err := r.removeStrayRoute(ctx, route)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("remove route %s dev %s: %w", route.Addr, route.Link, err))
+		}
+		if !removed {
 			continue
 		}
 		did = append(did, fmt.Sprintf("removed route %s dev %s", route.Addr, route.Link))
 	}
 	return did, errors.Join(errs...)
+}
+
+// removeStrayRoute removes a route, unless a pod that was added meanwhile has it.
+func (r *repair) removeStrayRoute(ctx context.Context, route RouteInfo) (removed bool, err error) {
+	n := r.node
+	if IsHostLinkName(route.Link) {
+		state, err := n.podLinks.acquire(ctx, route.Link)
+		if err != nil {
+			return false, err
+		}
+		defer n.podLinks.release(route.Link)
+		if state == live {
+			return false, nil
+		}
+	}
+	err = n.slow.RouteDel(podRoute(route.LinkIndex, route.Addr))
+	if rtnl.IsGone(err) {
+		err = nil
+	}
+	return err == nil, err
 }
 
 // removeStrayLinks removes pod links that are neither desired nor live.

@@ -280,3 +280,21 @@ func (v *vpc) cycle(p *pod, record func(Pod, bool)) error {
 	record(p.want, false)
 	return nil
 }
+
+// A pod may be added after Repair has listed the links and before it lists the routes.
+func TestRepairKeepsRoutesOfPodsAddedMeanwhile(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	r := &repair{node: v.node, observed: v.inventory()}
+	if len(r.observed.Routes) != 1 {
+		t.Fatalf("routes = %+v, want one", r.observed.Routes)
+	}
+	gone := r.observed.Routes[0]
+	gone.LinkIndex, gone.Link = 1<<20, ""
+	r.observed.Routes[0].Link = ""
+	r.observed.Routes = append(r.observed.Routes, gone)
+	if did, err := r.removeStrayRoutes(ctx); err != nil || len(did) > 0 {
+		t.Errorf("removeStrayRoutes() = %q, %v, want none removed", did, err)
+	}
+	v.check(a)
+}
