@@ -156,7 +156,11 @@ func TestVersions(t *testing.T) {
 	}
 	b := browser.Start(t)
 	for page, want := range map[string]string{"start/limits.html": "start/limits.html", "start/lab.html": ""} {
-		p := open(t, b, url+page, wide)
+		o := wide
+		if want == "" {
+			o.Missing = "/" + before + "/" + page // the page looks whether the other version has it
+		}
+		p := open(t, b, url+page, o)
 		choose(p, before)
 		p.Await(`location.pathname.endsWith('/` + before + "/" + want + `') && document.querySelector('select.versions')?.value === '` + before + `'`)
 		if want == "" {

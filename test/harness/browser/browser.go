@@ -57,6 +57,8 @@ type Options struct {
 	Width, Height int
 	Dark          bool
 	ReducedMotion bool
+	// Missing is a part of the URL of a file that the page may request although it does not exist.
+	Missing string
 }
 
 // Page is an open page, in a profile of its own.
@@ -84,7 +86,9 @@ func (b *Browser) Open(t *testing.T, url string, o Options) *Page {
 			t.Errorf("close the page: %v", err)
 		}
 		for _, message := range p.Messages() {
-			t.Errorf("console: %s", message)
+			if o.Missing == "" || !strings.Contains(message, "404") || !strings.Contains(message, o.Missing) {
+				t.Errorf("console: %s", message)
+			}
 		}
 		for _, url := range p.foreign {
 			t.Errorf("the page sent a request to another server: %s", url)
