@@ -112,17 +112,10 @@ func (a *API) Create(_ context.Context, o client.Object, _ ...client.CreateOptio
 
 // Get implements client.Reader.
 func (a *API) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
-	k, err := a.of(o)
-	if err != nil {
-		return err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now, err := k.find(key)
-	if err == nil {
+	return a.withCurrent(key, o, func(_ *objects, now client.Object) error {
 		fill(o, now)
-	}
-	return err
+		return nil
+	})
 }
 
 // List implements client.Reader.
@@ -206,21 +199,13 @@ func (a *API) patch(o client.Object, sub string, p client.Patch) error {
 func (a *API) Delete(_ context.Context, o client.Object, opts ...client.DeleteOption) error {
 	var options client.DeleteOptions
 	options.ApplyOptions(opts)
-	k, err := a.of(o)
-	if err != nil {
-		return err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now, err := k.find(client.ObjectKeyFromObject(o))
-	if err != nil {
-		return err
-	}
-	if p := options.Preconditions; p != nil && (p.UID != nil && *p.UID != now.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != now.GetResourceVersion()) {
-		return k.conflict(now, "the precondition of the deletion fails")
-	}
-	a.remove(k, now)
-	return nil
+	return a.withCurrent(client.ObjectKeyFromObject(o), o, func(k *objects, now client.Object) error {
+		if p := options.Preconditions; p != nil && (p.UID != nil && *p.UID != now.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != now.GetResourceVersion()) {
+			return k.conflict(now, "the precondition of the deletion fails")
+		}
+		a.remove(k, now)
+		return nil
+	})
 }
 
 var errUnsupported = errors.New("the API in memory does not support this call")

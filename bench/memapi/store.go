@@ -25,14 +25,6 @@ type objects struct {
 	watches   map[*watcher]bool
 }
 
-func (k *objects) find(key client.ObjectKey) (client.Object, error) {
-	o, has := k.all[key]
-	if !has {
-		return nil, apierrors.NewNotFound(k.resource, key.Name)
-	}
-	return o, nil
-}
-
 func (k *objects) conflict(now client.Object, why string) error {
 	return apierrors.NewConflict(k.resource, now.GetName(), fmt.Errorf("%s: the object has UID %s and resourceVersion %s", why, now.GetUID(), now.GetResourceVersion()))
 }
@@ -95,25 +87,41 @@ func (a *API) store(k *objects, event watch.EventType, o client.Object) {
 	}
 }
 
-// change replaces an object by what edit returns of its current version, except for its status, or only its status, and then shows
-// the result in o.
-func (a *API) change(o client.Object, sub string, edit func(now client.Object) (client.Object, error)) error {
+// withCurrent calls do with the current version of an object, while a.mu is held.
+func (a *API) withCurrent(key client.ObjectKey, o client.Object, do func(k *objects, now client.Object) error) error {
 	k, err := a.of(o)
 	if err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now, err := k.find(client.ObjectKeyFromObject(o))
-	if err != nil {
-		return err
+	now, has := k.all[key]
+	if !has {
+		return apierrors.NewNotFound(k.resource, key.Name)
 	}
-	next, err := edit(now)
-	if err != nil {
+	return do(k, now)
+}
+
+// change replaces an object by what edit returns of its current version, except for its status, or only its status, and then shows
+// the result in o.
+func (a *API) change(o client.Object, sub string, edit func(now client.Object) (client.Object, error)) error {
+	return a.withCurrent(client.ObjectKeyFromObject(o), o, func(k *objects, now client.Object) error {
+		next, err := edit(now)
+		if err != nil {
+			return err
+		}
+		next, err = a.replace(k, sub, now, next)
+		if err == nil {
+			fill(o, next)
+		}
 		return err
-	}
+	})
+}
+
+// replace stores the next version of an object, if it differs, and returns it with the metadata that an API server sets. a.mu is held.
+func (a *API) replace(k *objects, sub string, now, next client.Object) (client.Object, error) {
 	if v, uid := next.GetResourceVersion(), next.GetUID(); v != "" && v != now.GetResourceVersion() || uid != "" && uid != now.GetUID() {
-		return k.conflict(now, fmt.Sprintf("the change is for UID %q and resourceVersion %q", uid, v))
+		return nil, k.conflict(now, fmt.Sprintf("the change is for UID %q and resourceVersion %q", uid, v))
 	}
 	if k.hasStatus {
 		if sub == "status" {
@@ -135,8 +143,7 @@ func (a *API) change(o client.Object, sub string, edit func(now client.Object) (
 		}
 		a.store(k, watch.Modified, next)
 	}
-	fill(o, next)
-	return nil
+	return next, nil
 }
 
 // remove deletes an object, or marks it as deleted while it has finalizers. a.mu is held.
