@@ -216,7 +216,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			w.awaitGone(&policyv1.PodDisruptionBudget{}, "nat")
 			w.pods("nat", 2)
 			harness.OK(t, controllers.Same("objects", len(w.owned("nat")), 5))
-			harness.OK(t, controllers.Same("killed operators", deaths(), 1))
+			controllers.AwaitValue(t, "killed operators", deaths, 1)
 		})
 	}
 }

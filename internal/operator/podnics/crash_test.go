@@ -185,7 +185,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			s := newStage(t, name+"=kill", v1alpha1.PortMACDerived)
 			s.live()
 			s.sound()
-			harness.OK(t, controllers.Same("killed operators", s.deaths(), 1))
+			controllers.AwaitValue(t, "killed operators", s.deaths, 1)
 			made := 0
 			for _, call := range s.cloud.HTTP.Calls() {
 				if call.Method == "POST" && call.Status == 201 {
@@ -348,7 +348,7 @@ func TestKilledWithWarmBranches(t *testing.T) {
 				s.deletePod(pod)
 			}
 			controllers.AwaitValue(t, "remaining branches", s.devices, nil)
-			harness.OK(t, controllers.Same("killed operators", s.deaths(), 1))
+			controllers.AwaitValue(t, "killed operators", s.deaths, 1)
 		})
 	}
 }

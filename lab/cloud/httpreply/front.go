@@ -120,7 +120,7 @@ func (f *Front) Count(method, pattern string) (n int) {
 	return n
 }
 
-// fault returns the fault that applies to a call, or nil.
+// fault returns a copy of the fault that applies to a call, or nil.
 func (f *Front) fault(r *http.Request) *Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -130,7 +130,8 @@ func (f *Front) fault(r *http.Request) *Fault {
 			continue
 		}
 		if each.met++; each.met > each.Skip {
-			return each
+			now := *each
+			return &now
 		}
 	}
 	return nil

@@ -211,7 +211,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			w := newWorld(t)
 			deaths := controllers.Killed(t, operatorConfig(t), name+"=kill")
 			w.live()
-			harness.OK(t, controllers.Same("killed operators", deaths(), 1))
+			controllers.AwaitValue(t, "killed operators", deaths, 1)
 		})
 	}
 }
