@@ -17,17 +17,23 @@ const (
 	tolerance = 1.5
 	// totalRow is the name of the row for the sum of all packages.
 	totalRow = "total"
+	// yardstickRow is the name of the row for the cost of the yardstick on the machine whose costs the table has.
+	yardstickRow = "yardstick"
 
 	budgetHeader = "package\tcpu-seconds"
 )
 
 // budget is the number of CPU seconds that packages may use.
 type budget struct {
-	file  string
-	total float64
-	rows  map[string]float64 // by folder below the module's root
-	apart map[string]bool    // rows that do not count towards the total
+	file      string
+	total     float64
+	yardstick float64
+	rows      map[string]float64 // by folder below the module's root
+	apart     map[string]bool    // rows that do not count towards the total
 }
+
+// scale returns the factor for all limits: how much more the yardstick costs during this run than in the table, at least 1.
+func (b *budget) scale(cost float64) float64 { return max(1, cost/b.yardstick) }
 
 // readBudget reads a budget for the module whose root is a folder.
 func readBudget(file, root string) (*budget, error) {
@@ -62,6 +68,11 @@ func readBudget(file, root string) (*budget, error) {
 		case b.total == 0:
 			b.total = seconds
 			continue
+		case b.yardstick == 0 && name != yardstickRow:
+			complain("expected the second row to be %q", yardstickRow)
+		case b.yardstick == 0:
+			b.yardstick = seconds
+			continue
 		case name <= last:
 			complain("expected rows sorted by package, without duplicates; %q is before it", last)
 		case !hasTests(filepath.Join(root, name)):
@@ -69,8 +80,8 @@ func readBudget(file, root string) (*budget, error) {
 		}
 		b.rows[name], b.apart[name], last = seconds, apart, name
 	}
-	if b.total == 0 && wrong == nil {
-		wrong = append(wrong, fmt.Errorf("%s: expected a first row %q", file, totalRow))
+	if b.yardstick == 0 && wrong == nil {
+		wrong = append(wrong, fmt.Errorf("%s: expected a first row %q and a second row %q", file, totalRow, yardstickRow))
 	}
 	return b, errors.Join(wrong...)
 }
@@ -82,7 +93,7 @@ func hasTests(dir string) bool {
 
 // verdicts lists what exceeded the budget. Packages without usage were in Go's cache.
 func (b *budget) verdicts(r *report) (exceeded []string) {
-	sum := 0.0
+	sum, scale := 0.0, b.scale(r.yardstick.cost())
 	for _, name := range r.dearest() {
 		u, known := r.accounts.used[name]
 		if !known {
@@ -100,18 +111,18 @@ func (b *budget) verdicts(r *report) (exceeded []string) {
 			row = unlisted
 			its = fmt.Sprintf("a package without a row in %s has %d", b.file, unlisted)
 		}
-		if limit := tolerance * row; u.CPU > limit {
-			exceeded = append(exceeded, fmt.Sprintf("%s used %.1f CPU-s: %s, and the limit is %g. Fix the test, or raise its row in %s in the same commit. Its most expensive tests:%s",
+		if limit := tolerance * row * scale; u.CPU > limit {
+			exceeded = append(exceeded, fmt.Sprintf("%s used %.1f CPU-s: %s, and the limit is %.4g. Fix the test, or raise its row in %s in the same commit. Its most expensive tests:%s",
 				r.short(name), u.CPU, its, limit, b.file, r.dearestTests(name)))
 		}
 	}
-	if sum > b.total {
+	if sum > b.total*scale {
 		var text strings.Builder
 		for _, name := range first(r.dearest(), dearestShown) {
 			fmt.Fprintf(&text, "\n    %s, %.1f CPU-s:%s", r.short(name), r.accounts.used[name].CPU, strings.ReplaceAll(r.dearestTests(name), "\n", "\n  "))
 		}
-		exceeded = append(exceeded, fmt.Sprintf("all packages used %.1f CPU-s, and the row %q in %s has %g. Fix tests, or raise the row in the same commit. The most expensive packages and tests:%s",
-			sum, totalRow, b.file, b.total, text.String()))
+		exceeded = append(exceeded, fmt.Sprintf("all packages used %.1f CPU-s, and the row %q in %s has %g, on this machine %.4g. Fix tests, or raise the row in the same commit. The most expensive packages and tests:%s",
+			sum, totalRow, b.file, b.total, b.total*scale, text.String()))
 	}
 	return exceeded
 }
