@@ -18,17 +18,21 @@ var fleetScenarios = []struct {
 // fleetSizes are further numbers of daemons that start at once: they show up to which size few calls are refused.
 var fleetSizes = []int{50, small, medium, 1000}
 
-// fleetLimits are the limits of the account, in the names of figures: as EC2 publishes them, and a fifth of that; each also
-// beside a client that sends as much as each bucket grants and never backs off.
+// fleetLimits are the limits of the account, in the names of figures: as EC2 publishes them, and a fifth of that.
 var fleetLimits = []struct {
 	name   string
 	limits scale.Limits
 }{
 	{"", published},
 	{"-fifth", scale.Limits{Delay: callDelay, Published: true, Part: 0.2}},
-	{"-stranger", scale.Limits{Delay: callDelay, Published: true, Foreign: 1}},
-	{"-fifth-stranger", scale.Limits{Delay: callDelay, Published: true, Part: 0.2, Foreign: 1}},
 }
+
+// besideStranger are the published limits with a client that sends as much as each bucket grants and never backs off, and
+// strangerSizes the numbers of daemons that start beside it.
+var (
+	besideStranger = scale.Limits{Delay: callDelay, Published: true, Foreign: 1}
+	strangerSizes  = []int{small, medium, large}
+)
 
 // nodeFleets measures daemons in node mode that share the account's limits without knowing of each other.
 func nodeFleets(ctx context.Context, b *bench) (results []Result) {
@@ -52,6 +56,14 @@ func nodeFleets(ctx context.Context, b *bench) (results []Result) {
 		results = append(results,
 			single(fmt.Sprintf("node-fleet-start-%d", n), "s", last(out), bound(out)),
 			single(fmt.Sprintf("node-fleet-start-%d-refused", n), "%", refusedPercent(out), 0))
+	}
+	for _, n := range strangerSizes {
+		out := b.scaleRun(ctx, scale.Order{Workload: scale.NodeStart, Nodes: n, Limits: besideStranger})
+		name := fmt.Sprintf("node-fleet-start-%d-stranger", n)
+		results = append(results,
+			single(name, "s", last(out), bound(out)),
+			single(name+"-worst", "s", out.Daemons.Worst.Seconds(), middle(out)),
+			single(name+"-refused", "%", refusedPercent(out), 0))
 	}
 	return results
 }

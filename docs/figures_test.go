@@ -52,15 +52,15 @@ func size(network string) string {
 var figures = []figure{
 	{limitsPage, `nodes for one operator \| tested with 10,000, simulated: (\d+) MiB`, "guides/operator-mode.md", `(\d+) MiB for 10,000 \|`, nil}, // which is compared with the benchmark,
 	{limitsPage, `waiting ADDs on a node \| (\d+);`, "../internal/node/daemon/front.go", `pluginConnections\s+= (\d+)`, times(3, 4)},              // maxWaiting
-	{limitsPage, `the other IP family \| ([\d,]+) pods a node`, "../internal/source/nodelocal/nodelocal.go", `Network4\s+= netip.MustParsePrefix\("([^"]+)"\)`, size},
+	{limitsPage, `IP family that pods lack \| ([\d,]+) pods a node`, "../internal/source/nodelocal/nodelocal.go", `Network4\s+= netip.MustParsePrefix\("([^"]+)"\)`, size},
 	{limitsPage, `blocks of an AddressPool \| 2\^(\d+);`, "../internal/ipam/block/layout.go", `MaxIndex\s+= 1<<(\d+) - 1`, nil},
 	{limitsPage, `size of a block \| 2\^0 to 2\^(\d+) addresses`, poolKind, `self >= 0 && self <= (\d+)"`, nil},
 	{limitsPage, `reserved ranges of a pool \| (\d+)`, poolKind, `MaxItems=(\d+)\n(?:\t//[^\n]*\n)*\tReserved `, nil},
 	{limitsPage, `a released address is reused \| (\d+ s)`, "reference/configuration.md", "`--cooling-period` [^\n]*? `(\\d+s)`", func(s string) string { return strings.TrimSuffix(s, "s") + " s" }},
 	{limitsPage, `named ports of one policy \| ([\d,]+)`, policyLimits, `MaxSets = (\d+)`, nil},
 	{limitsPage, `networks of one policy \| ([\d,]+)`, policyLimits, `MaxBlocks = (\d+)`, nil},
-	{limitsPage, `all policies of a namespace select \| ([\d,]+)`, "../internal/policy/resolve/budget.go", `MaxMembers = ([\d_]+)`, nil},
-	{limitsPage, `may select pods of one namespace \| (\d+)`, "../internal/membership/selectors.go", `MaxSelecting = (\d+)`, nil},
+	{limitsPage, `selected by one namespace's NetworkPolicies \| ([\d,]+)`, "../internal/policy/resolve/budget.go", `MaxMembers = ([\d_]+)`, nil},
+	{limitsPage, `in one namespace, without the label [^|]*\| (\d+)`, "../internal/membership/selectors.go", `MaxSelecting = (\d+)`, nil},
 	{limitsPage, `template of an Egress \| (\d+) KiB`, "../internal/operator/egress/gatewayplan/template.go", `maxTemplate = (\d+) << 10`, nil},
 
 	{compatibilityPage, `\n\| ([\d.]+) \| tested: \[Kubernetes' own tests\]`, "../tools/kubebox/go.mod", `k8s.io/kubernetes v(\S+)`, minor},

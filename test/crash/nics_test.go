@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -369,7 +370,11 @@ func (r *round) tryNICs(ctx context.Context, l *lab.Lab) {
 			r.ok("CHECK of "+n.Name+"/"+p.Name, n.CheckPod(ctx, p.Name))
 			vpc := p.Annotations[v1alpha1.AnnotationVPC]
 			if from := before[vpc]; from != nil {
-				r.ok(fmt.Sprintf("%s/%s reaches %s/%s", from.Node, from.Name, n.Name, p.Name), answers(ctx, from, p))
+				err := answers(ctx, from, p)
+				if err != nil {
+					err = fmt.Errorf("%w\n%s\n%s", err, network(ctx, from), network(ctx, p))
+				}
+				r.ok(fmt.Sprintf("%s/%s reaches %s/%s", from.Node, from.Name, n.Name, p.Name), err)
 			}
 			before[vpc] = p
 		}
@@ -395,6 +400,16 @@ func answers(ctx context.Context, from, to *node.Pod) error {
 		}
 	}
 	return nil
+}
+
+// network describes a pod's addresses, neighbors, rules and routes.
+func network(ctx context.Context, p *node.Pod) string {
+	const show = "ip -brief address; ip neighbor; ip rule; ip route show table all type unicast"
+	out, err := exec.CommandContext(ctx, "nsenter", "--net="+p.Netns(), "sh", "-c", show).CombinedOutput()
+	if err != nil {
+		out = fmt.Append(out, err)
+	}
+	return fmt.Sprintf("network of %s/%s:\n%s", p.Node, p.Name, out)
 }
 
 // onlyUsers waits until pods have no PodNICs and, after deleting users' PodNICs, only users' ports are left, unbound.

@@ -292,10 +292,10 @@ func TestTrace(t *testing.T) {
 		wants   []string
 	}{
 		{"web-0 db-0 --port 5432", true, []string{"default/web-0 on node-a to default/db-0 on node-b, TCP port 5432: allowed", "NetworkPolicy default/db-clients, spec.ingress[0]", "no policy decides"}},
-		{"default/web-0 default/db-0 --port 80", false, []string{"TCP port 80: denied", "no rule accepts it of NetworkPolicy default/db-clients"}},
+		{"default/web-0 default/db-0 --port 80", false, []string{"TCP port 80: denied", "no rule of NetworkPolicy default/db-clients accepts it"}},
 		{"web-0 db-0 --port 5432 --protocol udp", false, []string{"UDP port 5432: denied"}},
 		{"web-0 db-0 --protocol icmp", false, []string{"ICMP: denied"}},
-		{"job-0 db-0 --port 5432", false, []string{"no rule accepts it"}},
+		{"job-0 db-0 --port 5432", false, []string{"no rule of NetworkPolicy default/db-clients accepts it"}},
 		{"db-0 web-0", true, []string{"no policy decides"}},
 		{"10.0.0.5 10.0.1.7 --port 5432", true, []string{"default/web-0 on node-a to default/db-0 on node-b"}},
 		{"203.0.113.9 db-0 --port 5432", false, []string{"203.0.113.9 to default/db-0 on node-b", "not a pod with policies"}},
@@ -316,7 +316,7 @@ func TestTrace(t *testing.T) {
 
 	b = enforcerOf("node-b", pods)
 	if tr, out, code := run("job-0", "db-0", "--port", "5432"); code != ExitUnwell || tr.Agree || tr.Allowed ||
-		!strings.Contains(out, "by the API server's objects it is denied (no rule accepts it of NetworkPolicy default/db-clients), on node node-b it is allowed (no policy decides)") {
+		!strings.Contains(out, "by the API server's objects it is denied (no rule of NetworkPolicy default/db-clients accepts it), on node node-b it is allowed (no policy decides)") {
 		t.Errorf("a node without the policy: %d\n%s", code, out)
 	}
 	if _, out, code := run("web-0", "db-0", "--port", "5432"); code != ExitUnwell || !strings.Contains(out, "node node-b decides by another rule: no policy decides") {

@@ -354,7 +354,7 @@ func (s TracedSide) because(of policy.Direction) string {
 		for i, r := range s.Isolating {
 			names[i] = refText(r)
 		}
-		return "no rule accepts it of " + strings.Join(names, ", ")
+		return "no rule of " + strings.Join(names, ", ") + " accepts it"
 	case s.Isolated:
 		return "no rule of the NetworkPolicies that select the pod accepts it"
 	case s.Pod == "":

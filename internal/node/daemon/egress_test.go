@@ -277,6 +277,30 @@ func TestPodIsRemovedIfEgressCannotBeCleared(t *testing.T) {
 	}
 }
 
+// DEL does not wait for the kernel to remove the egress; a new ADD of the container does.
+func TestDelRepliesBeforeEgressIsCleared(t *testing.T) {
+	n := newEgressNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.restart(nil)
+	r.egress.says("pod-a", testEgress("nat"))
+	netns := n.newNetns("a")
+	mustAdd(t, r, "a", netns)
+	block, entered := make(chan struct{}), make(chan struct{})
+	n.tunnels.onEnter("Clear", func() { close(entered); <-block })
+	mustDel(t, r, "a")
+	added := make(chan error, 1)
+	go func() {
+		_, err := r.client.Add(within(t), addOf("a", netns))
+		added <- err
+	}()
+	<-entered // the ADD ended the batching delay
+	if rec, ok := r.Store.Get(keyFor("a")); !ok || rec.State != attachment.Releasing {
+		t.Errorf("record after the DEL: %v, exists %v; want releasing", rec.State, ok)
+	}
+	close(block)
+	must(t, <-added)
+	n.tunnels.want(t, "internet/nat")
+}
+
 // mustDelAll is mustDel, and waits until the reaper has removed what lingers.
 func mustDelAll(t *testing.T, r *running, container string) {
 	t.Helper()

@@ -220,8 +220,9 @@ func (p Part) Remove(ctx context.Context, rec attachment.Record) error {
 	return failpoint.Hit("daemon.egress.cleared")
 }
 
-// Lingers implements part.Part: all egress state is in the pod's namespace, which may outlive the reply to DEL.
-func (Part) Lingers(rec attachment.Record) (has, lingers bool) { return rec.Egress != nil, false }
+// Lingers implements part.Part. All egress state is in the pod's namespace, which the runtime usually removes right after the
+// reply. Removing the state first takes three RCU grace periods.
+func (Part) Lingers(rec attachment.Record) (has, lingers bool) { return rec.Egress != nil, true }
 
 // Checks implements part.Part.
 func (p Part) Checks(rec attachment.Record) (checks bool, service string) { return isSettled(rec), "" }
