@@ -195,7 +195,7 @@ func TestB(t *testing.T) {
 		var out strings.Builder
 		report := newReport(&out)
 		report.module, report.accounts = "example.com/m", newAccounts(t.TempDir())
-		report.budget = &budget{file: "budget.tsv", total: 1000, yardstick: 1}
+		report.budget = &budget{file: "budget.tsv", total: 1000}
 		r := &runner{command: []string{sandbox, "go", "test", "-json", "-vet=off", "-exec=" + self + " account"}, report: report}
 		must(t, r.all(t.Context(), []group{{packages: []string{"example.com/m/a"}}, {flags: []string{"-count=1"}, packages: []string{"example.com/m/b"}}}, later{}))
 		if !report.print(time.Second) || !strings.Contains(out.String(), from+" packages from the cache") {

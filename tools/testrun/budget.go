@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -12,28 +13,41 @@ import (
 const (
 	// unlisted is the number of CPU seconds allowed for a package without a row in the budget.
 	unlisted = 25
-	// tolerance is the factor by which a package may exceed its row, since other load on the machine makes the same work
-	// more expensive.
+	// tolerance is the factor by which a package may exceed its row, when the median package does not.
 	tolerance = 1.5
 	// totalRow is the name of the row for the sum of all packages.
 	totalRow = "total"
-	// yardstickRow is the name of the row for the cost of the yardstick on the machine whose costs the table has.
-	yardstickRow = "yardstick"
+	// fewRows is the number of rows below which a run does not show how expensive the machine is.
+	fewRows = 8
+	// mostExpensive is the maximum factor that a run's own costs explain.
+	mostExpensive = 2.5
 
 	budgetHeader = "package\tcpu-seconds"
 )
 
 // budget is the number of CPU seconds that packages may use.
 type budget struct {
-	file      string
-	total     float64
-	yardstick float64
-	rows      map[string]float64 // by folder below the module's root
-	apart     map[string]bool    // rows that do not count towards the total
+	file  string
+	total float64
+	rows  map[string]float64 // by folder below the module's root
+	apart map[string]bool    // rows that do not count towards the total
 }
 
-// scale returns the factor for all limits: how much more the yardstick costs during this run than in the table, at least 1.
-func (b *budget) scale(cost float64) float64 { return max(1, cost/b.yardstick) }
+// scale returns the factor for all limits: by how much the median package exceeded its row, at least 1. The same tests use more
+// CPU time on a slower or busier machine, where they poll for longer and lose their caches more often.
+func (b *budget) scale(r *report) float64 {
+	var ratios []float64
+	for name, u := range r.accounts.used {
+		if row, listed := b.rows[r.short(name)]; listed {
+			ratios = append(ratios, u.CPU/row)
+		}
+	}
+	if len(ratios) < fewRows {
+		return 1
+	}
+	slices.Sort(ratios)
+	return min(max(1, ratios[(len(ratios)-1)/2]), mostExpensive)
+}
 
 // readBudget reads a budget for the module whose root is a folder.
 func readBudget(file, root string) (*budget, error) {
@@ -68,11 +82,6 @@ func readBudget(file, root string) (*budget, error) {
 		case b.total == 0:
 			b.total = seconds
 			continue
-		case b.yardstick == 0 && name != yardstickRow:
-			complain("expected the second row to be %q", yardstickRow)
-		case b.yardstick == 0:
-			b.yardstick = seconds
-			continue
 		case name <= last:
 			complain("expected rows sorted by package, without duplicates; %q is before it", last)
 		case !hasTests(filepath.Join(root, name)):
@@ -80,8 +89,8 @@ func readBudget(file, root string) (*budget, error) {
 		}
 		b.rows[name], b.apart[name], last = seconds, apart, name
 	}
-	if b.yardstick == 0 && wrong == nil {
-		wrong = append(wrong, fmt.Errorf("%s: expected a first row %q and a second row %q", file, totalRow, yardstickRow))
+	if b.total == 0 && wrong == nil {
+		wrong = append(wrong, fmt.Errorf("%s: expected a first row %q", file, totalRow))
 	}
 	return b, errors.Join(wrong...)
 }
@@ -93,7 +102,7 @@ func hasTests(dir string) bool {
 
 // verdicts lists what exceeded the budget. Packages without usage were in Go's cache.
 func (b *budget) verdicts(r *report) (exceeded []string) {
-	sum, scale := 0.0, b.scale(r.yardstick.cost())
+	sum, scale := 0.0, b.scale(r)
 	for _, name := range r.dearest() {
 		u, known := r.accounts.used[name]
 		if !known {
@@ -121,7 +130,7 @@ func (b *budget) verdicts(r *report) (exceeded []string) {
 		for _, name := range first(r.dearest(), dearestShown) {
 			fmt.Fprintf(&text, "\n    %s, %.1f CPU-s:%s", r.short(name), r.accounts.used[name].CPU, strings.ReplaceAll(r.dearestTests(name), "\n", "\n  "))
 		}
-		exceeded = append(exceeded, fmt.Sprintf("all packages used %.1f CPU-s, and the row %q in %s has %g, on this machine %.4g. Fix tests, or raise the row in the same commit. The most expensive packages and tests:%s",
+		exceeded = append(exceeded, fmt.Sprintf("all packages used %.1f CPU-s, and the row %q in %s has %g, in this run %.4g. Fix tests, or raise the row in the same commit. The most expensive packages and tests:%s",
 			sum, totalRow, b.file, b.total, b.total*scale, text.String()))
 	}
 	return exceeded

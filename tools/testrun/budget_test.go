@@ -15,37 +15,44 @@ func TestBudget(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		total  float64
-		slow   float64            // cost of the yardstick in this run, in multiples of its row
+		slow   float64            // what each of eight further packages uses, in multiples of its row of 1
 		used   map[string]float64 // by package below the module's root; negative: from Go's cache
 		want   []string           // prefixes of the verdicts
 		inside []string           // contained in the last verdict, in this order
 	}{
-		{"exactly one and a half times the row", 1000, 1, map[string]float64{"test/crash": 135}, nil, nil},
+		{"exactly one and a half times the row", 1000, 0, map[string]float64{"test/crash": 135}, nil, nil},
 		{
-			"above one and a half times the row", 1000, 1, map[string]float64{"test/crash": 135.1, "other": 1},
+			"above one and a half times the row", 1000, 0, map[string]float64{"test/crash": 135.1, "other": 1},
 			[]string{"test/crash used 135.1 CPU-s: its row in budget.tsv has 90, and the limit is 135. Fix the test, or raise its row in budget.tsv in the same commit."},
 			[]string{"\n        9.0 s  TestTable/slow", "\n        8.0 s  TestC", "\n        7.0 s  TestD", "\n        6.0 s  TestE", "\n        1.0 s  TestF"},
 		},
-		{"without a row", 1000, 1, map[string]float64{"other": 37.5}, nil, nil},
-		{"above the limit without a row", 1000, 1, map[string]float64{"other": 38}, []string{"other used 38.0 CPU-s: a package without a row in budget.tsv has 25, and the limit is 37.5."}, nil},
+		{"without a row", 1000, 0, map[string]float64{"other": 37.5}, nil, nil},
+		{"above the limit without a row", 1000, 0, map[string]float64{"other": 38}, []string{"other used 38.0 CPU-s: a package without a row in budget.tsv has 25, and the limit is 37.5."}, nil},
 		{"at the limit of a slow machine", 200, 1.6, map[string]float64{"test/crash": 216, "other": 60, "apart": 72}, nil, nil},
 		{"above the limit of a slow machine", 300, 1.6, map[string]float64{"test/crash": 217}, []string{"test/crash used 217.0 CPU-s: its row in budget.tsv has 90, and the limit is 216."}, nil},
+		{"a machine that explains no more", 1000, 3.7, map[string]float64{"test/crash": 338}, []string{"test/crash used 338.0 CPU-s: its row in budget.tsv has 90, and the limit is 337.5."}, nil},
 		{"a fast machine", 1000, 0.5, map[string]float64{"test/crash": 135}, nil, nil},
-		{"from the cache", 1000, 1, map[string]float64{"test/crash": -1}, nil, nil},
-		{"without usage", 1000, 1, map[string]float64{"other": 0}, []string{"other: its CPU time is unknown"}, nil},
-		{"sum equal to the total", 101, 1, map[string]float64{"test/crash": 100, "other": 1}, nil, nil},
-		{"sum equal to the total without packages that do not count", 100, 1, map[string]float64{"apart": 40, "test/crash": 100}, nil, nil},
+		{"from the cache", 1000, 0, map[string]float64{"test/crash": -1}, nil, nil},
+		{"without usage", 1000, 0, map[string]float64{"other": 0}, []string{"other: its CPU time is unknown"}, nil},
+		{"sum equal to the total", 101, 0, map[string]float64{"test/crash": 100, "other": 1}, nil, nil},
+		{"sum equal to the total without packages that do not count", 100, 0, map[string]float64{"apart": 40, "test/crash": 100}, nil, nil},
 		{
-			"sum above the total", 100, 1, map[string]float64{"test/crash": 99.5, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5},
-			[]string{`all packages used 114.5 CPU-s, and the row "total" in budget.tsv has 100, on this machine 100.`},
+			"sum above the total", 100, 0, map[string]float64{"test/crash": 99.5, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5},
+			[]string{`all packages used 114.5 CPU-s, and the row "total" in budget.tsv has 100, in this run 100.`},
 			[]string{"\n    test/crash, 99.5 CPU-s:\n          9.0 s  TestTable/slow", "\n    e, 5.0 CPU-s:", "\n    d, 4.0", "\n    c, 3.0", "\n    b, 2.0"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newReport(new(strings.Builder))
 			r.module = "example.com/m"
-			r.budget = &budget{file: "budget.tsv", total: tt.total, yardstick: 0.04, rows: map[string]float64{"test/crash": 90, "apart": 30}, apart: map[string]bool{"apart": true}}
-			r.yardstick.samples = []float64{9, 0, 0.04 * tt.slow}
+			r.budget = &budget{file: "budget.tsv", total: tt.total, rows: map[string]float64{"test/crash": 90, "apart": 30}, apart: map[string]bool{"apart": true}}
+			for i := range 8 {
+				if name := fmt.Sprint("z", i); tt.slow > 0 {
+					r.budget.rows[name], r.budget.apart[name] = 1, true
+					r.accounts.used[r.module+"/"+name] = used{usage: usage{CPU: tt.slow}}
+					r.results[r.module+"/"+name] = result{passed: true}
+				}
+			}
 			for name, cpu := range tt.used {
 				name = r.module + "/" + name
 				if cpu > 0 {
@@ -78,7 +85,7 @@ func took(name string, seconds int) testjson.TestCase {
 
 func TestReadBudget(t *testing.T) {
 	const header = "# CPU seconds by package.\npackage\tcpu-seconds\n"
-	const start = header + "total\t100\nyardstick\t0.04\n"
+	const start = header + "total\t100\n"
 	root := t.TempDir()
 	for _, name := range []string{"a", "b", "empty"} {
 		must(t, os.Mkdir(filepath.Join(root, name), 0o700))
@@ -95,21 +102,20 @@ func TestReadBudget(t *testing.T) {
 		{"no header", "total\t100\na\t3\n", []string{`:1: "total\t100": expected the header "package\tcpu-seconds"`, `:2: "a\t3": expected the first row to be "total"`}},
 		{"nothing", "", []string{`expected a first row "total"`}},
 		{"no total", header + "a\t3\n", []string{`:3: "a\t3": expected the first row to be "total"`}},
-		{"no yardstick", header + "total\t100\na\t3\n", []string{`:4: "a\t3": expected the second row to be "yardstick"`}},
-		{"no number", start + "a\tmuch\nb 4\n", []string{`:5: "a\tmuch": expected a package, a tab and its CPU seconds, a number above 0`, `:6: "b 4": expected a package, a tab`}},
-		{"zero, negative and not a number", start + "a\t0\na\t-1\na\tNaN\n", []string{":5: ", ":6: ", ":7: "}},
-		{"a third column", start + "a\t3\t4\n", []string{":5: "}},
-		{"out of order", start + "b\t3\na\t4\n", []string{`:6: "a\t4": expected rows sorted by package, without duplicates; "b" is before it`}},
-		{"twice", start + "a\t3\na\t4\n", []string{`:6: "a\t4": expected rows sorted`}},
-		{"no such package", start + "a/gone\t3\n", []string{`:5: "a/gone\t3": expected a package with tests, below the root of the module; a/gone has no *_test.go`}},
-		{"no tests", start + "empty\t3\n", []string{":5: "}},
+		{"no number", start + "a\tmuch\nb 4\n", []string{`:4: "a\tmuch": expected a package, a tab and its CPU seconds, a number above 0`, `:5: "b 4": expected a package, a tab`}},
+		{"zero, negative and not a number", start + "a\t0\na\t-1\na\tNaN\n", []string{":4: ", ":5: ", ":6: "}},
+		{"a third column", start + "a\t3\t4\n", []string{":4: "}},
+		{"out of order", start + "b\t3\na\t4\n", []string{`:5: "a\t4": expected rows sorted by package, without duplicates; "b" is before it`}},
+		{"twice", start + "a\t3\na\t4\n", []string{`:5: "a\t4": expected rows sorted`}},
+		{"no such package", start + "a/gone\t3\n", []string{`:4: "a/gone\t3": expected a package with tests, below the root of the module; a/gone has no *_test.go`}},
+		{"no tests", start + "empty\t3\n", []string{":4: "}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			must(t, os.WriteFile(file, []byte(tt.text), 0o600))
 			b, err := readBudget(file, root)
 			if len(tt.want) == 0 {
 				must(t, err)
-				if b.total != 100 || b.yardstick != 0.04 || fmt.Sprint(b.rows, b.apart) != "map[a:3 b:4.5] map[a:false b:true]" {
+				if b.total != 100 || fmt.Sprint(b.rows, b.apart) != "map[a:3 b:4.5] map[a:false b:true]" {
 					t.Errorf("budget = %+v", b)
 				}
 				return

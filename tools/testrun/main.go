@@ -17,9 +17,8 @@
 // program and all processes that it started, also in other sessions and after their parents have ended. CPU time comes
 // from wait4(2). Starts of programs are counted with acct(2), which needs a PID namespace for the tests. A run exceeds the
 // -budget, a table of CPU seconds by package, when a package uses more than 1.5 times its row (25 without one), or all
-// packages together more than the first row, "total". All limits grow with the cost of a fixed piece of work, measured
-// during the run and compared with the second row, "yardstick". Results from Go's cache cost nothing, and repeated tests
-// are not counted.
+// packages together more than the first row, "total". If the median package exceeded its row, all limits are higher by that
+// factor, up to 2.5. Results from Go's cache cost nothing, and repeated tests are not counted.
 //
 // It exits with 1 if the run failed, exceeded its budget, or tested nothing.
 package main
@@ -106,11 +105,6 @@ func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	if report.budget != nil {
-		measured, end := context.WithCancel(ctx)
-		defer end()
-		go report.yardstick.watch(measured)
-	}
 	started := time.Now()
 	r := &runner{command: append(flag.Args(), "-exec="+self+" account"), report: report}
 	err = r.all(ctx, groups, l)

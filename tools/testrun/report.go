@@ -24,18 +24,17 @@ const (
 
 // report collects the results of all go test commands.
 type report struct {
-	out       *progress
-	module    string // path of the module whose packages are tested
-	packages  counts
-	tests     counts
-	results   map[string]result // by import path
-	accounts  *accounts
-	budget    *budget // nil: none
-	yardstick yardstick
-	notRun    []string // lines with notRun, and skipped tests
-	rotated   int      // number of tests that another slice of the rotation runs
-	failures  []*failure
-	trouble   []string // other reasons why the run failed
+	out      *progress
+	module   string // path of the module whose packages are tested
+	packages counts
+	tests    counts
+	results  map[string]result // by import path
+	accounts *accounts
+	budget   *budget  // nil: none
+	notRun   []string // lines with notRun, and skipped tests
+	rotated  int      // number of tests that another slice of the rotation runs
+	failures []*failure
+	trouble  []string // other reasons why the run failed
 }
 
 // counts are results of tests or packages.

@@ -116,9 +116,7 @@ func (r *report) printUsage() {
 	r.say("%s", strings.TrimSuffix(table.String(), "\n"))
 	of := ""
 	if r.budget != nil {
-		cost := r.yardstick.cost()
-		r.say("%-9s %.1f ms, %.2f times its row: all limits are multiplied by %.2f", yardstickRow, 1000*cost, cost/r.budget.yardstick, r.budget.scale(cost))
-		of = fmt.Sprintf(" of %.4g", r.budget.total*r.budget.scale(cost))
+		of = fmt.Sprintf(" of %.4g", r.budget.total*r.budget.scale(r))
 	}
 	r.say("%-9s %.1f%s CPU-s by tests, %.1f by go test and compilers; %d of %d packages from the cache", "CPU", cpu, of, r.accounts.building, cached, len(r.results))
 }
