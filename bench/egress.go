@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,6 +17,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/egressclients"
 	"github.com/berthnet/berth/bench/must"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/site"
@@ -230,6 +233,20 @@ func (b egressBed) addAndConnect(ctx context.Context, p *corev1.Pod, whose strin
 	}
 	note(whose+"first", millis(time.Since(begin)))
 	note(whose+"del", b.berth.del(ctx, rt))
+	must.OK(poll.Until(one, func() error { return emptied(rt.NetNS) })) // it must not disturb the next measurement
+}
+
+// emptied returns an error while the daemon has not removed everything of a deleted pod, the link last.
+func emptied(netns string) error {
+	return ns.Netlink(netns, func(nl *netlink.Handle) error {
+		links, err := nl.LinkList()
+		for _, l := range links {
+			if l.Attrs().Name == "eth0" {
+				err = errors.Join(err, fmt.Errorf("%s still has eth0", netns))
+			}
+		}
+		return err
+	})
 }
 
 // removePods deletes the measured Pods, so that they do not disturb egress-failover.
