@@ -95,9 +95,16 @@ var budgets = []budget{
 	{"node-fleet-replace", 1.5, false, limitsOfEC2},
 	{"node-fleet-replace-refused", 5, false, ""},
 	{"node-fleet-outage", 1.5, false, limitsOfEC2},
+	{"node-fleet-churn", 1.5, false, limitsOfEC2},
+	{"node-fleet-start-fifth", 1.5, false, limitsOfEC2},
+	{"node-fleet-start-fifth-worst", 3, false, medianNode},
+	{"node-fleet-replace-fifth", 1.5, false, limitsOfEC2},
+	{"node-fleet-outage-fifth", 1.5, false, limitsOfEC2},
+	{"node-fleet-start-2000-stranger-worst", 3, false, medianNode},
 	{"node-fleet-start-50-refused", 5, false, ""},
-	// A goal that daemons cannot reach without knowing of each other: see docs/guides/operator-mode.md.
+	// Goals that daemons cannot reach without knowing of each other: see docs/guides/operator-mode.md.
 	{"node-fleet-start-refused", 5, false, ""},
+	{"node-fleet-start-2000-stranger", 1.5, false, "a share proportional to the calls"},
 	{"operator-memory-2000", 300, false, ""},
 	{"operator-memory-10000", 1024, false, ""},
 	{"takeover-cpu", 1.3, false, "600 nodes instead of 3,000"},
