@@ -178,6 +178,7 @@ func (u *egressUsers) collect(name string) {
 		u.end(pod)
 	}
 	delete(u.gateways, name)
+	<-time.After(time.Second) // Kubernetes' garbage collector also finds what the operator made meanwhile
 	u.api.Collect()
 }
 

@@ -98,6 +98,9 @@ func TestApplyCompletesAfterFailureAtAnyStep(t *testing.T) {
 					}
 					return nil
 				})
+				if err == nil && done <= i { // the kernel had removed some routes with the devices before their own steps
+					continue
+				}
 				if !errors.Is(err, stop) {
 					t.Fatalf("step %d, %s: Apply() error = %v, want the injected one", i, list[i], err)
 				}

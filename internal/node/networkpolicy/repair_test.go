@@ -260,7 +260,10 @@ func TestCondition(t *testing.T) {
 			t.Fatalf("no metric %s", name)
 			return 0
 		}
-		wants(false, "Starting")
+		unused := New(Options{Kernel: &kernel{}, Dir: t.TempDir(), Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler)})
+		if c := unused.Condition(); c.Healthy || c.Reason != "Starting" {
+			t.Errorf("%+v before it has asked the operator, want Starting", c)
+		}
 		sleep(time.Hour)
 		wants(false, "Unknown: berth-operator has not sent this node any network policies yet: ")
 		if away := gauge("berth_network_policy_operator_away_seconds"); away != 3600 {

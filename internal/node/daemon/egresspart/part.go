@@ -210,12 +210,11 @@ func (p Part) Remove(ctx context.Context, rec attachment.Record) error {
 	case err != nil:
 		p.Log.Warn("looking up the network namespace of a pod whose egress is to be removed failed", "attachment", rec.Key.String(), "err", err)
 		return nil
-	case !alive:
-		return nil
-	}
-	if err := p.Egress.Clear(ctx, rec); err != nil {
-		p.Log.Warn("removing a pod's egress from its namespace failed", "attachment", rec.Key.String(), "err", err)
-		return nil
+	case alive:
+		if err := p.Egress.Clear(ctx, rec); err != nil {
+			p.Log.Warn("removing a pod's egress from its namespace failed", "attachment", rec.Key.String(), "err", err)
+			return nil
+		}
 	}
 	return failpoint.Hit("daemon.egress.cleared")
 }
