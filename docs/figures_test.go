@@ -52,7 +52,7 @@ func size(network string) string {
 var figures = []figure{
 	{limitsPage, `nodes for one operator \| tested with 10,000, simulated: (\d+) MiB`, "guides/operator-mode.md", `(\d+) MiB for 10,000 \|`, nil}, // which is compared with the benchmark,
 	{limitsPage, `waiting ADDs on a node \| (\d+);`, "../internal/node/daemon/front.go", `pluginConnections\s+= (\d+)`, times(3, 4)},              // maxWaiting
-	{limitsPage, `IP family that pods lack \| ([\d,]+) pods a node`, "../internal/source/nodelocal/nodelocal.go", `Network4\s+= netip.MustParsePrefix\("([^"]+)"\)`, size},
+	{limitsPage, `--enable-v6-egress` + "`" + ` \| ([\d,]+) a node`, "../internal/source/nodelocal/nodelocal.go", `Network4\s+= netip.MustParsePrefix\("([^"]+)"\)`, size},
 	{limitsPage, `blocks of an AddressPool \| 2\^(\d+);`, "../internal/ipam/block/layout.go", `MaxIndex\s+= 1<<(\d+) - 1`, nil},
 	{limitsPage, `size of a block \| 2\^0 to 2\^(\d+) addresses`, poolKind, `self >= 0 && self <= (\d+)"`, nil},
 	{limitsPage, `reserved ranges of a pool \| (\d+)`, poolKind, `MaxItems=(\d+)\n(?:\t//[^\n]*\n)*\tReserved `, nil},
