@@ -14,7 +14,7 @@ const (
 	// unlisted is the number of CPU seconds allowed for a package without a row in the budget.
 	unlisted = 25
 	// tolerance is the factor by which a package may exceed its row, when the median package does not.
-	tolerance = 1.5
+	tolerance = 2
 	// totalRow is the name of the row for the sum of all packages.
 	totalRow = "total"
 	// fewRows is the number of rows below which a run does not show how expensive the machine is.

@@ -20,18 +20,18 @@ func TestBudget(t *testing.T) {
 		want   []string           // prefixes of the verdicts
 		inside []string           // contained in the last verdict, in this order
 	}{
-		{"exactly one and a half times the row", 1000, 0, map[string]float64{"test/crash": 135}, nil, nil},
+		{"exactly twice the row", 1000, 0, map[string]float64{"test/crash": 180}, nil, nil},
 		{
-			"above one and a half times the row", 1000, 0, map[string]float64{"test/crash": 135.1, "other": 1},
-			[]string{"test/crash used 135.1 CPU-s: its row in budget.tsv has 90, and the limit is 135. Fix the test, or raise its row in budget.tsv in the same commit."},
+			"above twice the row", 1000, 0, map[string]float64{"test/crash": 180.1, "other": 1},
+			[]string{"test/crash used 180.1 CPU-s: its row in budget.tsv has 90, and the limit is 180. Fix the test, or raise its row in budget.tsv in the same commit."},
 			[]string{"\n        9.0 s  TestTable/slow", "\n        8.0 s  TestC", "\n        7.0 s  TestD", "\n        6.0 s  TestE", "\n        1.0 s  TestF"},
 		},
-		{"without a row", 1000, 0, map[string]float64{"other": 37.5}, nil, nil},
-		{"above the limit without a row", 1000, 0, map[string]float64{"other": 38}, []string{"other used 38.0 CPU-s: a package without a row in budget.tsv has 25, and the limit is 37.5."}, nil},
-		{"at the limit of a slow machine", 200, 1.6, map[string]float64{"test/crash": 216, "other": 60, "apart": 72}, nil, nil},
-		{"above the limit of a slow machine", 300, 1.6, map[string]float64{"test/crash": 217}, []string{"test/crash used 217.0 CPU-s: its row in budget.tsv has 90, and the limit is 216."}, nil},
-		{"a machine that explains no more", 1000, 3.7, map[string]float64{"test/crash": 338}, []string{"test/crash used 338.0 CPU-s: its row in budget.tsv has 90, and the limit is 337.5."}, nil},
-		{"a fast machine", 1000, 0.5, map[string]float64{"test/crash": 135}, nil, nil},
+		{"without a row", 1000, 0, map[string]float64{"other": 50}, nil, nil},
+		{"above the limit without a row", 1000, 0, map[string]float64{"other": 51}, []string{"other used 51.0 CPU-s: a package without a row in budget.tsv has 25, and the limit is 50."}, nil},
+		{"at the limit of a slow machine", 250, 1.6, map[string]float64{"test/crash": 288, "other": 80, "apart": 96}, nil, nil},
+		{"above the limit of a slow machine", 300, 1.6, map[string]float64{"test/crash": 289}, []string{"test/crash used 289.0 CPU-s: its row in budget.tsv has 90, and the limit is 288."}, nil},
+		{"a machine that explains no more", 1000, 4.5, map[string]float64{"test/crash": 451}, []string{"test/crash used 451.0 CPU-s: its row in budget.tsv has 90, and the limit is 450."}, nil},
+		{"a fast machine", 1000, 0.5, map[string]float64{"test/crash": 180}, nil, nil},
 		{"from the cache", 1000, 0, map[string]float64{"test/crash": -1}, nil, nil},
 		{"without usage", 1000, 0, map[string]float64{"other": 0}, []string{"other: its CPU time is unknown"}, nil},
 		{"sum equal to the total", 101, 0, map[string]float64{"test/crash": 100, "other": 1}, nil, nil},

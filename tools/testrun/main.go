@@ -16,7 +16,7 @@
 // The command gets an additional flag -exec, with which this program starts test programs and records the usage of a test
 // program and all processes that it started, also in other sessions and after their parents have ended. CPU time comes
 // from wait4(2). Starts of programs are counted with acct(2), which needs a PID namespace for the tests. A run exceeds the
-// -budget, a table of CPU seconds by package, when a package uses more than 1.5 times its row (25 without one), or all
+// -budget, a table of CPU seconds by package, when a package uses more than twice its row (25 without one), or all
 // packages together more than the first row, "total". If the median package exceeded its row, all limits are higher by that
 // factor, up to 2.5. Results from Go's cache cost nothing, and repeated tests are not counted.
 //
