@@ -226,7 +226,8 @@ func (t *takeover) Listed(took time.Duration, _ error) {
 	defer t.mu.Unlock()
 	if t.atRest > 0 && t.out.Listing == 0 && t.pagesBefore > 0 {
 		t.out.Listing, t.out.Pages = took, pages-t.pagesBefore
-		t.out.ListingHeap = bubble.LiveHeap() - t.atRest
+		heap := bubble.LiveHeap()
+		t.out.ListingHeap = heap - min(heap, t.atRest)
 	}
 	t.pagesBefore = pages
 }
