@@ -19,7 +19,6 @@ import (
 	"github.com/berthnet/berth/bench/bubble"
 	"github.com/berthnet/berth/bench/memapi"
 	"github.com/berthnet/berth/internal/ec2/cloud"
-	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/fleet"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
@@ -71,11 +70,11 @@ type takeover struct {
 	began   time.Time
 	cpu     time.Duration // of the process, at the beginning
 
-	mu          sync.Mutex // guards all below
-	observed    map[string]bool
-	out         Takeover
-	atRest      uint64 // heap size, if listings are measured
-	pagesBefore int
+	mu           sync.Mutex // guards all below
+	observed     map[string]bool
+	out          Takeover
+	atRest       uint64 // heap size, if listings are measured
+	listedAtRest bool   // a listing has ended since then, so the next one is entirely at rest
 }
 
 func runTakeover(ctx context.Context, o TakeoverOrder) (Takeover, error) {
@@ -179,7 +178,7 @@ func (t *takeover) rest(ctx context.Context) error {
 	<-time.After(3 * time.Minute)
 	heap := bubble.LiveHeap()
 	t.mu.Lock()
-	t.out.Heap, t.atRest, t.pagesBefore = heap, heap, 0
+	t.out.Heap, t.atRest, t.listedAtRest = heap, heap, false
 	t.mu.Unlock()
 	for t.listing() == 0 {
 		<-time.After(time.Second)
@@ -221,15 +220,14 @@ func (t *takeover) Acted(node string, a plan.Action, _ cloud.Class, err error, _
 
 // Listed implements fleet.Observer.
 func (t *takeover) Listed(took time.Duration, _ error) {
-	pages := t.ec2.Front.Stats()[pace.DescribeENIs.Action].Calls
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.atRest > 0 && t.out.Listing == 0 && t.pagesBefore > 0 {
-		t.out.Listing, t.out.Pages = took, pages-t.pagesBefore
+	if t.atRest > 0 && t.out.Listing == 0 && t.listedAtRest {
+		t.out.Listing, t.out.Pages = took, int(took/t.Page) // one after the other; EC2 counts calls for single nodes, too
 		heap := bubble.LiveHeap()
 		t.out.ListingHeap = heap - min(heap, t.atRest)
 	}
-	t.pagesBefore = pages
+	t.listedAtRest = true
 }
 
 func (t *takeover) listing() time.Duration {

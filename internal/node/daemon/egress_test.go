@@ -287,17 +287,7 @@ func TestDelRepliesBeforeEgressIsCleared(t *testing.T) {
 	block, entered := make(chan struct{}), make(chan struct{})
 	n.tunnels.onEnter("Clear", func() { close(entered); <-block })
 	mustDel(t, r, "a")
-	added := make(chan error, 1)
-	go func() {
-		_, err := r.client.Add(within(t), addOf("a", netns))
-		added <- err
-	}()
-	<-entered // the ADD ended the batching delay
-	if rec, ok := r.Store.Get(keyFor("a")); !ok || rec.State != attachment.Releasing {
-		t.Errorf("record after the DEL: %v, exists %v; want releasing", rec.State, ok)
-	}
-	close(block)
-	must(t, <-added)
+	r.addAfterRemoval(t, addOf("a", netns), "a", entered, block)
 	n.tunnels.want(t, "internet/nat")
 }
 

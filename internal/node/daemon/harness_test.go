@@ -274,6 +274,23 @@ func mustAdd(t *testing.T, r *running, container, netns string) *rpc.AddReply {
 	return reply
 }
 
+// addAfterRemoval adds a pod while the reaper removes a deleted one, whose record is releasing until then. The removal closes
+// entered and waits for block.
+func (r *running) addAfterRemoval(t *testing.T, next *rpc.AddRequest, former string, entered, block chan struct{}) {
+	t.Helper()
+	added := make(chan error, 1)
+	go func() {
+		_, err := r.client.Add(within(t), next)
+		added <- err
+	}()
+	<-entered // the ADD ended the batching delay
+	if rec, ok := r.Store.Get(keyFor(former)); !ok || rec.State != attachment.Releasing {
+		t.Errorf("record after the DEL: %v, exists %v; want releasing", rec.State, ok)
+	}
+	close(block)
+	must(t, <-added)
+}
+
 // wantAddress adds a pod in a namespace and asserts its address.
 func (r *running) wantAddress(t *testing.T, container, netns, address string) {
 	t.Helper()

@@ -207,17 +207,7 @@ func TestADDWaitsForTheBranchOfTheFormerSandbox(t *testing.T) {
 	mustDel(t, r, "a")
 	next := addOf("b", n.newNetns("b"))
 	next.Pod = addOf("a", "").GetPod()
-	added := make(chan error, 1)
-	go func() {
-		_, err := r.client.Add(within(t), next)
-		added <- err
-	}()
-	<-entered // the ADD ended the batching delay
-	if rec, ok := r.Store.Get(keyFor("a")); !ok || rec.State != attachment.Releasing {
-		t.Errorf("record after the DEL: %v, exists %v; want releasing", rec.State, ok)
-	}
-	close(block)
-	must(t, <-added)
+	r.addAfterRemoval(t, next, "a", entered, block)
 	n.board.want(t, "b-1")
 	if _, ok := r.Store.Get(keyFor("a")); ok {
 		t.Error("the record of the former sandbox still exists")
