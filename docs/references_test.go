@@ -83,7 +83,7 @@ var others = map[string]string{
 	"policy-name": "aws", "policy-document": "aws", "addon-name": "aws", "resolve-conflicts": "aws", "preserve": "aws", "configuration-values": "aws", "install": "helm",
 	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
 	"node-ip": "kubelet", "configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
-	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
+	"ignore-daemonsets": "kubectl", "delete-emptydir-data": "kubectl", "resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 	"service-cluster-ip-range": "kube-apiserver", "enable-aggregator-routing": "kube-apiserver", "admission-control-config-file": "kube-apiserver",
 	"create-namespace": "helm", "image": "kubectl", "annotations": "kubectl",
 	"now": "systemctl", "previous": "kubectl", "filters": "aws", "network": "openstack", "ports": "openstack", "host": "openstack", "device-owner": "openstack", "from-literal": "kubectl", "for": "kubectl",

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -55,10 +56,28 @@ func (r *run) bare(ctx context.Context) time.Duration {
 	layout := must.Get(block.Parse(blockSizeBits, []block.Subnet{{IPv4: netip.MustParsePrefix(subnet.IPv4), IPv6: netip.MustParsePrefix(subnet.IPv6)}}))
 	token := must.Get(r.kube.Token(ctx, operatorAccount, nil))
 	c := must.Get(client.New(r.kube.ConfigWithToken(token), client.Options{Scheme: r.kube.Client.Scheme()}))
+	g, ctx := errgroup.WithContext(ctx)
+	listed := make(chan struct{})
+	g.Go(func() (err error) {
+		defer must.Catch(&err)
+		r.waitUntilComplete(ctx, r.Nodes+n, nil, func(complete int) {
+			if complete == r.Nodes {
+				close(listed)
+			}
+		})
+		return nil
+	})
+	select {
+	case <-listed: // the time of the list would be extrapolated, too
+	case <-ctx.Done():
+	}
 	begin := time.Now()
-	must.OK(objects.Each(ctx, len(open), workers, func(ctx context.Context, i int) error {
-		return r.answer(ctx, c, p, layout, int64(r.Nodes+i), &open[i])
-	}))
+	g.Go(func() error {
+		return objects.Each(ctx, len(open), workers, func(ctx context.Context, i int) error {
+			return r.answer(ctx, c, p, layout, int64(r.Nodes+i), &open[i])
+		})
+	})
+	must.OK(g.Wait())
 	return time.Since(begin) * time.Duration(r.Nodes) / time.Duration(n)
 }
 

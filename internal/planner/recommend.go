@@ -13,7 +13,7 @@ type Recommendation struct {
 	Keep     bool     `json:"keep"` // it is the first alternative, so nothing has to change
 	Reasons  []string `json:"reasons"`
 	Settings Settings `json:"settings"` // the values to set
-	Changes  string   `json:"changes"`  // the changes of spec.eni, as JSON
+	Changes  string   `json:"changes"`  // the fields of a template's spec.eni, as JSON
 }
 
 // tolerated is the increase of the 99th percentile of waits, in seconds, that is accepted for fewer idle addresses.
@@ -32,7 +32,12 @@ func Recommend(s Scenario, r *Result) Recommendation {
 	} else if a := s.Alternatives[i-1]; a.Settings != nil {
 		out.Settings = *a.Settings
 	}
-	text, _ := json.Marshal(out.Settings.ENI)
+	eni := out.Settings.ENI
+	eni.VPCID, eni.AvailabilityZone, eni.IPFamilies = "", "", "" // a template cannot set them
+	if eni.MaxPods != nil && *eni.MaxPods == 0 {
+		eni.MaxPods = nil // unlimited, as if it were not set
+	}
+	text, _ := json.Marshal(eni)
 	out.Changes = string(text)
 	for _, a := range r.Alternatives {
 		if a.Name == out.Name {

@@ -11,9 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -115,4 +117,40 @@ func (w *world) images(t *testing.T) (all []string) {
 		all = append(all, w.image(t, workload))
 	}
 	return all
+}
+
+// TestModeChange changes a cluster from node mode to operator mode and back, node by node, as docs/guides/upgrade.md says.
+// Meanwhile pods of the Service get addresses on the other node, and afterwards cloud, daemons and pods agree.
+func TestModeChange(t *testing.T) {
+	pluginPath(t)
+	spec, key := lab.DefaultSpec(2, "m5.large"), lab.OperatorKey
+	key.Actions = []string{"*"} // permissions are not tested here
+	spec.AccessKeys = append(spec.AccessKeys, key)
+	w := raise(t, lab.Options{Mode: lab.NodeMode, Spec: &spec, OperatorCount: 2, Kubelets: &lab.Kubelets{Proxy: host.NFTables}})
+	for _, w.Mode = range []lab.Mode{lab.OperatorMode, lab.NodeMode} {
+		onDelete := map[string]any{"daemon": map[string]any{"updateStrategy": map[string]any{"type": "OnDelete"}}}
+		harness.OK(t, w.Chart.Install(t.Context(), onDelete))
+		for _, n := range w.Nodes() {
+			w.kubectl(t, "drain", n.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force") // the client has no controller
+			former, err := w.daemon(t.Context(), n.Name)
+			harness.OK(t, err)
+			w.kubectl(t, "delete", "pod", "--namespace="+addons.Namespace, "--field-selector=spec.nodeName="+n.Name, "--selector=app.kubernetes.io/name="+daemonName)
+			if w.Mode == lab.OperatorMode {
+				w.kubectl(t, "wait", "--for=create", "nodenetwork/"+n.Name, "--timeout=1m")
+				w.kubectl(t, "wait", "--for=condition=Ready", "nodenetwork/"+n.Name, "--timeout=5m")
+			}
+			w.kubectl(t, "uncordon", n.Name)
+			harness.Eventually(t, soon, "berthd on "+n.Name+" is in "+string(w.Mode)+" mode", func() error {
+				p, err := w.daemon(t.Context(), n.Name)
+				if err == nil && (p.UID == former.UID || !objects.IsReady(p)) {
+					err = notYet(p.Status)
+				}
+				return err
+			})
+			harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
+		}
+		harness.OK(t, w.Chart.Install(t.Context(), nil))
+		w.rolledOut(t)
+		w.comesAndGoes(t)
+	}
 }

@@ -257,8 +257,9 @@ JSON file, or - for standard input, with ENIConfigs, SecurityGroupPolicies and N
 clusters with the Amazon VPC CNI; CiliumNodes and the ConfigMap cilium-config; Coil's pools,
 blocks and Egresses, and objects with its annotations. The command does not access a cluster.
 
-Unknown kinds and fields are errors. Comments list preparations, and settings without a
-counterpart in Berth. If there are any, the command exits with 2.`,
+Unknown kinds and fields are errors. Comments list the preparations that a migration needs,
+and the settings without a counterpart in Berth. If there are such settings, the command exits
+with 2.`,
 		Example: `  kubectl get eniconfigs,nodes -o yaml | kubectl berth migrate manifests --eniconfig-label topology.kubernetes.io/zone -
   kubectl berth migrate manifests ciliumnodes.yaml cilium-config.yaml > nodenetworks.yaml`,
 		Args: cobra.MinimumNArgs(1),

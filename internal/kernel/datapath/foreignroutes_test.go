@@ -42,6 +42,8 @@ func TestForeignRoutes(t *testing.T) {
 		{"ip route add 10.0.0.202 dev eni2 table 116 proto 30", first + ", " + second},
 		{"ip -6 route add " + podB6 + " dev eni2", first + ", " + second + ", " + podB6 + " eni2 254"},
 		{"ip -6 route del " + podB6 + " dev eni2", first + ", " + second},
+		{"ip route add 169.254.172.2 dev eni1", first + ", " + second + ", 169.254.172.2 eni1 254"}, // as the Amazon VPC CNI's egress plugin
+		{"ip route del 169.254.172.2", first + ", " + second},
 		// None of these leads to somebody behind a link.
 		{"ip route add 10.0.0.203 via 10.0.0.1 dev eth0 onlink", first + ", " + second},
 		{"ip route add 10.0.9.0/24 dev eni1", first + ", " + second},
