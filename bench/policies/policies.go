@@ -133,12 +133,13 @@ func (c *cluster) deletePolicy(out *Outcome) error {
 	return nil
 }
 
-// replace replaces pods by others that get their addresses as in an ADD.
+// replace replaces pods by others that get their addresses as in an ADD: as many of each kind, whose costs differ.
 func (c *cluster) replace(out *Outcome) error {
+	stride := c.Pods*5/8 + 1
 	before := bubble.CPU()
 	c.kernels.reset()
 	for i := range c.Changes {
-		p := c.pod(i * 97)
+		p := c.pod(i * stride)
 		c.feed.DeletePod(p.NamespacedName)
 		addrs := p.Addrs
 		p.UID, p.Addrs = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", i)), nil
