@@ -114,6 +114,7 @@ var budgets = []budget{
 
 	{"pool-requests-writes", 1, false, "one creation and one status write"},
 	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"}, // linear growth plus noise
+	{"pool-full-cpu", 1.3, false, "100 nodes and 1,000 blocks instead of 10,000 and 100,000"},
 	{"pool-carve", 1.5, false, fewerBlocks},
 	{"pool-carve-last", 1.5, false, fewerBlocks},
 
@@ -126,6 +127,11 @@ var budgets = []budget{
 	{"ports-2000-scheduled-bound", 1.15, false, "the last pod's scheduling, plus a call"},
 	{"ports-2000-scheduled-calls", 0.4, false, eachPort},
 	{"ports-2000-late-bound", 1.15, false, "the minimum by the VPC's API"},
+	{"ports-200000-cpu", 1.5, false, tenthOfPods},
+	{"ports-200000-memory", 1.5, false, tenthOfPods},
+	{"ports-200000-writes", 1.5, false, tenthOfPods},
+	{"ports-200000-bound", 1.5, false, "ten times that of a tenth of the pods and nodes"},
+	{"ports-200000-active", 1.5, false, "ten times that of a tenth of the pods and nodes"},
 	{"egress-throughput", 0.8, true, withoutTunnel},
 	{"egress-add", 1.6, false, "no Egress"},
 	{"egress-del", 1.5, false, "no Egress"},
@@ -185,6 +191,8 @@ const (
 	fewerBlocks = "1,000 blocks taken instead of 1,000,000"
 
 	fewerPods = "a tenth of the pods, clients and Egresses"
+
+	tenthOfPods = "a tenth of the pods and nodes"
 )
 
 // series holds measurements by name.
