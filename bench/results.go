@@ -112,6 +112,7 @@ var budgets = []budget{
 	{"takeover-writes", 0.05, false, ""},
 	{"status-writes", 600, false, ""}, // the rate, after a burst
 
+	{"pool-requests-5000", 1.2, false, "the same writes without the operator"},
 	{"pool-requests-writes", 1, false, "one creation and one status write"},
 	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"}, // linear growth plus noise
 	{"pool-full-cpu", 1.3, false, "100 nodes and 1,000 blocks instead of 10,000 and 100,000"},
