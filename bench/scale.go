@@ -139,10 +139,15 @@ const largest = 100_000
 const pageDelay = 500 * time.Millisecond
 
 // takeover executes a run of an operator that takes over a cluster.
-func (b *bench) takeover(ctx context.Context, nodes int, template bool) scale.Takeover {
-	out := must.Get(scale.TakeoverJob.Run(ctx, scale.TakeoverOrder{Nodes: nodes, Page: pageDelay, Template: template}, b.profile(fmt.Sprintf("takeover-%d", nodes))))
+func (b *bench) takeover(ctx context.Context, o scale.TakeoverOrder) scale.Takeover {
+	o.Page = pageDelay
+	out := must.Get(scale.TakeoverJob.Run(ctx, o, b.profile(fmt.Sprintf("takeover-%d", o.Nodes))))
+	if o.Real {
+		say("  %d nodes in real time: first %v, last %v, all observed %v", o.Nodes, out.First, out.Last, out.Full)
+		return out
+	}
 	say("  %d nodes: first %v, last %v, all observed %v (CPU %v); %d MiB; listing %v, %d pages, %d MiB; writes %v, at most %d a second, settled after %v",
-		nodes, out.First, out.Last, out.Full, out.FullCPU, out.Heap>>20, out.Listing, out.Pages, out.ListingHeap>>20, out.Writes, out.BusiestSecond, out.Settled)
+		o.Nodes, out.First, out.Last, out.Full, out.FullCPU, out.Heap>>20, out.Listing, out.Pages, out.ListingHeap>>20, out.Writes, out.BusiestSecond, out.Settled)
 	return out
 }
 
@@ -154,7 +159,7 @@ func takeovers(ctx context.Context, b *bench) []Result {
 	var last scale.Takeover
 	for range 3 {
 		for _, n := range []int{many, few} {
-			last = b.takeover(ctx, n, n == few)
+			last = b.takeover(ctx, scale.TakeoverOrder{Nodes: n, Template: n == few})
 			s.add(fmt.Sprint("cpu ", n), millis(last.FullCPU)/float64(n))
 			s.add(fmt.Sprint("heap ", n), float64(last.Heap)/1024/float64(n))
 			s.add(fmt.Sprint("writes ", n), float64(last.Writes["status of NodeNetwork"])/float64(n))
@@ -168,14 +173,16 @@ func takeovers(ctx context.Context, b *bench) []Result {
 	}
 }
 
-// largestTakeover measures a takeover of the largest cluster, and the allocator's events at that size.
+// largestTakeover measures a takeover of the largest cluster, in real time and in virtual time, and the allocator's events at
+// that size.
 func largestTakeover(ctx context.Context, b *bench) []Result {
-	out := b.takeover(ctx, largest, false)
+	timed := b.takeover(ctx, scale.TakeoverOrder{Nodes: largest, Real: true})
+	out := b.takeover(ctx, scale.TakeoverOrder{Nodes: largest})
 	few, many := b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: huge}), b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: largest})
 	return []Result{
-		single("takeover-100000-first", "s", out.First.Seconds(), 0),
-		single("takeover-100000-last", "s", out.Last.Seconds(), 0),
-		single("takeover-100000-full", "s", out.Full.Seconds(), 0),
+		single("takeover-100000-first", "s", timed.First.Seconds(), 0),
+		single("takeover-100000-last", "s", timed.Last.Seconds(), 0),
+		single("takeover-100000-full", "s", timed.Full.Seconds(), 0),
 		single("takeover-100000-memory", "MiB", float64(out.Heap)/mebi, 0),
 		single("listing-100000", "s", out.Listing.Seconds(), 0),
 		single("listing-100000-calls", "calls", float64(out.Pages), 0),

@@ -1,5 +1,5 @@
-// Package bubble executes runs in virtual time (testing/synctest), each in a child process, so that no
-// run inherits the heap of another. A program that uses it calls Child at the beginning of main, and then
+// Package bubble executes runs in virtual time (testing/synctest) or, if the job says so, in real time, each in a child
+// process, so that no run inherits the heap of another. A program that uses it calls Child at the beginning of main, and then
 // Run of its jobs.
 package bubble
 
@@ -29,6 +29,7 @@ type Work func(ctx context.Context, order json.RawMessage) (outcome any, err err
 type Job[In, Out any] struct {
 	Name string
 	Do   func(context.Context, In) (Out, error)
+	Real func(In) bool // whether an order runs in real time; nil: none does
 }
 
 // Work returns the job in the form that Child takes.
@@ -45,7 +46,8 @@ func (j Job[In, Out]) Work() Work {
 // Run executes one run. Profile is the file for its CPU profile, and with the suffix .heap1 and so on for those of the heap
 // at each call of LiveHeap; empty means none. An error names the order.
 func (j Job[In, Out]) Run(ctx context.Context, order In, profile string) (out Out, err error) {
-	if err := run(ctx, j.Name, order, &out, profile); err != nil {
+	c := call{Work: j.Name, Profile: profile, Real: j.Real != nil && j.Real(order)}
+	if err := c.run(ctx, order, &out); err != nil {
 		return out, fmt.Errorf("%+v: %w", order, err)
 	}
 	return out, nil
@@ -58,6 +60,7 @@ const childArg = "virtual-run"
 type call struct {
 	Work    string
 	Profile string
+	Real    bool
 	Order   json.RawMessage
 }
 
@@ -80,7 +83,7 @@ func Child(works map[string]Work) {
 	}}}, nil, nil)
 }
 
-// runHere executes a run in this process, in a synctest bubble.
+// runHere executes a run in this process, in a synctest bubble unless it runs in real time.
 func runHere(t *testing.T, works map[string]Work, order []byte) (out any, err error) {
 	var c call
 	if err := json.Unmarshal(order, &c); err != nil {
@@ -103,17 +106,19 @@ func runHere(t *testing.T, works map[string]Work, order []byte) (out any, err er
 		defer pprof.StopCPUProfile()
 		heaps = heapProfiles{prefix: c.Profile + ".heap"}
 	}
+	if c.Real {
+		return work(t.Context(), c.Order)
+	}
 	synctest.Test(t, func(t *testing.T) { out, err = work(t.Context(), c.Order) })
 	return out, err
 }
 
-// run executes work in a child process and decodes its outcome.
-func run(ctx context.Context, work string, order, outcome any, profile string) error {
-	body, err := json.Marshal(order)
-	if err != nil {
+// run executes an order in a child process and decodes its outcome.
+func (c call) run(ctx context.Context, order, outcome any) (err error) {
+	if c.Order, err = json.Marshal(order); err != nil {
 		return fmt.Errorf("encode the order: %w", err)
 	}
-	arg, err := json.Marshal(call{work, profile, body})
+	arg, err := json.Marshal(c)
 	if err != nil {
 		return fmt.Errorf("encode the call: %w", err)
 	}
@@ -136,7 +141,7 @@ func run(ctx context.Context, work string, order, outcome any, profile string) e
 	}
 	decodeErr := json.NewDecoder(r).Decode(outcome)
 	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", work, err, tail(output.Bytes()))
+		return fmt.Errorf("%s: %w\n%s", c.Work, err, tail(output.Bytes()))
 	}
 	return decodeErr
 }

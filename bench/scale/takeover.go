@@ -39,10 +39,12 @@ type TakeoverOrder struct {
 	Page  time.Duration // duration of each EC2 call, of which each page of a listing is one
 	// Template creates a template for all nodes after the takeover, whose settings the operator records in each object.
 	Template bool
+	// Real measures First, Last and Full in real time, on this machine's processors, and nothing else.
+	Real bool
 }
 
 // Takeover is what a takeover measured. A time is virtual time, in which only EC2 calls and Berth's own delays take time,
-// plus the CPU time of the process until then, as if one processor did everything in turn.
+// plus the CPU time of the process until then, as if one processor did everything in turn. With Real, it is real time.
 type Takeover struct {
 	First, Last time.Duration // until the first and the last of the nodes with a waiting pod have more addresses
 	Full        time.Duration // until all nodes are observed
@@ -59,7 +61,7 @@ type Takeover struct {
 }
 
 // TakeoverJob is this kind of run.
-var TakeoverJob = bubble.Job[TakeoverOrder, Takeover]{Name: "takeover", Do: runTakeover}
+var TakeoverJob = bubble.Job[TakeoverOrder, Takeover]{Name: "takeover", Do: runTakeover, Real: func(o TakeoverOrder) bool { return o.Real }}
 
 // takeover is the state of a run, and observes the fleet.
 type takeover struct {
@@ -106,6 +108,9 @@ func runTakeover(ctx context.Context, o TakeoverOrder) (Takeover, error) {
 		return Takeover{}, err
 	}
 	t.out.Writes = t.api.Written()
+	if t.Real {
+		return t.out, nil
+	}
 	t.out.Heap -= min(t.out.Heap, bubble.LiveHeap()) // the operator has stopped: what remains belongs to the cluster
 	runtime.KeepAlive(t)
 	return t.out, nil
@@ -144,6 +149,9 @@ func (t *takeover) measure(ctx context.Context) error {
 		}
 		done := t.out.Last > 0 && t.out.Full > 0
 		t.mu.Unlock()
+		if done && t.Real {
+			return nil
+		}
 		if done {
 			return t.rest(ctx)
 		}
@@ -154,8 +162,11 @@ func (t *takeover) measure(ctx context.Context) error {
 	return fmt.Errorf("after %v %d of %d nodes are observed", most, len(t.observed), t.Nodes)
 }
 
-// elapsed returns the virtual time and the CPU time so far, without that of the EC2 in memory.
+// elapsed returns the virtual time and the CPU time so far, without that of the EC2 in memory, or the real time.
 func (t *takeover) elapsed() time.Duration {
+	if t.Real {
+		return time.Since(t.began)
+	}
 	return time.Since(t.began) + bubble.CPU() - t.cpu - t.ec2.Front.CPU()
 }
 

@@ -54,6 +54,8 @@ type Lister interface {
 	Look(ctx context.Context, eniID string) (list []cloud.ENI, at time.Time, err error)
 	// Instance describes an instance; the error is of class Gone if it does not exist.
 	Instance(ctx context.Context, id string) (cloud.Instance, error)
+	// InstanceType returns the type of an instance, with the errors of Instance.
+	InstanceType(ctx context.Context, id string) (string, error)
 	// Subnets updates the free counts in the catalog, and returns the time as of which they are valid.
 	Subnets(ctx context.Context, q placement.Query) (at time.Time, err error)
 }
@@ -124,6 +126,12 @@ func (o *ownLister) Look(ctx context.Context, eniID string) (list []cloud.ENI, a
 // Instance implements Lister.
 func (o *ownLister) Instance(ctx context.Context, id string) (cloud.Instance, error) {
 	return o.cfg.Cloud.Instance(ctx, id)
+}
+
+// InstanceType implements Lister.
+func (o *ownLister) InstanceType(ctx context.Context, id string) (string, error) {
+	in, err := o.Instance(ctx, id)
+	return in.Type, err
 }
 
 // Subnets implements Lister.

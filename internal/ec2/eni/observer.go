@@ -311,11 +311,9 @@ func (o *observer) findLimits(ctx context.Context) {
 
 func (o *observer) askLimits(ctx context.Context) (typ string, l cloud.Limits, err error) {
 	if typ = o.instance.typ; !o.instance.typeKnown || typ == "" {
-		in, err := o.cfg.Fleet.Lister.Instance(ctx, o.cfg.InstanceID)
-		if err != nil {
+		if typ, err = o.cfg.Fleet.Lister.InstanceType(ctx, o.cfg.InstanceID); err != nil {
 			return "", l, fmt.Errorf("instance type of %s: %w", o.cfg.InstanceID, err)
 		}
-		typ = in.Type
 		o.instance.hasType(typ)
 	}
 	if l, err = o.cfg.Cloud.Limits(ctx, typ); err != nil {

@@ -27,9 +27,9 @@ type observatory struct {
 	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have an address or prefix
 	ended   func()                             // called after the first full listing
 
-	attached  gatherer[eni.Listing]    // by instance ID
-	looks     gatherer[[]cloud.ENI]    // by ENI ID
-	instances gatherer[cloud.Instance] // by instance ID
+	attached  gatherer[eni.Listing] // by instance ID
+	looks     gatherer[[]cloud.ENI] // by ENI ID
+	instances descriptions
 
 	mu     sync.Mutex             // guards all below
 	flight *listing               // the full listing in flight, or nil
@@ -85,7 +85,7 @@ func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(con
 	}
 	o.attached = gatherer[eni.Listing]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeNodes}
 	o.looks = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
-	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeInstances}
+	o.instances.asked = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, most: nodesOfCall, spawn: spawn, call: o.describeInstances}
 	return o
 }
 
@@ -409,15 +409,6 @@ func (o *observatory) Look(ctx context.Context, eniID string) ([]cloud.ENI, time
 		return nil, a.at, fmt.Errorf("describe %s: %w", eniID, err)
 	}
 	return a.value, a.at, nil
-}
-
-// Instance implements eni.Lister.
-func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, error) {
-	a, err := o.instances.ask(ctx, id, nil)
-	if err == nil && a.value.ID == "" {
-		err = &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: "unknown instance " + id}
-	}
-	return a.value, err
 }
 
 // Subnets implements eni.Lister: one call describes all subnets of a VPC for all nodes.

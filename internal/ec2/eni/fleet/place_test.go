@@ -173,7 +173,8 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 	})
 }
 
-// An operator that takes over nodes that lack nothing observes them as soon as their ENIs are listed.
+// An operator that takes over nodes that lack nothing observes them as soon as their ENIs are listed. It describes their instances
+// meanwhile.
 func TestFirstListingObservesAllNodes(t *testing.T) {
 	bubble(t, 20, func(t *testing.T, w *world) {
 		before := w.operator(w.cloud)
@@ -181,9 +182,16 @@ func TestFirstListingObservesAllNodes(t *testing.T) {
 		pass(time.Minute)
 		before.stop()
 		w.cloud.Front.ResetCalls()
-		p := w.operator(w.cloud)
+		listed := make(chan struct{})
+		p := w.operator(&api{Cloud: w.cloud, listing: func(cloud.ENIFilter) { <-listed }})
 		p.setAll(settings(0, 8))
+		pass(10 * time.Second)
+		described := w.cloud.Front.Count("Instances")
+		close(listed)
 		pass(3 * time.Second)
+		if all := w.cloud.Front.Count("Instances"); described == 0 || all != described {
+			t.Errorf("%d calls described instances during the listing and %d in all, want all during the listing", described, all)
+		}
 		for _, o := range w.objects {
 			if s := p.writers[o.name].last(); !s.Confirmed {
 				t.Errorf("%s is not observed: %+v", o.name, s)

@@ -90,6 +90,7 @@ func (f *Fleet) postpone(m *member) bool {
 	if observed || !f.observatory.awaitsFirst() || !m.rec.Supplied() {
 		return false
 	}
+	f.observatory.instances.expect(m.instance)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m.running = false
