@@ -268,7 +268,7 @@ const (
 	policyMachine               = "bench-policies"
 	// The largest cluster, in turn with a tenth.
 	largestNodes, largestPods = 20_000, 200_000
-	largestEvents             = 1000
+	largestChanges            = 1000
 	podsPerLargestPolicy      = 160 // in a namespace with one policy
 )
 
@@ -307,7 +307,7 @@ func policyClusters(ctx context.Context, b *bench) []Result {
 	}
 	largest := func(divisor int) policies.Outcome {
 		pods := largestPods / divisor
-		return run(policies.Order{Workload: policies.Events, Nodes: largestNodes / divisor, Pods: pods, Policies: pods / podsPerLargestPolicy, Changes: largestEvents})
+		return run(policies.Order{Workload: policies.Events, Nodes: largestNodes / divisor, Pods: pods, Policies: pods / podsPerLargestPolicy, Changes: largestChanges})
 	}
 	few, many := largest(10), largest(1)
 	memory := func(pods int) float64 {

@@ -173,12 +173,10 @@ func takeovers(ctx context.Context, b *bench) []Result {
 	}
 }
 
-// largestTakeover measures a takeover of the largest cluster, in real time and in virtual time, and the allocator's events at
-// that size.
+// largestTakeover measures a takeover of the largest cluster, in real time and in virtual time.
 func largestTakeover(ctx context.Context, b *bench) []Result {
 	timed := b.takeover(ctx, scale.TakeoverOrder{Nodes: largest, Real: true})
 	out := b.takeover(ctx, scale.TakeoverOrder{Nodes: largest})
-	few, many := b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: huge}), b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: largest})
 	return []Result{
 		single("takeover-100000-first", "s", timed.First.Seconds(), 0),
 		single("takeover-100000-last", "s", timed.Last.Seconds(), 0),
@@ -187,6 +185,13 @@ func largestTakeover(ctx context.Context, b *bench) []Result {
 		single("listing-100000", "s", out.Listing.Seconds(), 0),
 		single("listing-100000-calls", "calls", float64(out.Pages), 0),
 		single("listing-100000-memory", "MiB", float64(out.ListingHeap)/mebi, 0),
+	}
+}
+
+// largestEvents measures the allocator's events and repair in the largest cluster.
+func largestEvents(ctx context.Context, b *bench) []Result {
+	few, many := b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: huge}), b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: largest})
+	return []Result{
 		single("event-100000", "ms", perEvent(many), perEvent(few)),
 		single("repair-100000", "ms/min/node", millis(many.Repair)/largest, millis(few.Repair)/huge),
 	}

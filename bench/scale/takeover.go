@@ -104,13 +104,13 @@ func runTakeover(ctx context.Context, o TakeoverOrder) (Takeover, error) {
 	parts.Start("the operator", t.operate)
 	err = t.measure(ctx)
 	cancel()
+	if t.Real { // the process ends
+		return t.out, err
+	}
 	if err = errors.Join(parts.Wait(), err); err != nil {
 		return Takeover{}, err
 	}
 	t.out.Writes = t.api.Written()
-	if t.Real {
-		return t.out, nil
-	}
 	t.out.Heap -= min(t.out.Heap, bubble.LiveHeap()) // the operator has stopped: what remains belongs to the cluster
 	runtime.KeepAlive(t)
 	return t.out, nil
