@@ -110,9 +110,13 @@ var budgets = []budget{
 	{"takeover-cpu", 1.3, false, "600 nodes instead of 3,000"},
 	{"takeover-memory", 1.2, false, "600 nodes instead of 3,000"},
 	{"takeover-writes", 0.05, false, ""},
+	{"takeover-100000-first", 30, false, ""},
+	{"takeover-100000-full", 300, false, ""},
+	{"takeover-100000-memory", 4096, false, ""},
+	{"event-100000", 1.5, false, "10,000 nodes instead of 100,000"},
 	{"status-writes", 600, false, ""}, // the rate, after a burst
 
-	{"pool-requests-5000", 1.2, false, "the same writes without the operator"},
+	{"pool-requests-5000", 1.2, false, "the same writes, watched by one client, without the operator"},
 	{"pool-requests-writes", 1, false, "one creation and one status write"},
 	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"}, // linear growth plus noise
 	{"pool-full-cpu", 1.3, false, "100 nodes and 1,000 blocks instead of 10,000 and 100,000"},
@@ -158,6 +162,7 @@ var budgets = []budget{
 	{"policy-told", 1, false, ""},
 	{"policy-deleted", 10, false, ""},
 	{"policy-operator-cpu", 1.5, false, "100 nodes instead of 2,000"},
+	{"policy-operator-200000-cpu", 1.5, false, "a tenth of the nodes and pods"},
 	{"policy-operator-memory", 2, false, ""},
 	{"policy-node-memory", 1.1, false, "10,000 pods in the cluster instead of 160,000"},
 	{"port-add", 1.1, false, byVsctl},

@@ -1,5 +1,5 @@
-// Package policies runs the operator's part of network policies, and nodes that enforce them, in clusters of up to 2,000 nodes
-// and 160,000 pods, in virtual time. The kernel of a node is replaced by what it costs.
+// Package policies runs the operator's part of network policies, and nodes that enforce them, in clusters of up to 20,000
+// nodes and 200,000 pods, in virtual time. The kernel of a node is replaced by what it costs.
 //
 //	policies.go  the runs
 //	cluster.go   pods, policies and nodes

@@ -1,5 +1,5 @@
 // Package scale runs Berth's ENI allocator (internal/ec2/eni/fleet behind internal/ec2/cloud/pace) for up
-// to 100,000 nodes against an EC2 in memory, in virtual time, and measures its cost and its speed. HTTP is
+// to 100,000 nodes against an EC2 in memory, in virtual time or, in takeovers, in real time, and measures its cost and its speed. HTTP is
 // not involved, and Kubernetes only in takeovers: in memory as well.
 //
 // A program that uses the package passes Job and TakeoverJob to bubble.Child.
@@ -143,11 +143,12 @@ func runJoin(ctx context.Context, o Order) (Outcome, error) {
 
 // A run measures rounds of events, on one node after the other, with the same number per node regardless
 // of the number of nodes. There must be enough rounds to include a representative share of garbage
-// collection, which happens when the heap has doubled. In the largest clusters, where the repair between two rounds takes
-// half a minute, the share is added instead.
+// collection, which happens when the heap has doubled. In clusters with more than manyNodes, where the repair between two
+// rounds takes half a minute, there are at most mostRounds, and the share is added.
 const (
 	nodesOfRound  = 100
 	eventsOfRound = 4 * nodesOfRound
+	manyNodes     = 10_000
 	mostRounds    = 20
 )
 
@@ -172,7 +173,7 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	out := Outcome{Repair: m.stop().cpu / (quiet / time.Minute), Calls: map[string]int{}}
 
 	enough := allocatedInAll * bubble.LiveHeap()
-	for (out.Bytes < enough || out.Events < 5*eventsOfRound) && out.Events < mostRounds*eventsOfRound {
+	for (out.Bytes < enough || out.Events < 5*eventsOfRound) && (o.Nodes <= manyNodes || out.Events < mostRounds*eventsOfRound) {
 		if err := c.round(ctx, &m, &out); err != nil {
 			return Outcome{}, err
 		}

@@ -131,7 +131,7 @@ func (t *takeover) operate(ctx context.Context) error {
 
 func (t *takeover) measure(ctx context.Context) error {
 	const most = time.Hour
-	for time.Since(t.began) < most {
+	for time.Since(t.began) < most && ctx.Err() == nil {
 		served, err := t.served(ctx)
 		if err != nil {
 			return err
@@ -159,6 +159,9 @@ func (t *takeover) measure(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if ctx.Err() != nil {
+		return context.Cause(ctx) // the operator's error
+	}
 	return fmt.Errorf("after %v %d of %d nodes are observed", most, len(t.observed), t.Nodes)
 }
 

@@ -67,6 +67,17 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// The recommended fields can be set in a template.
+func TestRecommendedFields(t *testing.T) {
+	zero, one := int32(0), int32(1)
+	fewer := Settings{ENI: v1alpha1.ENISpec{VPCID: "vpc-1", AvailabilityZone: "a", IPFamilies: "ipv4", MaxPods: &zero, WarmIPTarget: &one}}
+	s := Scenario{Alternatives: []Alternative{{Name: "fewer", Settings: &fewer}}}
+	r := Recommend(s, &Result{Alternatives: []OfAlternative{{Name: "current", Totals: Totals{MeanIdle: 5}}, {Name: "fewer"}}})
+	if want := `{"warmIPTarget":1}`; r.Changes != want {
+		t.Errorf("Recommend() = %s, want %s", r.Changes, want)
+	}
+}
+
 func TestHistoryErrors(t *testing.T) {
 	for name, tc := range map[string]struct {
 		url    string

@@ -11,8 +11,12 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/ctl/diagnose"
+	"github.com/berthnet/berth/internal/ctl/kubectl"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/run/host"
@@ -129,28 +133,38 @@ func TestModeChange(t *testing.T) {
 	w := raise(t, lab.Options{Mode: lab.NodeMode, Spec: &spec, OperatorCount: 2, Kubelets: &lab.Kubelets{Proxy: host.NFTables}})
 	for _, w.Mode = range []lab.Mode{lab.OperatorMode, lab.NodeMode} {
 		onDelete := map[string]any{"daemon": map[string]any{"updateStrategy": map[string]any{"type": "OnDelete"}}}
+		before := map[string]types.UID{}
+		for _, n := range w.Nodes() {
+			p, err := w.daemon(t.Context(), n.Name)
+			harness.OK(t, err)
+			before[n.Name] = p.UID
+		}
 		harness.OK(t, w.Chart.Install(t.Context(), onDelete))
 		for _, n := range w.Nodes() {
 			w.kubectl(t, "drain", n.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force") // the client has no controller
-			former, err := w.daemon(t.Context(), n.Name)
-			harness.OK(t, err)
+			harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))       // on the other node
+			if p, err := w.daemon(t.Context(), n.Name); err != nil || p.UID != before[n.Name] {
+				t.Errorf("berthd on %s was replaced before its node was drained: %v, %v", n.Name, p, err)
+			}
 			w.kubectl(t, "delete", "pod", "--namespace="+addons.Namespace, "--field-selector=spec.nodeName="+n.Name, "--selector=app.kubernetes.io/name="+daemonName)
 			if w.Mode == lab.OperatorMode {
 				w.kubectl(t, "wait", "--for=create", "nodenetwork/"+n.Name, "--timeout=1m")
 				w.kubectl(t, "wait", "--for=condition=Ready", "nodenetwork/"+n.Name, "--timeout=5m")
 			}
 			w.kubectl(t, "uncordon", n.Name)
-			harness.Eventually(t, soon, "berthd on "+n.Name+" is in "+string(w.Mode)+" mode", func() error {
+			harness.Eventually(t, soon, "berthd on "+n.Name+" is Ready", func() error {
 				p, err := w.daemon(t.Context(), n.Name)
-				if err == nil && (p.UID == former.UID || !objects.IsReady(p)) {
+				if err == nil && (p.UID == before[n.Name] || !objects.IsReady(p)) {
 					err = notYet(p.Status)
 				}
 				return err
 			})
-			harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
 		}
 		harness.OK(t, w.Chart.Install(t.Context(), nil))
 		w.rolledOut(t)
 		w.comesAndGoes(t)
+		if s := berthJSON[kubectl.Status](t, w, 0, "status"); !slices.Equal(s.Modes, []diagnose.Mode{diagnose.Mode(w.Mode)}) {
+			t.Errorf("nodes are in modes %v, want %s", s.Modes, w.Mode)
+		}
 	}
 }

@@ -54,8 +54,9 @@ type Lister interface {
 	Look(ctx context.Context, eniID string) (list []cloud.ENI, at time.Time, err error)
 	// Instance describes an instance; the error is of class Gone if it does not exist.
 	Instance(ctx context.Context, id string) (cloud.Instance, error)
-	// InstanceType returns the type of an instance, with the errors of Instance.
-	InstanceType(ctx context.Context, id string) (string, error)
+	// FirstType returns the type of an instance for a node's first observation, with the errors of Instance. It may be as
+	// old as the listing.
+	FirstType(ctx context.Context, id string) (string, error)
 	// Subnets updates the free counts in the catalog, and returns the time as of which they are valid.
 	Subnets(ctx context.Context, q placement.Query) (at time.Time, err error)
 }
@@ -128,8 +129,8 @@ func (o *ownLister) Instance(ctx context.Context, id string) (cloud.Instance, er
 	return o.cfg.Cloud.Instance(ctx, id)
 }
 
-// InstanceType implements Lister.
-func (o *ownLister) InstanceType(ctx context.Context, id string) (string, error) {
+// FirstType implements Lister.
+func (o *ownLister) FirstType(ctx context.Context, id string) (string, error) {
 	in, err := o.Instance(ctx, id)
 	return in.Type, err
 }

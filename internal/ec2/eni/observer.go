@@ -309,9 +309,17 @@ func (o *observer) findLimits(ctx context.Context) {
 	o.retries.succeed(activityLimits)
 }
 
+func (o *observer) askType(ctx context.Context) (string, error) {
+	if o.view.freshness.unconfirmed() {
+		return o.cfg.Fleet.Lister.FirstType(ctx, o.cfg.InstanceID)
+	}
+	in, err := o.cfg.Fleet.Lister.Instance(ctx, o.cfg.InstanceID)
+	return in.Type, err
+}
+
 func (o *observer) askLimits(ctx context.Context) (typ string, l cloud.Limits, err error) {
 	if typ = o.instance.typ; !o.instance.typeKnown || typ == "" {
-		if typ, err = o.cfg.Fleet.Lister.InstanceType(ctx, o.cfg.InstanceID); err != nil {
+		if typ, err = o.askType(ctx); err != nil {
 			return "", l, fmt.Errorf("instance type of %s: %w", o.cfg.InstanceID, err)
 		}
 		o.instance.hasType(typ)

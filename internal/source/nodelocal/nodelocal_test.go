@@ -139,6 +139,18 @@ func TestNodeLocalAddressesCool(t *testing.T) {
 	check.Equal(t, after.acquire("late").NodeLocal, released.NodeLocal, "the address of the late pod")
 }
 
+// An address that another CNI plugin's pod has is not assigned.
+func TestNodeLocalAddressOfAnotherPlugin(t *testing.T) {
+	first := newBed(t, many(1)...).acquire("a").NodeLocal
+	b := newBed(t, many(1)...)
+	if kept := b.Withhold([]netip.Addr{first}); len(kept) != 1 || kept[0] != first {
+		t.Errorf("Withhold(%s) = %s", first, kept)
+	}
+	if l := b.acquire("a"); l.NodeLocal == first || !Network4.Contains(l.NodeLocal) {
+		t.Errorf("node-local address %s, want one in %s other than %s", l.NodeLocal, Network4, first)
+	}
+}
+
 // Of a damaged record only the addresses are known.
 func TestRestoreDamagedRecord(t *testing.T) {
 	b := newBed(t, six)

@@ -8,6 +8,7 @@
 //	member.go       one node with its reconciler
 //	holders.go      which node holds which address
 //	observatory.go  listings and descriptions for all nodes together
+//	instances.go    descriptions of instances
 //	gatherer.go     requests of many nodes in one call
 package fleet
 

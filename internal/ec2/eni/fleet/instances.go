@@ -12,9 +12,11 @@ type descriptions struct {
 	asked gatherer[cloud.Instance] // by instance ID
 
 	mu       sync.Mutex        // guards all below
-	expected []string          // instances whose types will be needed
+	expected []string          // instances to describe for their first observation
+	seen     map[string]bool   // all instances that were expected
 	types    map[string]string // of described ones, until taken
 	running  bool
+	ended    bool // the first full listing has ended: nothing is expected any longer
 }
 
 // Instance implements eni.Lister.
@@ -26,8 +28,8 @@ func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, 
 	return a.value, err
 }
 
-// InstanceType implements eni.Lister. An instance keeps its type while it runs.
-func (o *observatory) InstanceType(ctx context.Context, id string) (string, error) {
+// FirstType implements eni.Lister. It may be as old as the first full listing.
+func (o *observatory) FirstType(ctx context.Context, id string) (string, error) {
 	if typ, ok := o.instances.take(id); ok {
 		return typ, nil
 	}
@@ -35,20 +37,29 @@ func (o *observatory) InstanceType(ctx context.Context, id string) (string, erro
 	return in.Type, err
 }
 
-// expect describes an instance whose type will be needed once the first full listing has ended. In a large cluster, the
-// descriptions of all instances take minutes, too. If one fails, its node asks again.
+// expect describes an instance, whose type is needed once the first full listing has ended, while that listing is made: in a
+// large cluster, the descriptions of all instances take minutes, too. If one fails, its node asks itself.
 func (d *descriptions) expect(id string) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.expected = append(d.expected, id)
-	if !d.running {
-		d.running = true
+	if d.ended || d.seen[id] {
+		d.mu.Unlock()
+		return
+	}
+	if d.seen == nil {
+		d.seen, d.types = map[string]bool{}, map[string]string{}
+	}
+	d.seen[id], d.expected = true, append(d.expected, id)
+	start := !d.running
+	d.running = true
+	d.mu.Unlock()
+	if start {
 		d.asked.spawn(d.describe)
 	}
 }
 
-// describe describes the expected instances, after the calls of nodes that wait.
+// describe describes the expected instances, after all other calls.
 func (d *descriptions) describe(ctx context.Context) {
+	ctx = cloud.WithPriority(ctx, cloud.Ahead)
 	for {
 		select {
 		case <-ctx.Done():
@@ -68,11 +79,10 @@ func (d *descriptions) describe(ctx context.Context) {
 			continue
 		}
 		d.mu.Lock()
-		if d.types == nil {
-			d.types = map[string]string{}
-		}
 		for id, in := range found {
-			d.types[id] = in.Type
+			if !d.ended {
+				d.types[id] = in.Type
+			}
 		}
 		d.mu.Unlock()
 	}
@@ -85,4 +95,14 @@ func (d *descriptions) take(id string) (typ string, ok bool) {
 	typ = d.types[id]
 	delete(d.types, id)
 	return typ, typ != ""
+}
+
+// listed is called after each full listing. Nodes take the types after the first one; the next one drops those that nobody took.
+func (d *descriptions) listed() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		d.types = nil
+	}
+	d.ended, d.expected, d.seen = true, nil, nil
 }

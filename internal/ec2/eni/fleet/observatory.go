@@ -280,6 +280,7 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 		o.at, o.listed, o.pages = f.at, listed, (len(all)+pageSize-1)/pageSize
 	}
 	o.mu.Unlock()
+	o.instances.listed()
 	if o.cfg.Observer != nil {
 		o.cfg.Observer.Listed(o.cfg.Clock.Now().Sub(f.at), err)
 	}

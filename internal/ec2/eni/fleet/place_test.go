@@ -174,8 +174,14 @@ func TestNodeWithoutAddressesDoesNotWaitForTheFirstListing(t *testing.T) {
 }
 
 // An operator that takes over nodes that lack nothing observes them as soon as their ENIs are listed. It describes their instances
-// meanwhile.
+// meanwhile, if the listing takes long, and keeps no description for later.
 func TestFirstListingObservesAllNodes(t *testing.T) {
+	for name, long := range map[string]time.Duration{"long": 10 * time.Second, "short": 500 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) { firstListing(t, long) })
+	}
+}
+
+func firstListing(t *testing.T, long time.Duration) {
 	bubble(t, 20, func(t *testing.T, w *world) {
 		before := w.operator(w.cloud)
 		before.setAll(settings(0, 8))
@@ -185,20 +191,27 @@ func TestFirstListingObservesAllNodes(t *testing.T) {
 		listed := make(chan struct{})
 		p := w.operator(&api{Cloud: w.cloud, listing: func(cloud.ENIFilter) { <-listed }})
 		p.setAll(settings(0, 8))
-		pass(10 * time.Second)
+		pass(long)
+		rest, removed := w.objects[1:], w.objects[0]
+		p.Kick(rest[0].name) // it waits for the listing again
+		p.Remove(removed.name)
 		described := w.cloud.Front.Count("Instances")
 		close(listed)
 		pass(3 * time.Second)
-		if all := w.cloud.Front.Count("Instances"); described == 0 || all != described {
-			t.Errorf("%d calls described instances during the listing and %d in all, want all during the listing", described, all)
+		if all := w.cloud.Front.Count("Instances"); all != 1 || described == 1 != (long > nodeSpacing) {
+			t.Errorf("%d calls described instances during the listing of %v and %d in all, want one in all", described, long, all)
 		}
-		for _, o := range w.objects {
+		for _, o := range rest {
 			if s := p.writers[o.name].last(); !s.Confirmed {
 				t.Errorf("%s is not observed: %+v", o.name, s)
 			}
 		}
 		if n := w.cloud.Front.Count("ENIs"); n > 2 { // the regular listing may follow when the nodes join later than it looks for them
 			t.Errorf("%d listings, want at most 2", n)
+		}
+		pass(2 * time.Minute)
+		if typ, kept := p.observatory.instances.take(removed.instance); kept {
+			t.Errorf("type %s is kept for a node that does not exist", typ)
 		}
 	})
 }
