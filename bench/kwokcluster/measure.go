@@ -100,7 +100,7 @@ func (c *cluster) await(ctx context.Context) {
 	}
 }
 
-// fill creates all pods, and returns once they run and have addresses.
+// fill creates all pods, those of a node at once, and returns once they run and have addresses.
 func (c *cluster) fill(ctx context.Context) {
 	machines := c.lab.Nodes()
 	g, groupCtx := errgroup.WithContext(ctx)
@@ -113,7 +113,7 @@ func (c *cluster) fill(ctx context.Context) {
 	g.Go(func() error {
 		said := time.Now()
 		return objects.Each(groupCtx, (c.Pods-1)*len(c.nodes), writers, func(_ context.Context, i int) error {
-			c.addPod(groupCtx, ctx, c.nodes[i%len(c.nodes)])
+			c.addPod(groupCtx, ctx, c.nodes[i/(c.Pods-1)])
 			if i%1000 == 0 && time.Since(said) > 20*time.Second {
 				c.Say("  %d pods created", i)
 				said = time.Now()
