@@ -222,7 +222,7 @@ var groups = []group{
 	{portsGroup, "200,000 pods of 20,000 nodes request ports of a VPC at once, in turn with a tenth; in virtual time: ten minutes and 12 GiB of memory", nothing, largestPorts},
 	{clientsGroup, "200,000 clients of Egresses on 20,000 nodes, in turn with a tenth; in virtual time: ten minutes and 8 GiB of memory", nothing, largestEgressClients},
 	{fleetGroup, "2,000 daemons in node mode on the limits of one account: all start, a fifth is replaced, an hour of churn, an outage of EC2, at rest; in virtual time", nothing, nodeFleets},
-	{kwokGroup, "operator mode with 2,000 nodes and 60,000 pods of KWOK on a real API server: half an hour and 8 GiB of memory", kwokPrograms, kwokClusters},
+	{kwokGroup, "operator mode with 2,000 nodes and 60,000 pods of KWOK on a real API server: an hour and 8 GiB of memory", kwokPrograms, kwokClusters},
 	{amazonGroup, "the same workloads with Berth and with the Amazon VPC CNI: a quarter of an hour", comparison, compareWithAmazon},
 }
 

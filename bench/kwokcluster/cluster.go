@@ -75,7 +75,7 @@ func Run(ctx context.Context, o Order) (out Outcome, err error) {
 }
 
 // patience limits a run.
-const patience = 40 * time.Minute
+const patience = 90 * time.Minute
 
 // raise starts the lab with its machines, and KWOK.
 func (c *cluster) raise(ctx context.Context) {
