@@ -309,6 +309,7 @@ func (o *observer) findLimits(ctx context.Context) {
 	o.retries.succeed(activityLimits)
 }
 
+// askType returns the instance's type, for a first observation as of the listing.
 func (o *observer) askType(ctx context.Context) (string, error) {
 	if o.view.freshness.unconfirmed() {
 		return o.cfg.Fleet.Lister.FirstType(ctx, o.cfg.InstanceID)

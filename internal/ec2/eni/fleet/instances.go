@@ -63,6 +63,7 @@ func (d *descriptions) describe(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
+			return
 		case <-d.asked.clock.After(d.asked.spacing):
 		}
 		d.mu.Lock()

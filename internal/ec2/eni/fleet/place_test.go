@@ -198,7 +198,7 @@ func firstListing(t *testing.T, long time.Duration) {
 		described := w.cloud.Front.Count("Instances")
 		close(listed)
 		pass(3 * time.Second)
-		if all := w.cloud.Front.Count("Instances"); all != 1 || described == 1 != (long > nodeSpacing) {
+		if all := w.cloud.Front.Count("Instances"); all != 1 || (described == 1) != (long > nodeSpacing) {
 			t.Errorf("%d calls described instances during the listing of %v and %d in all, want one in all", described, long, all)
 		}
 		for _, o := range rest {
