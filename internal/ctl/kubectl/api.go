@@ -1,6 +1,7 @@
 package kubectl
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -27,11 +28,12 @@ import (
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
 
-// page is the number of objects per list request.
-const page = 500
+// page is the number of objects per list request. The API server replies to the first request of a list from its cache, but
+// to further ones from etcd, which takes several times as long: only the largest clusters should need these.
+const page = 10_000
 
-// api reads objects as JSON, because a typed client for all kinds of Kubernetes would double the
-// size of the program. A failed read is recorded in unread and does not stop the others.
+// api reads objects as JSON, and lists of Pods and Nodes as protobuf, because a typed client for all kinds of Kubernetes
+// would double the size of the program. A failed read is recorded in unread and does not stop the others.
 type api struct {
 	rest   rest.Interface
 	unread unread
@@ -140,11 +142,11 @@ func all[T any](ctx context.Context, a *api, what, path string, q query) (out []
 func pages[T any](ctx context.Context, a *api, what, path string, q query, again func(), each func(*T)) (version string) {
 	token, mayRestart := "", true
 	for {
-		var list struct {
-			Metadata metav1.ListMeta `json:"metadata"`
-			Items    []T             `json:"items"`
-		}
+		var list objectList[T]
 		req := q.on(a.rest.Get().AbsPath(path)).Param("limit", strconv.Itoa(page))
+		if list.protobuf() != nil {
+			req.SetHeader("Accept", runtime.ContentTypeProtobuf)
+		}
 		if token != "" {
 			req.Param("continue", token)
 		}
@@ -172,6 +174,51 @@ func pages[T any](ctx context.Context, a *api, what, path string, q query, again
 	}
 }
 
+// objectList is a list as the API server sends it.
+type objectList[T any] struct {
+	Metadata metav1.ListMeta `json:"metadata"`
+	Items    []T             `json:"items"`
+}
+
+// protobuf returns the function that decodes protobuf into the list, or nil for kinds that are read as JSON. The kinds
+// with the most data have one: decoding takes a tenth of the time, and encoding spares the API server as much.
+func (l *objectList[T]) protobuf() func([]byte) error {
+	switch items := any(&l.Items).(type) {
+	case *[]corev1.Pod:
+		return func(b []byte) (err error) {
+			var pods corev1.PodList
+			err = pods.Unmarshal(b)
+			l.Metadata, *items = pods.ListMeta, pods.Items
+			return err
+		}
+	case *[]corev1.Node:
+		return func(b []byte) (err error) {
+			var nodes corev1.NodeList
+			err = nodes.Unmarshal(b)
+			l.Metadata, *items = nodes.ListMeta, nodes.Items
+			return err
+		}
+	}
+	return nil
+}
+
+// protobufMagic is the beginning of an object in protobuf, before its envelope, a runtime.Unknown
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/#protobuf-encoding).
+var protobufMagic = []byte("k8s\x00")
+
+// unmarshalProtobuf decodes an enveloped object into v, an objectList.
+func unmarshalProtobuf(enveloped []byte, v any) error {
+	list, ok := v.(interface{ protobuf() func([]byte) error })
+	if !ok || list.protobuf() == nil {
+		return errors.New("protobuf instead of JSON")
+	}
+	var o runtime.Unknown
+	if err := o.Unmarshal(enveloped); err != nil {
+		return err
+	}
+	return list.protobuf()(o.Raw)
+}
+
 // list is all without the resource version.
 func list[T any](ctx context.Context, a *api, what, path string, q query) []T {
 	out, _ := all[T](ctx, a, what, path, q)
@@ -187,7 +234,12 @@ func into(ctx context.Context, req *rest.Request, v any) error {
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(body, v); err != nil {
+	if enveloped, ok := bytes.CutPrefix(body, protobufMagic); ok {
+		err = unmarshalProtobuf(enveloped, v)
+	} else {
+		err = json.Unmarshal(body, v)
+	}
+	if err != nil {
 		return fmt.Errorf("decode the API server's answer: %w", err)
 	}
 	return nil

@@ -38,7 +38,7 @@ type Trouble struct {
 	Err       error
 	Kind      plan.Kind // the step that failed
 	Grows     bool      // the failure keeps the node from growing
-	NextTry   time.Time // latest time of the next attempt; zero without a failure
+	NextTry   time.Time // latest time of the next attempt; zero without a failure, and while the call waits for the rate limit
 }
 
 // Trunk is the state of a node's trunk.
@@ -68,7 +68,10 @@ func (r *Reconciler) report() {
 	now := r.cfg.Clock.Now()
 	s := Status{Confirmed: !r.view.freshness.unconfirmed(), Trouble: r.retries.trouble(), Vanished: r.instance.vanished}
 	if s.Err != nil && !s.NextTry.After(now) {
-		s.NextTry = now.Add(r.wake(now))
+		s.NextTry = time.Time{}
+		if wait := r.wake(now); wait < idle {
+			s.NextTry = now.Add(wait)
+		}
 	}
 	if r.instance.typeKnown {
 		s.InstanceType = r.instance.typ
