@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/test/harness/check"
 )
@@ -220,5 +221,23 @@ func TestRemovedNodeIsNotChanged(t *testing.T) {
 		pass(3 * minute)
 		p.stop()
 		check.Equal(t, n.available(), 8, "addresses")
+	})
+}
+
+// A call that waits for the rate limit is reported, but without a next attempt.
+func TestRateLimitedCallHasNoNextTry(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, w *world) {
+		ec2 := pace.Cloud(w.cloud, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.01, Burst: 1}}})
+		f := w.operator(ec2)
+		nodes := []*writer{f.set(t, w.objects[0], settings(0, 1)), f.set(t, w.objects[1], settings(0, 1))}
+		pass(20 * time.Second)
+		waiting := 0
+		for _, n := range nodes {
+			if s := n.last(); s.Class == cloud.Throttled && s.LastError != "" {
+				waiting++
+				check.Equal(t, s.NextTry, time.Time{}, "next try of %q", s.LastError)
+			}
+		}
+		check.Equal(t, waiting, 1, "nodes that wait for the rate limit")
 	})
 }
