@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -20,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -28,6 +30,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
@@ -349,28 +352,41 @@ func TestPodsThatNameMissingEgresses(t *testing.T) {
 	}
 }
 
-// Lists of a large cluster are read page by page.
+// Lists of a large cluster are read page by page: those of Kubernetes as protobuf, those of Berth as JSON.
 func TestListsArePaginated(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
-	for i := range page + 3 {
+	const size = 3
+	for i := range size + 2 {
 		b := block("default", "node-a", i)
 		b.IPv4 = "10.2.0.0/32"
 		harness.OK(t, c.Create(t.Context(), &b))
+		harness.OK(t, c.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i)}}))
 	}
-	pages := 0
+	types := map[string][]string{} // by path
 	cfg := harness.ControlPlane.Config()
 	cfg.Wrap(harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
-		if strings.HasSuffix(r.URL.Path, "/addressblocks") {
-			pages++
+		got, err := next.RoundTrip(r)
+		if err == nil {
+			types[r.URL.Path] = append(types[r.URL.Path], got.Header.Get("Content-Type"))
 		}
-		return next.RoundTrip(r)
+		return got, err
 	}))
 	a, err := (&program{Options: Options{Config: cfg}}).connect()
 	harness.OK(t, err)
-	if n := len(a.blocks(t.Context(), "")); n != page+3 || pages != 2 || len(a.unread) > 0 {
-		t.Errorf("read %d blocks in %d pages, unread %v; want %d blocks in 2 pages", n, pages, a.unread, page+3)
+	check.Equal(t, a.page, pageSize, "objects a request")
+	a.page = size
+	check.Equal(t, len(a.blocks(t.Context(), "")), size+2, "blocks")
+	var names []string
+	for _, n := range a.nodes(t.Context()) {
+		names = append(names, n.Name)
 	}
+	check.Equal(t, names, []string{"node-0", "node-1", "node-2", "node-3", "node-4"}, "nodes")
+	check.Equal(t, types, map[string][]string{
+		blocksPath: {runtime.ContentTypeJSON, runtime.ContentTypeJSON},
+		nodesPath:  {runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf},
+	}, "media types of the replies")
+	check.Equal(t, len(a.unread), 0, "failed reads")
 }
 
 // lines is a writer that reports each line.

@@ -125,7 +125,7 @@ func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, ver
 		}
 		var pods map[string]corev1.Pod
 		err := m.patiently(ctx, func(ctx context.Context) error {
-			a := &api{rest: m.api.rest}
+			a := m.api.anew()
 			pods = m.toolPods(ctx, a)
 			return a.err()
 		})
