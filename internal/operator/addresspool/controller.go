@@ -262,16 +262,13 @@ func (a *api) requestsOf(ctx context.Context, node string) ([]v1alpha1.BlockRequ
 	return list.Items, nil
 }
 
-// pageSize is how many blocks are read from the API server per page.
-const pageSize = 500
-
 // allBlocks reads all blocks from the API server, page by page. An error ends the sequence.
 func (a *api) allBlocks(ctx context.Context, of ...client.ListOption) iter.Seq2[*v1alpha1.AddressBlock, error] {
 	return func(yield func(*v1alpha1.AddressBlock, error) bool) {
 		next := ""
 		for {
 			// A new list for each page: decoding into a used one would keep fields absent from the page.
-			list, err := objects.List[v1alpha1.AddressBlockList](ctx, a.live, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(next)})...)
+			list, err := objects.List[v1alpha1.AddressBlockList](ctx, a.live, slices.Concat(of, []client.ListOption{client.Limit(objects.PageSize), client.Continue(next)})...)
 			if err != nil {
 				yield(nil, err)
 				return

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics/warm"
 )
 
@@ -67,7 +68,7 @@ func (w *warmSource) recorded(ctx context.Context) (map[string]bool, error) {
 	next := ""
 	for {
 		list := &v1alpha1.PodNICList{} // decoding into a reused list would keep fields that new items lack
-		if err := w.api.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+		if err := w.api.live.List(ctx, list, client.Limit(objects.PageSize), client.Continue(next)); err != nil {
 			return nil, fmt.Errorf("list PodNICs: %w", err)
 		}
 		for i := range list.Items {

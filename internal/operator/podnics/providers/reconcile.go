@@ -149,7 +149,7 @@ func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (go
 	next := ""
 	for {
 		list := &v1alpha1.PodNICList{} // decoding into a reused list would keep fields that new items lack
-		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+		if err := c.live.List(ctx, list, client.Limit(objects.PageSize), client.Continue(next)); err != nil {
 			return false, 0, fmt.Errorf("list PodNICs: %w", err)
 		}
 		for i := range list.Items {
