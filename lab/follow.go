@@ -108,7 +108,7 @@ func (f *follower) catchUp() {
 	if f.lab.Cloud == nil {
 		return
 	}
-	seq := f.lab.Cloud.Snapshot().Seq
+	seq := f.lab.Cloud.Seq()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for f.followed < seq && !f.closed {

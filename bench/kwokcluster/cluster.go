@@ -95,12 +95,14 @@ func (c *cluster) raise(ctx context.Context) {
 	admin := must.Get(clientcmd.BuildConfigFromFlags("", c.lab.Kube.Kubeconfig))
 	c.daemon = rest.AnonymousClientConfig(admin)
 	c.reportDaemons(ctx)
+	// KWOK renews Leases after a quarter of their duration, here four times as rarely as kubelets. When the API server is so busy
+	// that a Lease expires, KWOK patches all pods of the node that do not run yet a second time.
 	c.kwok = proc.New("kwok", filepath.Join(c.dir, "kwok.log"), func() proc.Command {
 		return proc.Command{
 			Path: filepath.Join(c.Kwok, "kwok"), Netns: c.lab.RouterPath(),
 			Args: []string{
 				"--kubeconfig=" + c.lab.Kube.AdminKubeconfig(), "--config=" + filepath.Join(c.Kwok, "stages.yaml"),
-				"--manage-nodes-with-annotation-selector=" + kwokNode + "=" + simulated, "--node-lease-duration-seconds=40",
+				"--manage-nodes-with-annotation-selector=" + kwokNode + "=" + simulated, "--node-lease-duration-seconds=160",
 				"--cidr=100.64.0.0/10", "--node-ip=127.0.0.1",
 			},
 		}

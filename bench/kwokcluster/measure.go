@@ -140,9 +140,12 @@ func (c *cluster) fill(ctx context.Context) {
 
 func podName(i int) string { return fmt.Sprintf("web-%d", i) }
 
-// churn replaces one pod a minute on each node, spread over time.
+// podLife is the time between two replacements of pods on a node.
+const podLife = 10 * time.Minute
+
+// churn replaces pods on all nodes, spread over time.
 func (c *cluster) churn(ctx context.Context) error {
-	machines, each := c.lab.Nodes(), time.Minute/time.Duration(c.Nodes)
+	machines, each := c.lab.Nodes(), podLife/time.Duration(c.Nodes)
 	began := time.Now()
 	g, groupCtx := errgroup.WithContext(ctx)
 	g.SetLimit(writers)

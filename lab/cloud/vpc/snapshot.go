@@ -34,6 +34,12 @@ func (c *Cloud) Snapshot() (b Snapshot) {
 	return b
 }
 
+// Seq returns the sequence number of the last event.
+func (c *Cloud) Seq() (seq uint64) {
+	c.world.read(func() { seq = c.world.events.seq })
+	return seq
+}
+
 func copies[T any](in []*T, clone func(T) T) []T {
 	out := make([]T, len(in))
 	for i, v := range in {
