@@ -35,14 +35,16 @@ const pageSize = 10_000
 // api reads objects as JSON, and lists of Pods and Nodes as protobuf, because a typed client for all kinds of Kubernetes
 // would double the size of the program. A failed read is recorded in unread and does not stop the others.
 type api struct {
-	rest   rest.Interface
-	page   int // objects per list request
+	rest   server
 	unread unread
 	first  error // of the failed reads; nil if all succeeded
 }
 
-// anew returns an api for the same API server, without failed reads.
-func (a *api) anew() *api { return &api{rest: a.rest, page: a.page} }
+// server is the API server.
+type server struct {
+	rest.Interface
+	page int // objects per list request
+}
 
 // err is the error of the first failed read, or nil.
 func (a *api) err() error {
@@ -86,7 +88,7 @@ func (p *program) connect() (*api, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create a client for the Kubernetes API: %w", err)
 	}
-	return &api{rest: c, page: pageSize}, nil
+	return &api{rest: server{c, pageSize}}, nil
 }
 
 // reach returns a client. It fails if the API server does not respond or rejects the credentials.
@@ -147,9 +149,9 @@ func pages[T any](ctx context.Context, a *api, what, path string, q query, again
 	token, mayRestart := "", true
 	for {
 		var list objectList[T]
-		req := q.on(a.rest.Get().AbsPath(path)).Param("limit", strconv.Itoa(a.page))
+		req := q.on(a.rest.Get().AbsPath(path)).Param("limit", strconv.Itoa(a.rest.page))
 		if list.protobuf() != nil {
-			req.SetHeader("Accept", runtime.ContentTypeProtobuf)
+			req.SetHeader("Accept", runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON)
 		}
 		if token != "" {
 			req.Param("continue", token)
@@ -276,11 +278,11 @@ func (a *api) note(what string, err error) string {
 
 // atOnce calls reads concurrently, each with an api of its own, and records their failures in the order of the reads.
 func (a *api) atOnce(reads ...func(*api)) {
-	parts := make([]*api, len(reads))
+	parts := make([]api, len(reads))
 	var wg sync.WaitGroup
 	for i, read := range reads {
-		parts[i] = a.anew()
-		wg.Go(func() { read(parts[i]) })
+		parts[i].rest = a.rest
+		wg.Go(func() { read(&parts[i]) })
 	}
 	wg.Wait()
 	for _, part := range parts {

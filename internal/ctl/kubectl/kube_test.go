@@ -374,8 +374,8 @@ func TestListsArePaginated(t *testing.T) {
 	}))
 	a, err := (&program{Options: Options{Config: cfg}}).connect()
 	harness.OK(t, err)
-	check.Equal(t, a.page, pageSize, "objects a request")
-	a.page = size
+	check.Equal(t, a.rest.page, pageSize, "objects a request")
+	a.rest.page = size
 	check.Equal(t, len(a.blocks(t.Context(), "")), size+2, "blocks")
 	var names []string
 	for _, n := range a.nodes(t.Context()) {

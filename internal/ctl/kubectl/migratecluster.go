@@ -95,7 +95,7 @@ func (m *migration) observe(ctx context.Context, everyPod bool) (s *seen, err er
 	if err := m.readDaemonSets(ctx, s); err != nil {
 		return nil, err
 	}
-	a := m.api.anew() // failed reads of this observation
+	a := &api{rest: m.api.rest} // failed reads of this observation
 	nodes := a.nodes(ctx)
 	of := func(d *daemonSet) map[string]rollout.Daemon { return m.daemonsOf(ctx, a, d) }
 	former, berthd := of(s.former), of(s.berthd)

@@ -125,7 +125,7 @@ func (m *migration) survey(ctx context.Context, cmd *cobra.Command, s *seen, ver
 		}
 		var pods map[string]corev1.Pod
 		err := m.patiently(ctx, func(ctx context.Context) error {
-			a := m.api.anew()
+			a := &api{rest: m.api.rest}
 			pods = m.toolPods(ctx, a)
 			return a.err()
 		})

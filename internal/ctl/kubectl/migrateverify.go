@@ -142,7 +142,7 @@ func (v *Verification) owners(pods []corev1.Pod) map[netip.Addr]*corev1.Pod {
 // everyPod reads the pods of the cluster.
 func (r *requests) everyPod(ctx context.Context) (pods []corev1.Pod, err error) {
 	err = r.patiently(ctx, func(ctx context.Context) error {
-		a := r.api.anew()
+		a := &api{rest: r.api.rest}
 		pods = list[corev1.Pod](ctx, a, "pods", podsOfAll, nil)
 		return a.err()
 	})
@@ -166,7 +166,7 @@ func (m *migration) compare(ctx context.Context, s *seen, v *Verification, befor
 	}
 	var daemons map[string]daemon
 	err = m.patiently(ctx, func(ctx context.Context) error {
-		a := m.api.anew()
+		a := &api{rest: m.api.rest}
 		daemons = m.daemonPods(ctx, a, "")
 		return a.err()
 	})

@@ -93,7 +93,9 @@ func (p *planning) state(now time.Time) plan.State {
 		},
 	}
 	desired := p.placement.Desired()
-	for _, k := range p.view.list() {
+	list := p.view.list()
+	s.ENIs = make([]plan.ENI, 0, len(list))
+	for _, k := range list {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
 			continue // device index and limits apply per card
 		}

@@ -1,23 +1,25 @@
 package plan
 
 import (
+	"slices"
+
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
 )
 
 // places tracks the device indexes of an instance, and how many more ENIs fit.
 type places struct {
-	most     int          // maximum number of ENIs of the instance
-	mostOurs int          // MAX_ENI; 0 means no limit
-	first    int          // lowest device index of ENIs for pods
-	taken    map[int]bool // device indexes
-	ours     int          // ENIs that count towards MAX_ENI
-	reserved int          // reserved slots, for the trunk
-	refused  bool         // State.NoMoreENIs
+	most     int   // maximum number of ENIs of the instance
+	mostOurs int   // MAX_ENI; 0 means no limit
+	first    int   // lowest device index of ENIs for pods
+	taken    []int // device indexes, each once
+	ours     int   // ENIs that count towards MAX_ENI
+	reserved int   // reserved slots, for the trunk
+	refused  bool  // State.NoMoreENIs
 }
 
 func newPlaces(l cloud.Limits, p ipam.Policy, s State) places {
-	b := places{most: l.MaxENIs, mostOurs: p.MaxENI, first: p.FirstInterfaceIndex, taken: map[int]bool{}, refused: s.NoMoreENIs}
+	b := places{most: l.MaxENIs, mostOurs: p.MaxENI, first: p.FirstInterfaceIndex, taken: make([]int, 0, len(s.ENIs)+1), refused: s.NoMoreENIs}
 	if s.lacksTrunk() {
 		b.reserved = 1
 	}
@@ -25,7 +27,7 @@ func newPlaces(l cloud.Limits, p ipam.Policy, s State) places {
 		if e.Phase == Detached {
 			continue
 		}
-		b.taken[e.Index] = true
+		b.occupy(e.Index)
 		if e.Ours {
 			b.ours++
 		}
@@ -40,7 +42,7 @@ func (b *places) free() (int, bool) {
 		return 0, false
 	}
 	index := max(1, b.first)
-	for b.taken[index] {
+	for slices.Contains(b.taken, index) {
 		index++
 	}
 	return index, index < b.most
@@ -57,8 +59,14 @@ func (b *places) beyond() bool {
 }
 
 func (b *places) take(i int) {
-	b.taken[i] = true
+	b.occupy(i)
 	b.ours++
+}
+
+func (b *places) occupy(i int) {
+	if !slices.Contains(b.taken, i) {
+		b.taken = append(b.taken, i)
+	}
 }
 
 // forTrunk returns a device index for the trunk, if the instance and MAX_ENI have room: one below those of ENIs for
@@ -68,12 +76,12 @@ func (b *places) forTrunk() (int, bool) {
 		return 0, false
 	}
 	for i := 1; i < min(b.first, b.most); i++ {
-		if !b.taken[i] {
+		if !slices.Contains(b.taken, i) {
 			return i, true
 		}
 	}
 	for i := b.most - 1; i > 0; i-- {
-		if !b.taken[i] {
+		if !slices.Contains(b.taken, i) {
 			return i, true
 		}
 	}

@@ -79,7 +79,7 @@ type planner struct {
 	enis     []ENI
 	moves    bool // State.Moves
 	release  int
-	claimed  map[string]bool // detached ENIs that the plan attaches
+	claimed  []string // detached ENIs that the plan attaches
 	actions  []Action
 }
 
@@ -91,17 +91,24 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
 		capacity: capacity{limits: l, policy: p, supplies: supplies(l, p)}, places: newPlaces(l, p, s),
-		tally: s.tally(p), release: s.Release, moves: s.Moves, enis: slices.Clone(s.ENIs), claimed: map[string]bool{},
+		release: s.Release, moves: s.Moves, enis: slices.Clone(s.ENIs),
 	}
 	if s.PrimaryServes {
 		b.capacity.bonus = 1
 	}
 	b.subnets = subnets{capacity: &b.capacity, list: slices.Clone(s.Subnets)}
-	b.demand = Demand(l, p, b.tally.Usage)
-	if b.tally.total < b.demand.Want {
-		b.need = b.demand.Request - b.tally.total
-	}
+	b.tally, b.demand, b.need = s.needs(l, p)
 	return b
+}
+
+// needs returns what a state with known draining ENIs has, the policy's demand, and planner.need.
+func (s State) needs(l cloud.Limits, p ipam.Policy) (t tally, d ipam.Demand, need int) {
+	t = s.tally(p)
+	d = Demand(l, p, t.Usage)
+	if t.total < d.Want {
+		need = d.Request - t.total
+	}
+	return t, d, need
 }
 
 // none is an empty amount.
@@ -137,7 +144,7 @@ func (b *planner) attachCreated() {
 		if !ok || b.need <= 0 {
 			return
 		}
-		b.claimed[e.ID] = true
+		b.claimed = append(b.claimed, e.ID)
 		b.places.take(index)
 		b.need -= b.capacity.total(e)
 		b.asked += b.capacity.total(e)
@@ -152,7 +159,7 @@ func (b *planner) attachUsed() {
 		if !ok {
 			return
 		}
-		b.claimed[e.ID] = true
+		b.claimed = append(b.claimed, e.ID)
 		b.places.take(index)
 		free := max(0, b.capacity.total(e)-e.Used)
 		b.need -= free
@@ -167,7 +174,7 @@ func (e ENI) cutOff() bool { return e.Ours && e.Phase == Detached && e.Used > 0 
 // unattached returns the indexes in b.enis of ENIs that were created but not attached.
 func (b *planner) unattached() (out []int) {
 	for i, e := range b.enis {
-		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays && !b.claimed[e.ID] {
+		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays && !slices.Contains(b.claimed, e.ID) {
 			out = append(out, i)
 		}
 	}

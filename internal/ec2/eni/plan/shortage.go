@@ -24,13 +24,14 @@ const (
 // if it can. Without waiting pods it returns a problem to fix before pods wait: subnets that cannot supply the
 // policy's demand. An instance at its limit is not such a problem.
 func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
-	b := newPlanner(l, p, s)
-	x := explanation{b}
-	t := b.tally
+	s = s.drained(l, p)
+	t, _, need := s.needs(l, p)
 	wait := t.Waiting > t.free()
-	if !wait && b.need <= 0 {
+	if !wait && need <= 0 {
 		return "", ""
 	}
+	b := plannerOf(l, p, s)
+	x := explanation{b}
 	if b.need > 0 {
 		b.grow()
 	}

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
@@ -169,7 +170,7 @@ func (e ENI) unused() bool { return !e.Primary && e.Used+e.Cooling == 0 && e.Wit
 // tidy deletes detached ENIs that the plan does not use, and corrects the attributes of the others.
 func (b *planner) tidy(s State) {
 	for _, e := range sorted(b.enis, func(e ENI) bool {
-		return e.Ours && e.Phase == Detached && !e.JustMade && !e.cutOff() && !b.claimed[e.ID]
+		return e.Ours && e.Phase == Detached && !e.JustMade && !e.cutOff() && !slices.Contains(b.claimed, e.ID)
 	}, byIndex) {
 		b.do(Action{Kind: Delete, ENI: e.ID})
 	}
@@ -192,6 +193,9 @@ func (b *planner) tidy(s State) {
 
 // Movable reports whether the node has an ENI that could be detached if others took over its addresses.
 func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
+	if !slices.ContainsFunc(s.ENIs, ENI.unused) {
+		return false
+	}
 	b := newPlanner(l, p, s)
 	if b.need > 0 {
 		return false

@@ -156,10 +156,14 @@ func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
 // sorted returns the ENIs for which keep is true, in the given order.
 func sorted(list []ENI, keep func(ENI) bool, order func(x, y ENI) int) []ENI {
 	var out []ENI
-	for _, e := range list {
-		if keep(e) {
-			out = append(out, e)
+	for i := range list {
+		if !keep(list[i]) {
+			continue
 		}
+		if out == nil {
+			out = make([]ENI, 0, len(list)-i)
+		}
+		out = append(out, list[i])
 	}
 	slices.SortFunc(out, order)
 	return out

@@ -84,7 +84,7 @@ func (b *planner) keepTrunk(s State) (noAddress bool) {
 	}
 	if len(t.detached) > 0 {
 		id := t.detached[0].ID
-		b.claimed[id] = true
+		b.claimed = append(b.claimed, id)
 		if !s.Trunk.Refused {
 			b.do(Action{Kind: AttachTrunk, ENI: id, Index: index})
 		}
