@@ -36,7 +36,7 @@ type Order struct {
 	Pods     int            // of each node
 	Limit    spec.RateLimit // bucket of each action of EC2 that changes something
 	Delay    time.Duration  // of each EC2 call
-	Period   time.Duration  // of each measurement of load and traffic
+	Period   time.Duration  // of the measurement of load and traffic at rest
 
 	BinDir string // Berth's programs
 	Assets string // the control plane's programs

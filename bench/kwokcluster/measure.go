@@ -35,7 +35,7 @@ type Outcome struct {
 	APIMemory      int64 // of the API server
 }
 
-// Load is what a Period measured.
+// Load is what was measured during a period.
 type Load struct {
 	CPU      float64         // of the operator, in processors
 	Requests float64         // at the API server per second
@@ -65,12 +65,12 @@ func (c *cluster) measure(ctx context.Context) (out Outcome, err error) {
 	out.FillCPU = must.Get(usage.Settled(ctx, operator)) - before
 	c.Say("  %d pods created and served in %v", c.Nodes*c.Pods, out.Filled)
 
-	out.Rest = c.load(ctx)
+	out.Rest = c.load(ctx, c.Period)
 	churn, stop := context.WithCancel(ctx)
 	defer stop()
 	changes, churn := errgroup.WithContext(churn)
 	changes.Go(func() error { return c.churn(churn) })
-	out.Churn = c.load(ctx)
+	out.Churn = c.load(ctx, podLife)
 	stop()
 	if err := changes.Wait(); !errors.Is(err, context.Canceled) {
 		must.OK(err)
@@ -127,13 +127,16 @@ func (c *cluster) fill(ctx context.Context) {
 	// KWOK makes them run. Listing all pods costs the API server much, so it is asked rarely.
 	for {
 		pending := &corev1.PodList{}
-		must.OK(c.lab.Kube.Client.List(ctx, pending, client.MatchingFields{"status.phase": string(corev1.PodPending)}, client.Limit(1)))
-		if len(pending.Items) == 0 {
+		err := c.lab.Kube.Client.List(ctx, pending, client.MatchingFields{"status.phase": string(corev1.PodPending)}, client.Limit(1))
+		if err == nil && len(pending.Items) == 0 {
 			return
 		}
-		c.Say("  pods such as %s do not run yet", pending.Items[0].Name)
-		if err := poll.Pause(ctx, time.Now(), 10*time.Second); err != nil {
-			must.OK(fmt.Errorf("pod %s does not run: %w", pending.Items[0].Name, err))
+		if err == nil {
+			err = fmt.Errorf("pods such as %s do not run yet", pending.Items[0].Name)
+		}
+		c.Say("  %v", err)
+		if end := poll.Pause(ctx, time.Now(), 10*time.Second); end != nil {
+			must.OK(errors.Join(end, err))
 		}
 	}
 }
@@ -170,11 +173,11 @@ func (c *cluster) churn(ctx context.Context) error {
 	return errors.Join(g.Wait(), ctx.Err())
 }
 
-// statusRuns is how often a Period calls the status.
+// statusRuns is how often load calls the status.
 const statusRuns = 5
 
-// load measures a Period, and then the status.
-func (c *cluster) load(ctx context.Context) (l Load) {
+// load measures a period, and then the status.
+func (c *cluster) load(ctx context.Context, period time.Duration) (l Load) {
 	operator := c.lab.Operators()[0].PID()
 	machines := c.lab.Nodes()
 	before, cpu := must.Get(c.requests(ctx)), must.Get(usage.OnCPU(operator))
@@ -183,7 +186,7 @@ func (c *cluster) load(ctx context.Context) (l Load) {
 	for i, n := range machines {
 		had[i] = must.Get(c.received(n.Netns))
 	}
-	must.OK(poll.Pause(ctx, time.Now(), c.Period))
+	must.OK(poll.Pause(ctx, time.Now(), period))
 	for i, n := range machines {
 		sum := uint64(0)
 		for port, bytes := range must.Get(c.received(n.Netns)) {

@@ -28,8 +28,8 @@ import (
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
 
-// pageSize is the number of objects per list request. The API server replies to the first request of a list from its cache, but
-// to further ones from etcd, which takes several times as long: only the largest clusters should need these.
+// pageSize is the number of objects per list request. The API server may serve the further requests of a list from etcd
+// instead of its cache, which takes several times as long: only the largest clusters should need these.
 const pageSize = 10_000
 
 // api reads objects as JSON, and lists of Pods and Nodes as protobuf, because a typed client for all kinds of Kubernetes

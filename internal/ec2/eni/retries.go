@@ -66,6 +66,7 @@ type backoff struct {
 	kind     plan.Kind
 	class    cloud.Class
 	err      error
+	held     bool // nothing failed: the call waits for the rate limit
 }
 
 // permanent reports whether the failure needs human intervention.
@@ -101,7 +102,7 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	if b.failures++; b.failures > 1 && b.kind == kind && b.permanent() && b.class == cloud.ClassOf(err) {
 		level = slog.LevelDebug // the same failure, which waits for somebody to resolve it
 	}
-	b.kind, b.class, b.err, b.at, b.until = kind, cloud.ClassOf(err), err, now, now.Add(wait)
+	b.kind, b.class, b.err, b.at, b.until, b.held = kind, cloud.ClassOf(err), err, now, now.Add(wait), false
 	if away(b.class) {
 		b.probe = now.Add(t.cfg.jitter(probeAway))
 		t.cfg.Shared.outage.leave(t, now)
@@ -137,7 +138,7 @@ func (t *retries) wait(g activity, class cloud.Class) time.Duration {
 // minutes.
 func (t *retries) limited(kind plan.Kind, op string) {
 	b := t.of(activityOf[kind])
-	b.kind, b.class = kind, cloud.Throttled
+	b.kind, b.class, b.until, b.held = kind, cloud.Throttled, time.Time{}, true
 	b.err = &cloud.Error{Class: cloud.Throttled, Op: op, Message: fmt.Sprintf(
 		"not sent for %v: EC2 or a configured ceiling limits the rate of this action", rateLimitPatience)}
 }

@@ -38,7 +38,11 @@ type Trouble struct {
 	Err       error
 	Kind      plan.Kind // the step that failed
 	Grows     bool      // the failure keeps the node from growing
-	NextTry   time.Time // latest time of the next attempt; zero without a failure, and while the call waits for the rate limit
+	held      bool      // nothing failed: the call waits for the rate limit
+
+	// NextTry is the latest time of the next attempt. It is zero without a failure, while the call waits for the rate limit, and
+	// if only an event leads to another attempt.
+	NextTry time.Time
 }
 
 // Trunk is the state of a node's trunk.
@@ -67,7 +71,9 @@ func (r *Reconciler) Status() Status {
 func (r *Reconciler) report() {
 	now := r.cfg.Clock.Now()
 	s := Status{Confirmed: !r.view.freshness.unconfirmed(), Trouble: r.retries.trouble(), Vanished: r.instance.vanished}
-	if s.Err != nil && !s.NextTry.After(now) {
+	if s.held {
+		s.NextTry = time.Time{}
+	} else if s.Err != nil && !s.NextTry.After(now) {
 		s.NextTry = time.Time{}
 		if wait := r.wake(now); wait < idle {
 			s.NextTry = now.Add(wait)
@@ -107,7 +113,7 @@ func (t *retries) trouble() Trouble {
 	}
 	g := activityOf[b.kind]
 	out := Trouble{
-		LastError: fmt.Sprintf("%s: %v", b.kind, b.err), Class: b.class, Err: b.err, Kind: b.kind, NextTry: b.until,
+		LastError: fmt.Sprintf("%s: %v", b.kind, b.err), Class: b.class, Err: b.err, Kind: b.kind, NextTry: b.until, held: b.held,
 		Grows: g == activityGrow || g == activitySubnets || g == activityLimits || g == activityInstance,
 	}
 	if hint := advice(b.class, b.kind); hint != "" {

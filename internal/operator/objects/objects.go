@@ -19,8 +19,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// PageSize is how many objects a request for a list returns at most. The API server replies to the first request of a list from
-// its cache, but to further ones from etcd, which takes several times as long.
+// PageSize is how many objects a request for a list returns at most. The API server may serve the further requests of a list
+// from etcd instead of its cache, which takes several times as long.
 const PageSize = 10_000
 
 // Shared makes Get return the cache's own object instead of a copy. The caller must not modify it.
