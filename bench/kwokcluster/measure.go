@@ -146,7 +146,7 @@ func podName(i int) string { return fmt.Sprintf("web-%d", i) }
 // podLife is the time between two replacements of pods on a node.
 const podLife = 10 * time.Minute
 
-// churn replaces pods on all nodes, spread over time.
+// churn replaces pods on all nodes, spread over time. The machines come in the middle, when load measures.
 func (c *cluster) churn(ctx context.Context) error {
 	machines, each := c.lab.Nodes(), podLife/time.Duration(c.Nodes)
 	began := time.Now()
@@ -156,7 +156,7 @@ func (c *cluster) churn(ctx context.Context) error {
 		if err := poll.Pause(groupCtx, time.Now(), time.Until(began.Add(time.Duration(i)*each))); err != nil {
 			break
 		}
-		at, round := i%c.Nodes, i/c.Nodes
+		at, round := (i+c.Nodes/2)%c.Nodes, i/c.Nodes
 		g.Go(func() (err error) {
 			defer must.Catch(&err)
 			if at >= len(machines) {

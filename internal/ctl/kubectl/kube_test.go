@@ -389,6 +389,21 @@ func TestListsArePaginated(t *testing.T) {
 	check.Equal(t, len(a.unread), 0, "failed reads")
 }
 
+// The API server sends errors in the media type that a list is requested in.
+func TestForbiddenListsNameTheReason(t *testing.T) {
+	cfg := harness.ControlPlane.Config()
+	cfg.Impersonate.UserName = "nobody"
+	a, err := (&program{Options: Options{Config: cfg}}).connect()
+	harness.OK(t, err)
+	a.nodes(t.Context())
+	a.networks(t.Context())
+	for i, resource := range []string{"nodes", "nodenetworks.berth.dev"} {
+		if want := resource + ` is forbidden: User "nobody" cannot list resource`; len(a.unread) != 2 || !strings.Contains(a.unread[i], want) {
+			t.Errorf("failed reads are %q, want two, of which number %d with %q", a.unread, i, want)
+		}
+	}
+}
+
 // lines is a writer that reports each line.
 type lines struct {
 	mu   sync.Mutex // guards the fields below

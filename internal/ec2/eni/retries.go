@@ -138,7 +138,7 @@ func (t *retries) wait(g activity, class cloud.Class) time.Duration {
 // minutes.
 func (t *retries) limited(kind plan.Kind, op string) {
 	b := t.of(activityOf[kind])
-	b.kind, b.class, b.until, b.held = kind, cloud.Throttled, time.Time{}, true
+	b.kind, b.class, b.held = kind, cloud.Throttled, true
 	b.err = &cloud.Error{Class: cloud.Throttled, Op: op, Message: fmt.Sprintf(
 		"not sent for %v: EC2 or a configured ceiling limits the rate of this action", rateLimitPatience)}
 }
