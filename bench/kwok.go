@@ -40,8 +40,8 @@ func (b *bench) kwokCluster(ctx context.Context, o kwokcluster.Order) []Result {
 		}
 		results = append(results,
 			measured(l.name+"-status", "s", status...),
-			measured(l.name+"-traffic", "KiB/min", l.Traffic...),
-			single(l.name+"-traffic-worst", "KiB/min", slices.Max(l.Traffic), 0),
+			measured(l.name+"-traffic", "B/min", l.Traffic...),
+			single(l.name+"-traffic-worst", "B/min", slices.Max(l.Traffic), 0),
 			single(l.name+"-operator-cpu", "processors", l.CPU, 0),
 			single(l.name+"-requests", "requests/s", l.Requests, 0),
 			single(l.name+"-berth-requests", "requests/s", l.Berth, 0))

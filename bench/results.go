@@ -114,6 +114,7 @@ var budgets = []budget{
 	{"takeover-100000-full", 300, false, ""},
 	{"takeover-100000-memory", 4096, false, ""},
 	{"event-100000", 1.5, false, "10,000 nodes instead of 100,000"},
+	{"kwok-rest-status", 3, false, ""},
 	{"status-writes", 600, false, ""}, // the rate, after a burst
 
 	{"pool-requests-5000", 1.2, false, "the same writes, watched by one client, without the operator"},

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Prints a directory with KWOK's controller, kwok, and its own stages of Nodes and Pods,
+# Prints a directory with KWOK's controller, kwok, and its configuration with its own stages of Nodes and Pods,
 # stages.yaml: both of the version in tools/kwok. Pods get no addresses from KWOK, which may patch a Pod twice, with
-# another address that the API server rejects, and repeats such a patch forever.
+# another address that the API server rejects, and repeats such a patch forever. By default, KWOK renews four Leases
+# at once: while the API server is busy, the Leases of 2,000 nodes expire, and KWOK lists the pods of each node again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,11 +12,25 @@ if [ ! "$stages" -nt hack/kwok.sh ]; then
 	go -C tools/kwok mod download sigs.k8s.io/kwok
 	module=$(go -C tools/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)
 	trap 'rm -f "$stages.$$"' EXIT
-	for part in node/fast node/heartbeat-with-lease pod/fast; do
-		for file in "$module/kustomize/stage/$part"/*.yaml; do
-			[ "${file##*/}" = kustomization.yaml ] || { echo --- && cat "$file"; }
+	{
+		# kwok requires all options of a configuration. Those below the first are its defaults.
+		cat <<-'END'
+			apiVersion: config.kwok.x-k8s.io/v1alpha1
+			kind: KwokConfiguration
+			options:
+			  nodeLeaseParallelism: 64
+			  nodePlayStageParallelism: 4
+			  podPlayStageParallelism: 4
+			  podsOnNodeSyncParallelism: 1
+			  enablePodsOnNodeSyncListPager: true
+			  enablePodsOnNodeSyncStreamWatch: false
+		END
+		for part in node/fast node/heartbeat-with-lease pod/fast; do
+			for file in "$module/kustomize/stage/$part"/*.yaml; do
+				[ "${file##*/}" = kustomization.yaml ] || { echo --- && cat "$file"; }
+			done
 		done
-	done | awk '/podIPs :=/ { skip = 1 } /phase: Running/ { skip = 0 } !skip' >"$stages.$$"
+	} | awk '/podIPs :=/ { skip = 1 } /phase: Running/ { skip = 0 } !skip' >"$stages.$$"
 	if grep -q podIP "$stages.$$"; then
 		echo "hack/kwok.sh: the stages of this version of KWOK set podIPs elsewhere" >&2 && exit 1
 	fi

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -95,20 +96,23 @@ func (c *cluster) raise(ctx context.Context) {
 	admin := must.Get(clientcmd.BuildConfigFromFlags("", c.lab.Kube.Kubeconfig))
 	c.daemon = rest.AnonymousClientConfig(admin)
 	c.reportDaemons(ctx)
-	// KWOK renews Leases after a quarter of their duration, here four times as rarely as kubelets. When the API server is so busy
-	// that a Lease expires, KWOK patches all pods of the node that do not run yet a second time.
 	c.kwok = proc.New("kwok", filepath.Join(c.dir, "kwok.log"), func() proc.Command {
 		return proc.Command{
 			Path: filepath.Join(c.Kwok, "kwok"), Netns: c.lab.RouterPath(),
 			Args: []string{
 				"--kubeconfig=" + c.lab.Kube.AdminKubeconfig(), "--config=" + filepath.Join(c.Kwok, "stages.yaml"),
-				"--manage-nodes-with-annotation-selector=" + kwokNode + "=" + simulated, "--node-lease-duration-seconds=160",
-				"--cidr=100.64.0.0/10", "--node-ip=127.0.0.1",
+				"--manage-nodes-with-annotation-selector=" + kwokNode + "=" + simulated,
+				"--node-lease-duration-seconds=" + strconv.Itoa(int(4*leaseRenewal/time.Second)),
+				"--cidr=100.64.0.0/10", "--node-ip=127.0.0.1", "--v=WARN",
 			},
 		}
 	})
 	must.OK(c.kwok.Start())
 }
+
+// leaseRenewal is the time between two renewals of a node's Lease by KWOK, a quarter of the Lease's duration: four times that
+// of kubelets. When a Lease expires, KWOK lists the node's pods, and patches those that do not run yet a second time.
+const leaseRenewal = 40 * time.Second
 
 // KWOK manages Nodes with this annotation, as in its documentation.
 const kwokNode, simulated = "kwok.x-k8s.io/node", "fake"

@@ -65,6 +65,7 @@ func (c *cluster) measure(ctx context.Context) (out Outcome, err error) {
 	out.FillCPU = must.Get(usage.Settled(ctx, operator)) - before
 	c.Say("  %d pods created and served in %v", c.Nodes*c.Pods, out.Filled)
 
+	c.settle(ctx)
 	out.Rest = c.load(ctx, c.Period)
 	churn, stop := context.WithCancel(ctx)
 	defer stop()
@@ -137,6 +138,20 @@ func (c *cluster) fill(ctx context.Context) {
 		c.Say("  %v", err)
 		if end := poll.Pause(ctx, time.Now(), 10*time.Second); end != nil {
 			must.OK(errors.Join(end, err))
+		}
+	}
+}
+
+// settle returns once KWOK, which falls behind while the API server is busy, makes hardly any request but renewals of Leases.
+// It gives up after ten minutes: the measured rate shows that.
+func (c *cluster) settle(ctx context.Context) {
+	for range 10 * time.Minute / leaseRenewal {
+		before := must.Get(c.requests(ctx)).all
+		must.OK(poll.Pause(ctx, time.Now(), leaseRenewal))
+		rate := (must.Get(c.requests(ctx)).all - before) / leaseRenewal.Seconds()
+		c.Say("  %.0f requests/s", rate)
+		if rate < 1.5*float64(c.Nodes)/leaseRenewal.Seconds() {
+			return
 		}
 	}
 }

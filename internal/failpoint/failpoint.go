@@ -104,13 +104,15 @@ func Hit(name string) error {
 
 // Around runs a step between the failpoints name.before and name.after.
 func Around(name string, step func() error) error {
-	if err := Hit(name + ".before"); err != nil {
+	if armed.Load() {
+		if err := hit(name + ".before"); err != nil {
+			return err
+		}
+	}
+	if err := step(); err != nil || !armed.Load() {
 		return err
 	}
-	if err := step(); err != nil {
-		return err
-	}
-	return Hit(name + ".after")
+	return hit(name + ".after")
 }
 
 func hit(name string) error {

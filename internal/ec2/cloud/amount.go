@@ -103,8 +103,11 @@ func PrefixAround(a netip.Addr) netip.Prefix {
 
 // Split separates addresses, which are given as their HostPrefix, from prefixes.
 func Split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) {
-	for _, t := range things {
+	for i, t := range things {
 		if t.IsSingleIP() {
+			if addrs == nil {
+				addrs = make([]netip.Addr, 0, len(things)-i)
+			}
 			addrs = append(addrs, t.Addr())
 		} else {
 			prefixes = append(prefixes, t)

@@ -36,8 +36,11 @@ func (d *demand) supplied() bool {
 // mayRecall reports whether a trunk step may be recalled for pods that start to wait. If pods are already
 // waiting, a recall would not help them.
 func (d *demand) mayRecall(a plan.Action) bool {
+	if a.Kind != plan.CreateTrunk && a.Kind != plan.DetachTrunk {
+		return false
+	}
 	waiting, free := d.of()
-	return (a.Kind == plan.CreateTrunk || a.Kind == plan.DetachTrunk) && waiting <= free
+	return waiting <= free
 }
 
 // yielding returns a context for the calls of one step: in node mode, calls of a supplied node yield to those of

@@ -283,7 +283,8 @@ func (p *planning) trunk(s plan.State) *Trunk {
 	if t.ID == "" && !p.cfg.Trunk {
 		return nil
 	}
-	return &t
+	out := t // on the heap, unlike that of the nodes without a trunk
+	return &out
 }
 
 // surplus measures how long a node has had an excess, or outdated ENIs.

@@ -56,7 +56,8 @@ func (p *publisher) record(ctx context.Context) error {
 func (p *publisher) inventory() Inventory {
 	cfg, now := p.cfg, p.cfg.Clock.Now()
 	inv := Inventory{InstanceID: cfg.InstanceID, InstanceType: p.instance.typ, Families: cfg.Policy.Families, Limits: p.instance.limits, At: p.view.freshness.replied}
-	for _, k := range p.view.list() {
+	list := p.view.list()
+	for _, k := range list {
 		if k.trunk {
 			continue
 		}
@@ -70,6 +71,9 @@ func (p *publisher) inventory() Inventory {
 		}
 		if leaving || !k.ours() || k.phase() != plan.Attached {
 			continue
+		}
+		if inv.ENIs == nil {
+			inv.ENIs = make([]ENI, 0, len(list))
 		}
 		inv.ENIs = append(inv.ENIs, p.published(k))
 		inv.Releasing = append(inv.Releasing, k.returning()...)

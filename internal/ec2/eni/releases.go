@@ -16,7 +16,6 @@ import (
 // If several processes may serve a node, a process that recorded a release may be stopped before its call is sent,
 // and continue much later. Recorded releases are therefore never restored to the node: whichever process serves the
 // node repeats the call until the release is done.
-// process works for the node asks the cloud until the release is done.
 type releases struct {
 	cfg       *Config
 	view      *view
@@ -25,8 +24,7 @@ type releases struct {
 }
 
 // prepare withdraws the addresses or the ENI of an Unassign or Detach step, and records the release. It reports
-// whether
-// the call can be made now.
+// whether the call can be made now.
 func (s *releases) prepare(ctx context.Context, p *step, now time.Time) bool {
 	if p.Kind == plan.Unassign {
 		return s.withdraw(ctx, p, now)

@@ -106,7 +106,7 @@ func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 	if old, ok := c.view.enis[e.ID]; ok && old.owner.createdTag != q.Tags[TagCreatedAt] {
 		return badReply(op, "%s existed before", e.ID)
 	}
-	others := slices.DeleteFunc(c.view.list(), func(o *known) bool { return o.ID == e.ID })
+	others := without(c.view.list(), func(o *known) bool { return o.ID == e.ID })
 	for _, o := range others {
 		if len(e.MAC) > 0 && bytes.Equal(e.MAC, o.MAC) {
 			return badReply(op, "%s has the MAC address of %s", e.ID, o.ID)

@@ -162,6 +162,9 @@ func (t *retries) forget(g activity) { delete(t.failed, g) }
 // forgetUnwanted clears failures of steps that are no longer needed: neither for these actions, nor for growth or a
 // trunk that waits for something else.
 func (t *retries) forgetUnwanted(actions []plan.Action, growing, trunk bool, now time.Time) {
+	if len(t.failed) == 0 {
+		return
+	}
 	needed := map[activity]bool{activityGrow: growing, activityTrunk: trunk}
 	for _, a := range actions {
 		needed[activityOf[a.Kind]] = true

@@ -19,6 +19,7 @@ import (
 type view struct {
 	settle    time.Duration // how long a reply takes precedence over a listing
 	enis      map[string]*known
+	sorted    []*known             // of the last call of list
 	deleted   map[string]time.Time // ENIs deleted according to a reply
 	detaching map[string]time.Time // ENIs withdrawn from the node, with an unconfirmed detachment
 
@@ -149,15 +150,28 @@ func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 
 // correct applies the replies since a listing to the listed addresses.
 func (k *known) correct() {
-	held := without(k.held, func(p netip.Prefix) bool { _, gone := k.removed[p]; return gone })
-	k.held = cloud.SortPrefixes(slices.AppendSeq(held, maps.Keys(k.added)))
+	if len(k.added)+len(k.removed) == 0 {
+		return
+	}
+	held := slices.AppendSeq(make([]netip.Prefix, 0, len(k.held)+len(k.added)), maps.Keys(k.added))
+	for _, p := range k.held {
+		if _, gone := k.removed[p]; !gone {
+			held = append(held, p)
+		}
+	}
+	k.held = cloud.SortPrefixes(held)
 }
 
 // isReleasing reports whether an address or prefix is being released.
 func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
-// kept returns the addresses and prefixes that the ENI holds and is not releasing.
-func (k *known) kept() []netip.Prefix { return without(k.held, k.isReleasing) }
+// kept returns the addresses and prefixes that the ENI holds and is not releasing. The caller must not change the list.
+func (k *known) kept() []netip.Prefix {
+	if len(k.releasing) == 0 {
+		return k.held
+	}
+	return without(k.held, k.isReleasing)
+}
 
 // assigned records an assignment by a reply.
 func (k *known) assigned(given []netip.Prefix, now time.Time) {
@@ -247,21 +261,22 @@ func (k *known) deletionSet(on bool, now time.Time) {
 	k.deletionNotDue()
 }
 
-// list returns the ENIs by device index and ID.
+// list returns the ENIs by device index and ID. The caller must not change the list.
 func (v *view) list() []*known {
-	out := slices.AppendSeq(make([]*known, 0, len(v.enis)), maps.Values(v.enis))
-	slices.SortFunc(out, func(x, y *known) int {
-		if c := cmp.Compare(x.index(), y.index()); c != 0 {
-			return c
-		}
-		return cmp.Compare(x.ID, y.ID)
-	})
-	return out
+	other := func(k *known) bool { return v.enis[k.ID] != k }
+	if len(v.sorted) != len(v.enis) || slices.ContainsFunc(v.sorted, other) || !slices.IsSortedFunc(v.sorted, byPlace) {
+		v.sorted = slices.SortedFunc(maps.Values(v.enis), byPlace)
+	}
+	return v.sorted
+}
+
+func byPlace(x, y *known) int {
+	return cmp.Or(cmp.Compare(x.index(), y.index()), cmp.Compare(x.ID, y.ID))
 }
 
 // primary returns the instance's primary ENI.
 func (v *view) primary() (*known, bool) {
-	for _, k := range v.enis {
+	for _, k := range v.list() {
 		if primary(k.Attachment) && !k.ambiguous {
 			return k, true
 		}

@@ -379,3 +379,33 @@ func TestProbesArePaced(t *testing.T) {
 		check.Equal(t, p.next(step.waiting, unix(step.seconds)), step.want, "probe at %d s with %d pods waiting", step.seconds, step.waiting)
 	}
 }
+
+// The list of ENIs shows every change of the view, even if their number stays the same.
+func TestListIsCurrent(t *testing.T) {
+	v := newView(time.Minute, time.Second)
+	at := func(index int) *cloud.Attachment {
+		return &cloud.Attachment{ID: "attach", DeviceIndex: index, Status: "attached"}
+	}
+	for i, id := range []string{"a", "b"} {
+		v.created(facts{ID: id, Attachment: at(1 + i)}, unix(0))
+	}
+	want := func(ids ...string) {
+		t.Helper()
+		var got []string
+		for _, k := range v.list() {
+			got = append(got, k.ID)
+		}
+		check.Equal(t, strings.Join(got, " "), strings.Join(ids, " "), "listed ENIs")
+	}
+	want("a", "b")
+	v.attached(v.enis["a"], *at(3), unix(1))
+	want("b", "a")
+	v.forget("b")
+	v.created(facts{ID: "c", Attachment: at(2)}, unix(2))
+	want("c", "a")
+	v.created(facts{ID: "a", Attachment: at(1)}, unix(3))
+	want("a", "c")
+	if v.list()[0] != v.enis["a"] {
+		t.Error("list() has an ENI that was replaced")
+	}
+}

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// podTable is the table of pods as ip-route(8) prints it.
+// podTable returns the table of pods as text.
 func (r *rack) podTable() string {
 	r.t.Helper()
-	return r.host.run("ip route show table 19000") + r.host.run("ip -6 route show table 19000")
+	return r.host.run("ip route show table 19000") + strings.Join(r.host.routes6("19000"), "")
 }
 
 // SetBlocks and Repair restore the routes of blocks after crashes and manual changes, and write nothing if the routes

@@ -50,12 +50,18 @@ func (s *space) filter() string {
 	return b.String()
 }
 
+// routes6 returns a listing of IPv6 routes, sorted, each once: the kernel starts a listing again that another change of its
+// tables interrupts.
+func (s *space) routes6(table string) []string {
+	s.t.Helper()
+	return slices.Compact(slices.Sorted(strings.Lines(s.run("ip -6 route show table " + table))))
+}
+
 // policy returns all rules and routes as text, except the kernel's own IPv6 routes, which it adds asynchronously.
 func (s *space) policy() string {
 	s.t.Helper()
-	routes6 := slices.DeleteFunc(strings.Split(s.run("ip -6 route show table all"), "\n"),
-		func(line string) bool { return strings.Contains(line, "proto kernel") })
-	return s.run("ip rule") + s.run("ip -6 rule") + s.run("ip route show table all") + strings.Join(routes6, "\n")
+	routes6 := slices.DeleteFunc(s.routes6("all"), func(line string) bool { return strings.Contains(line, "proto kernel") })
+	return s.run("ip rule") + s.run("ip -6 rule") + s.run("ip route show table all") + strings.Join(routes6, "")
 }
 
 func TestSetupAgainChangesNothing(t *testing.T) {

@@ -246,7 +246,7 @@ func (e *egressNode) egressDump() string {
 	var all strings.Builder
 	for _, p := range e.clients {
 		out, err := exec.Command("nsenter", "--net="+e.PodNetns(p), "bash", "-ec", `ip -br link | sed 's/@.*//; s/ .*//' | sort; ip route show table all | grep -E 'table 1(1[78]|00)' || true
-ip -6 route show table all | grep -E 'table 1(1[78]|00)' || true; ip rule; ip -6 rule; ip fou show; ip -6 fou show; nft list tables`).CombinedOutput()
+ip -6 route show table all | sort -u | grep -E 'table 1(1[78]|00)' || true; ip rule; ip -6 rule; ip fou show; ip -6 fou show; nft list tables`).CombinedOutput()
 		harness.OK(e.t, err)
 		fmt.Fprintf(&all, "%s/%s\n%s", p.Namespace, p.Name, out)
 	}

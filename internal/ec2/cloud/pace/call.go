@@ -87,8 +87,7 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 			Err: fmt.Errorf("not sent: waited %v for the rate limit of this action: %w", waited.Round(time.Millisecond), err),
 		}}
 	}
-	callCtx, cancel := context.WithTimeoutCause(ctx, a.left,
-		fmt.Errorf("no reply within %v: %w", s.options.CallTimeout, context.DeadlineExceeded))
+	callCtx, cancel := context.WithTimeoutCause(ctx, a.left, noReply(s.options.CallTimeout))
 	defer cancel()
 	start := s.clock.Now()
 	r := send(callCtx)
@@ -103,6 +102,17 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 	s.options.Observer.Call(op, r.code(), took)
 	return r
 }
+
+// noReply is the error of a call without a reply within a time. It wraps context.DeadlineExceeded.
+type noReply time.Duration
+
+// Error implements error.
+func (d noReply) Error() string {
+	return fmt.Sprintf("no reply within %v: %v", time.Duration(d), context.DeadlineExceeded)
+}
+
+// Unwrap returns context.DeadlineExceeded.
+func (noReply) Unwrap() error { return context.DeadlineExceeded }
 
 // outcome is what the reply reveals about the granted rate.
 func (r Reply) outcome() outcome {

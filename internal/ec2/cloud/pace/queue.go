@@ -14,7 +14,7 @@ type waiter struct {
 	spare    bool   // not urgent: it yields to peers
 	ticket   uint64 // order of arrival of the first attempt
 	since    time.Time
-	ready    chan struct{} // closed when permit is set
+	ready    chan struct{} // closed when permit is set; nil if that was when the call joined the queue
 	permit   permit
 	at       [2]int // indexes in the two heaps of a queue
 }

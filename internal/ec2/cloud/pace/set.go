@@ -72,10 +72,8 @@ func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t u
 	clock.Turn(s.clock, c.Action, 0)
 	needed, recalled := cloud.Spare(ctx), cloud.Recalled(ctx)
 	w := s.join(c, cloud.PriorityOf(ctx), needed != nil, ticket)
-	select {
-	case <-w.ready:
+	if w.ready == nil {
 		return w.permit, w.ticket, 0, nil
-	default:
 	}
 	var late <-chan time.Time
 	at, tell, ok := cloud.Held(ctx)
@@ -111,12 +109,15 @@ func (s *Set) join(c Call, p cloud.Priority, spare bool, ticket uint64) *waiter 
 		ticket = s.ticket
 	}
 	now := s.clock.Now()
-	w := &waiter{action: s.action(c, now), priority: p, spare: spare && s.options.Peers, ticket: ticket, since: now, ready: make(chan struct{})}
+	w := &waiter{action: s.action(c, now), priority: p, spare: spare && s.options.Peers, ticket: ticket, since: now}
 	w.action.queue.push(w)
 	if p >= cloud.Begun {
 		s.begun++
 	}
 	s.dispatch()
+	if w.permit.action == nil {
+		w.ready = make(chan struct{})
+	}
 	return w
 }
 
@@ -231,7 +232,9 @@ func (s *Set) grant(w *waiter, now time.Time) {
 		s.turns++
 		w.permit.account = s.account.take(now)
 	}
-	close(w.ready)
+	if w.ready != nil {
+		close(w.ready)
+	}
 }
 
 // alarm is a scheduled call of dispatch.

@@ -74,9 +74,20 @@ func (h *holders) subnet(id string) uint32 {
 	return n
 }
 
-// same reports whether two holders have the same addresses and prefixes.
+// has reports whether each calls its function with p.
+func (h *holder) has(p netip.Prefix) bool {
+	if a := p.Addr(); p.IsSingleIP() && (a == h.own || slices.Contains(h.four, a) || slices.Contains(h.six, a)) {
+		return true
+	}
+	return slices.Contains(h.prefixes, p) || slices.Contains(h.prefixes6, p)
+}
+
+// sameENI reports whether two holders are the same ENI.
+func (h *holder) sameENI(o *holder) bool { return h.eni == o.eni && h.subnet == o.subnet }
+
+// same reports whether two holders are the same ENI and have the same addresses and prefixes.
 func (h *holder) same(o *holder) bool {
-	return h.eni == o.eni && h.subnet == o.subnet && h.own == o.own && slices.Equal(h.four, o.four) && slices.Equal(h.six, o.six) &&
+	return h.sameENI(o) && h.own == o.own && slices.Equal(h.four, o.four) && slices.Equal(h.six, o.six) &&
 		slices.Equal(h.prefixes, o.prefixes) && slices.Equal(h.prefixes6, o.prefixes6)
 }
 
@@ -97,23 +108,37 @@ func (h *holders) set(inv eni.Inventory) {
 	if len(leaving) == 0 && h.settled[inv.InstanceID] && slices.EqualFunc(now, h.held[inv.InstanceID], (*holder).same) {
 		return
 	}
+	if len(leaving) == 0 && h.settled[inv.InstanceID] && slices.EqualFunc(now, h.held[inv.InstanceID], (*holder).sameENI) {
+		for i, of := range h.held[inv.InstanceID] {
+			h.update(of, *now[i])
+		}
+		return
+	}
 	h.forget(inv.InstanceID)
 	if len(now) == 0 {
 		return
 	}
 	h.held[inv.InstanceID] = now
 	for _, of := range now {
-		h.take(of, leaving)
+		h.take(of, func(p netip.Prefix) bool { return leaving[p] })
 	}
 	if len(leaving) == 0 {
 		h.settled[inv.InstanceID] = true
 	}
 }
 
-// take records an ENI as the holder of its addresses. h.mu is held.
-func (h *holders) take(of *holder, leaving map[netip.Prefix]bool) {
+// update changes the addresses of an ENI that holds all that it has. h.mu is held.
+func (h *holders) update(of *holder, to holder) {
+	before := *of
+	h.release(of, to.has)
+	*of = to
+	h.take(of, before.has)
+}
+
+// take records an ENI as the holder of its addresses, without those for which except is true. h.mu is held.
+func (h *holders) take(of *holder, except func(netip.Prefix) bool) {
 	of.each(func(p netip.Prefix) {
-		if !p.IsValid() || leaving[p] {
+		if !p.IsValid() || except(p) {
 			return
 		}
 		at := keyOf(of.subnet, p)
@@ -140,15 +165,20 @@ func (h *holders) drop(instance string) {
 // forget is drop with h.mu held.
 func (h *holders) forget(instance string) {
 	for _, of := range h.held[instance] {
-		of.each(func(p netip.Prefix) {
-			if at := keyOf(of.subnet, p); h.by[at] == of {
-				delete(h.by, at)
-			}
-		})
-		delete(h.singles[of.subnet], of)
+		h.release(of, func(netip.Prefix) bool { return false })
 	}
 	delete(h.held, instance)
 	delete(h.settled, instance)
+}
+
+// release removes the addresses of an ENI, without those for which except is true. h.mu is held.
+func (h *holders) release(of *holder, except func(netip.Prefix) bool) {
+	of.each(func(p netip.Prefix) {
+		if at := keyOf(of.subnet, p); !except(p) && h.by[at] == of {
+			delete(h.by, at)
+		}
+	})
+	delete(h.singles[of.subnet], of)
 }
 
 // other returns the ENI of another instance that holds part of an address or delegated prefix; empty if there is

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/retry"
@@ -36,6 +38,48 @@ func TestHoldersOfPrefixes(t *testing.T) {
 	}
 	h.drop("i-1")
 	check.Equal(t, h.other("i-2", "s1", netip.MustParsePrefix("10.0.1.3/32")), "", "holder after its node was removed")
+}
+
+// What a node holds depends only on its last inventory, not on those before.
+func TestHoldersFollowTheInventory(t *testing.T) {
+	things := []string{"10.0.2.5/32", "10.0.2.6/32", "10.0.1.0/28", "2001:db8:1::7/128", "2001:db8:2::/80"}
+	rapid.Check(t, func(r *rapid.T) {
+		h := newHolders()
+		var fresh *holders
+		for range rapid.IntRange(1, 6).Draw(r, "inventories") {
+			enis := []eni.ENI{{ID: "eni-1", SubnetID: "s1"}, {ID: "eni-2", SubnetID: "s1"}}
+			inv := eni.Inventory{InstanceID: "i-1"}
+			for _, text := range things {
+				at := rapid.IntRange(0, 2).Draw(r, text)
+				if at == len(enis) {
+					continue
+				}
+				e, p := &enis[at], netip.MustParsePrefix(text)
+				singles, prefixes := &e.Addresses, &e.Prefixes
+				if !p.Addr().Is4() {
+					singles, prefixes = &e.IPv6, &e.IPv6Prefixes
+				}
+				if p.IsSingleIP() {
+					*singles = append(*singles, p.Addr())
+				} else {
+					*prefixes = append(*prefixes, p)
+				}
+				if rapid.IntRange(0, 5).Draw(r, "releasing "+text) == 0 {
+					inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: e.ID})
+				}
+			}
+			inv.ENIs = enis[:rapid.IntRange(0, 2).Draw(r, "ENIs")]
+			h.set(inv)
+			fresh = newHolders()
+			fresh.set(inv)
+		}
+		for _, text := range append(things, "2001:db8:1::/80") {
+			p := netip.MustParsePrefix(text)
+			if got, want := h.other("i-2", "s1", p), fresh.other("i-2", "s1", p); got != want {
+				r.Fatalf("holder of %s = %q, want %q as with the last inventory alone", p, got, want)
+			}
+		}
+	})
 }
 
 // Nodes are served in order of their due times; news during a pass makes another pass due.

@@ -141,11 +141,14 @@ func (p *Selector) candidates() plan.Candidates {
 	return c
 }
 
-// inUse returns the subnets of the node's ENIs.
-func (p *Selector) inUse() map[string]bool {
-	m := map[string]bool{}
-	p.enis.Each(func(e ENI) { m[e.SubnetID] = true })
-	return m
+// addInUse adds the subnets of the node's ENIs to a list of IDs.
+func (p *Selector) addInUse(ids []string) []string {
+	p.enis.Each(func(e ENI) {
+		if e.SubnetID != "" && !slices.Contains(ids, e.SubnetID) {
+			ids = append(ids, e.SubnetID)
+		}
+	})
+	return ids
 }
 
 // Subnets returns the node's subnets and the candidates for new ENIs in the form for plans. MarkRoutes marks those
@@ -158,20 +161,15 @@ func (p *Selector) Subnets(now time.Time) (list []plan.Subnet) {
 // Choose lets pick choose an action and its subnet, and reserves the required addresses before another node can
 // choose. An empty subnet reserves nothing, and the result is nil. Pick must not make calls.
 func (p *Selector) Choose(now time.Time, pick func([]plan.Subnet) (a plan.Action, subnet string)) *Reservation {
-	return p.catalog.Subnets.choose(now, p.inUse(), p.candidates(), pick)
+	return p.catalog.Subnets.choose(now, p.addInUse(nil), p.candidates(), pick)
 }
 
 // FindSubnets describes the subnets of the node's ENIs and the candidates for new ones.
 func (p *Selector) FindSubnets(ctx context.Context) error {
 	s := p.settings
-	q := Query{IDs: slices.Clone(s.SubnetIDs), Tags: s.SubnetTags, Since: p.counts.since(p.clock.Now())}
+	q := Query{IDs: p.addInUse(slices.Clone(s.SubnetIDs)), Tags: s.SubnetTags, Since: p.counts.since(p.clock.Now())}
 	q.Any = s.AnySubnet && len(s.SubnetIDs) == 0 && len(s.SubnetTags) == 0
 	q.VPCID, q.Zone = p.vpcAndZone()
-	p.enis.Each(func(e ENI) {
-		if e.SubnetID != "" && !slices.Contains(q.IDs, e.SubnetID) {
-			q.IDs = append(q.IDs, e.SubnetID)
-		}
-	})
 	at, err := p.find(ctx, q)
 	if err == nil {
 		p.counts.asOf = at

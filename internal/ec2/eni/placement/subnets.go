@@ -150,12 +150,12 @@ func (b *Subnets) Native(id string) bool {
 }
 
 // states lists the subnets relevant to a node in the form for plans, by ID. b.mu is held.
-func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
+func (b *Subnets) states(now time.Time, relevant []string, forNew plan.Candidates) []plan.Subnet {
 	var out []plan.Subnet
 	for _, id := range b.order {
 		e := b.all[id]
 		fit := forNew.Has(e.Subnet)
-		if !fit && !relevant[id] {
+		if !fit && !slices.Contains(relevant, id) {
 			continue
 		}
 		s := plan.Subnet{
@@ -172,7 +172,7 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 
 // choose lets pick choose an action and its subnet, and reserves the required addresses before another node can
 // choose. An empty subnet reserves nothing, and the result is nil. Pick must not make calls.
-func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *Reservation {
+func (b *Subnets) choose(now time.Time, relevant []string, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *Reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a, subnet := pick(b.states(now, relevant, forNew))

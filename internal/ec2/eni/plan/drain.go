@@ -67,7 +67,7 @@ func (s State) emptiest(p ipam.Policy) (out []int) {
 		}
 	}
 	slices.SortFunc(out, func(i, j int) int {
-		x, y := s.ENIs[i], s.ENIs[j]
+		x, y := &s.ENIs[i], &s.ENIs[j]
 		return cmp.Or(cmp.Compare(x.Used+x.Cooling, y.Used+y.Cooling), -byIndex(x, y))
 	})
 	return out
@@ -90,6 +90,7 @@ func (s State) with(i int, d drain) State {
 // reach returns how many of n addresses the node has or can get.
 func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	b := plannerOf(l, p, s)
+	b.enis = slices.Clone(b.enis)
 	for _, i := range b.unattached() {
 		if index, ok := b.places.free(); ok { // a new ENI fits
 			b.places.take(index)
@@ -133,7 +134,7 @@ func (b *planner) growOutdated() {
 	for _, d := range []drain{closed, draining} {
 		for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.capacity.policy) && e.drain == d }, byIndex) {
 			if !e.idle(b.capacity.policy) || b.subnetForNew() == nil {
-				b.assign(e)
+				b.assign(*e)
 			}
 		}
 	}
@@ -168,8 +169,8 @@ func (b *planner) drainFree() {
 }
 
 // draining returns the draining ENIs, the highest index first.
-func (b *planner) draining() []ENI {
-	return sorted(b.enis, func(e ENI) bool { return e.drain == draining }, func(x, y ENI) int { return -byIndex(x, y) })
+func (b *planner) draining() []*ENI {
+	return sorted(b.enis, func(e ENI) bool { return e.drain == draining }, func(x, y *ENI) int { return -byIndex(x, y) })
 }
 
 // spare returns an ENI's free addresses or prefixes of one family, without its primary address.

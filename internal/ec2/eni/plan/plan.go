@@ -74,10 +74,10 @@ type planner struct {
 	subnets  subnets
 	demand   ipam.Demand
 	tally    tally
-	need     int // pods for which addresses must still be requested; 0 when the target is met
-	asked    int // pods for which the plan requests addresses so far
-	enis     []ENI
-	moves    bool // State.Moves
+	need     int   // pods for which addresses must still be requested; 0 when the target is met
+	asked    int   // pods for which the plan requests addresses so far
+	enis     []ENI // those of the state, unless reach changed them
+	moves    bool  // State.Moves
 	release  int
 	claimed  []string // detached ENIs that the plan attaches
 	actions  []Action
@@ -91,7 +91,7 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
 		capacity: capacity{limits: l, policy: p, supplies: supplies(l, p)}, places: newPlaces(l, p, s),
-		release: s.Release, moves: s.Moves, enis: slices.Clone(s.ENIs),
+		release: s.Release, moves: s.Moves, enis: s.ENIs,
 	}
 	if s.PrimaryServes {
 		b.capacity.bonus = 1
@@ -130,7 +130,7 @@ func (b *planner) grow() {
 func (b *planner) extendAll() {
 	b.attachCreated()
 	for _, e := range sorted(b.enis, b.capacity.grows, byIndex) {
-		b.assign(e)
+		b.assign(*e)
 	}
 	for b.need > 0 && b.create() {
 	}
@@ -161,7 +161,7 @@ func (b *planner) attachUsed() {
 		}
 		b.claimed = append(b.claimed, e.ID)
 		b.places.take(index)
-		free := max(0, b.capacity.total(e)-e.Used)
+		free := max(0, b.capacity.total(*e)-e.Used)
 		b.need -= free
 		b.asked += free
 		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})

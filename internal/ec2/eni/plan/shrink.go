@@ -45,7 +45,7 @@ func (s *shrinking) unassign(e ENI, a cloud.Amount) {
 // pods that they had addresses for. An ENI without any address is useless and detached immediately.
 func (s *shrinking) detachUnused(excess int) (pods int) {
 	for _, e := range s.plan.unused() {
-		if n := s.plan.capacity.total(e); n == 0 || n <= excess-pods {
+		if n := s.plan.capacity.total(*e); n == 0 || n <= excess-pods {
 			pods += n
 			s.gone[e.ID] = true
 			s.plan.do(Action{Kind: Detach, ENI: e.ID})
@@ -77,24 +77,24 @@ func (s *shrinking) shift() (excess int) {
 func (s *shrinking) reduce(excess int) {
 	lead := s.plan.capacity.policy.Families.Families()[0]
 	emptiest := sorted(s.plan.enis, func(e ENI) bool { return s.plan.capacity.grows(e) && s.open(e) },
-		func(x, y ENI) int {
+		func(x, y *ENI) int {
 			if x.Primary != y.Primary {
 				return map[bool]int{true: 1, false: -1}[x.Primary]
 			}
 			return cmp.Or(cmp.Compare(x.Used, y.Used), -byIndex(x, y))
 		})
 	for _, e := range emptiest {
-		share, now := s.shareOf(e, excess, lead)
+		share, now := s.shareOf(*e, excess, lead)
 		if now > 0 {
-			s.unassign(e, cloud.AmountIn(lead, now, 0))
+			s.unassign(*e, cloud.AmountIn(lead, now, 0))
 		}
 		excess -= share
 	}
 	unit := prefixAddresses[lead]
 	for _, e := range emptiest {
 		_, prefixes := e.Free.Of(lead)
-		if n := min(excess/unit, prefixes); n > 0 && s.open(e) {
-			s.unassign(e, cloud.AmountIn(lead, 0, n))
+		if n := min(excess/unit, prefixes); n > 0 && s.open(*e) {
+			s.unassign(*e, cloud.AmountIn(lead, 0, n))
 			excess -= n * unit
 		}
 	}
@@ -123,8 +123,8 @@ func (s *shrinking) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now
 func (s *shrinking) trim() {
 	for _, e := range sorted(s.plan.enis, func(e ENI) bool { return s.plan.capacity.stays(e) && s.open(e) }, byIndex) {
 		for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
-			if a := s.surplusOf(e, f); a != none {
-				s.unassign(e, a)
+			if a := s.surplusOf(*e, f); a != none {
+				s.unassign(*e, a)
 				break
 			}
 		}
@@ -159,9 +159,9 @@ func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 }
 
 // unused returns the ENIs that serve no pod and may be detached: outdated ones first, then by descending index.
-func (b *planner) unused() []ENI {
+func (b *planner) unused() []*ENI {
 	return sorted(b.enis, func(e ENI) bool { return b.capacity.stays(e) && e.unused() },
-		func(x, y ENI) int { return cmp.Or(-cmp.Compare(x.drain, y.drain), -byIndex(x, y)) })
+		func(x, y *ENI) int { return cmp.Or(-cmp.Compare(x.drain, y.drain), -byIndex(x, y)) })
 }
 
 // unused reports whether an ENI serves no pod and may be detached.
@@ -215,12 +215,12 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 	}
 	surplus := b.tally.total - b.demand.Keep
 	for _, e := range b.unused() {
-		short := b.capacity.total(e) - surplus
+		short := b.capacity.total(*e) - surplus
 		if short <= 0 {
 			break // detached anyway once its excess has lasted
 		}
-		if assign, gain := b.elsewhere(e, short); assign != nil {
-			return e, assign, gain
+		if assign, gain := b.elsewhere(*e, short); assign != nil {
+			return *e, assign, gain
 		}
 	}
 	return from, nil, 0
@@ -235,7 +235,7 @@ func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	}
 	for _, o := range sorted(b.enis, fits, byIndex) {
 		sn := b.subnets.of(o.Subnet)
-		more, a := b.capacity.extend(b.capacity.held(o), sn, sn.Free-taken[o.Subnet], n-gain)
+		more, a := b.capacity.extend(b.capacity.held(*o), sn, sn.Free-taken[o.Subnet], n-gain)
 		if more == 0 || b.capacity.byPrefix() && a.Addresses > 0 { // never single addresses instead of a prefix
 			continue
 		}

@@ -153,22 +153,22 @@ func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
 	return max(0, t.total-Demand(l, p, t.Usage).Keep), t.total
 }
 
-// sorted returns the ENIs for which keep is true, in the given order.
-func sorted(list []ENI, keep func(ENI) bool, order func(x, y ENI) int) []ENI {
-	var out []ENI
+// sorted returns the ENIs of a list for which keep is true, in the given order.
+func sorted(list []ENI, keep func(ENI) bool, order func(x, y *ENI) int) []*ENI {
+	var out []*ENI
 	for i := range list {
 		if !keep(list[i]) {
 			continue
 		}
 		if out == nil {
-			out = make([]ENI, 0, len(list)-i)
+			out = make([]*ENI, 0, len(list)-i)
 		}
-		out = append(out, list[i])
+		out = append(out, &list[i])
 	}
 	slices.SortFunc(out, order)
 	return out
 }
 
-func byIndex(x, y ENI) int {
+func byIndex(x, y *ENI) int {
 	return cmp.Or(cmp.Compare(x.Index, y.Index), cmp.Compare(x.ID, y.ID))
 }

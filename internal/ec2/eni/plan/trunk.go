@@ -40,19 +40,19 @@ type trunks struct {
 }
 
 func (s State) trunks() (t trunks) {
-	for _, e := range sorted(s.ENIs, func(e ENI) bool { return e.Trunk }, func(x, y ENI) int { return cmp.Compare(x.ID, y.ID) }) {
+	for _, e := range sorted(s.ENIs, func(e ENI) bool { return e.Trunk }, func(x, y *ENI) int { return cmp.Compare(x.ID, y.ID) }) {
 		switch {
 		case !e.Ours && e.Phase != Detached:
 			t.other = cmp.Or(t.other, e.ID)
 		case !e.Ours:
 		case e.Phase == Attached:
-			t.attached = append(t.attached, e)
+			t.attached = append(t.attached, *e)
 		case e.Phase == Detaching:
 			t.leaving = true
 		case e.Refused:
 			t.unfit = true
 		default:
-			t.detached = append(t.detached, e)
+			t.detached = append(t.detached, *e)
 		}
 	}
 	return t
