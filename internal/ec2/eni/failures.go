@@ -3,6 +3,7 @@ package eni
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
@@ -20,7 +21,7 @@ func (a *actor) try(ctx context.Context, p *step) {
 	class, g := cloud.ClassOf(err), activityOf[p.Kind]
 	switch {
 	case err == nil:
-		a.cfg.Logger.Info("step done", "step", p.Action.String(), "took", now.Sub(start).String())
+		a.cfg.Logger.Info("step done", "step", loggedAction(p.Action), "took", loggedTime(now.Sub(start)))
 		a.retries.succeed(g)
 		return
 	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled) && !p.lost:
@@ -49,6 +50,18 @@ func (a *actor) try(ctx context.Context, p *step) {
 		p.reserved.End(0)
 	}
 }
+
+// loggedAction and loggedTime are formatted only if they are logged.
+type (
+	loggedAction plan.Action
+	loggedTime   time.Duration
+)
+
+// LogValue implements slog.LogValuer.
+func (a loggedAction) LogValue() slog.Value { return slog.StringValue(plan.Action(a).String()) }
+
+// LogValue implements slog.LogValuer.
+func (d loggedTime) LogValue() slog.Value { return slog.StringValue(time.Duration(d).String()) }
 
 // recalled handles a step whose call was recalled for pods before it was sent.
 func (a *actor) recalled(p *step) {

@@ -92,7 +92,7 @@ func (p *planning) state(now time.Time) plan.State {
 			Refused: p.refusals.trunk.full(now), Busy: p.refusals.trunkBusyUntil.After(now),
 		},
 	}
-	desired := p.placement.Desired()
+	var desired *placement.Desired // found for the first ENI that may be outdated
 	list := p.view.list()
 	s.ENIs = make([]plan.ENI, 0, len(list))
 	for _, k := range list {
@@ -103,6 +103,9 @@ func (p *planning) state(now time.Time) plan.State {
 		if mine := e.Ours && !e.Primary && !e.Trunk; mine {
 			serves := e.Phase == plan.Detached || e.Index >= p.cfg.Policy.FirstInterfaceIndex
 			e.OtherGroups = p.placement.OtherGroups(k.placed()) && !k.owner.adopted // its groups may be those of an ENIConfig
+			if serves && desired == nil {
+				desired = p.placement.Desired()
+			}
 			e.Outdated = serves && desired.Outdated(k.placed())
 		}
 		s.ENIs = append(s.ENIs, e)

@@ -58,9 +58,12 @@ func (p *Selector) MarkRoutes(list []plan.Subnet) Routes {
 			choice++
 		}
 	}
+	if choice < 2 || len(p.settings.SubnetIDs) > 0 {
+		return Routes{}
+	}
 	primary, ok := p.enis.Primary()
-	vpc, _ := p.vpcAndZone()
-	if !ok || choice < 2 || len(p.settings.SubnetIDs) > 0 || vpc == "" || vpc != p.instanceVPC() {
+	vpc, _ := p.vpcAndZoneWith(primary)
+	if !ok || vpc == "" || vpc != p.instanceVPC() {
 		return Routes{}
 	}
 	routes, fresh := p.catalog.routes.get(vpc, routesAge)
@@ -80,9 +83,9 @@ type Desired struct {
 }
 
 // Desired returns how a new ENI would be created now.
-func (p *Selector) Desired() Desired {
+func (p *Selector) Desired() *Desired {
 	primary, ok := p.enis.Primary()
-	d := Desired{subnets: p.catalog.Subnets, in: p.candidates(), since: p.configured, known: ok}
+	d := &Desired{subnets: p.catalog.Subnets, in: p.candidates(), since: p.configured, known: ok}
 	switch {
 	case len(p.settings.Groups) > 0:
 		d.groups = set(p.settings.Groups)
@@ -98,7 +101,7 @@ func (p *Selector) Desired() Desired {
 
 // Outdated reports whether an ENI certainly differs from a new one. If an ENI was created with the same settings but
 // has other groups, someone else changed it, and would change the next one, too: it is not outdated.
-func (d Desired) Outdated(e ENI) bool {
+func (d *Desired) Outdated(e ENI) bool {
 	if !d.known {
 		return false
 	}

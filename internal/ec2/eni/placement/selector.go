@@ -87,11 +87,13 @@ func (p *Selector) Located(vpc, zone string) {
 
 // vpcAndZone returns the VPC and zone of new subnets and security groups.
 func (p *Selector) vpcAndZone() (vpc, zone string) {
-	vpc, zone = cmp.Or(p.settings.VPCID, p.vpc), cmp.Or(p.settings.Zone, p.zone)
-	if e, ok := p.enis.Primary(); ok {
-		vpc, zone = cmp.Or(vpc, e.VPCID), cmp.Or(zone, e.Zone)
-	}
-	return vpc, zone
+	e, _ := p.enis.Primary()
+	return p.vpcAndZoneWith(e)
+}
+
+// vpcAndZoneWith is vpcAndZone with a known primary ENI, which is zero if there is none yet.
+func (p *Selector) vpcAndZoneWith(primary ENI) (vpc, zone string) {
+	return cmp.Or(p.settings.VPCID, p.vpc, primary.VPCID), cmp.Or(p.settings.Zone, p.zone, primary.Zone)
 }
 
 // VPCs returns the VPCs of the node's ENIs: the instance's, and the one configured for new ENIs if it differs; none
@@ -132,12 +134,10 @@ func (p *Selector) SubnetUnknown() (unknown bool) {
 
 // candidates returns the subnets in which new ENIs may be created.
 func (p *Selector) candidates() plan.Candidates {
-	c := plan.Candidates{IDs: p.settings.SubnetIDs, Tags: p.settings.SubnetTags, Any: p.settings.AnySubnet}
-	c.VPC, c.Zone = p.vpcAndZone()
-	c.InstanceZone = c.Zone
-	if e, ok := p.enis.Primary(); ok {
-		c.Primary, c.InstanceZone = e.SubnetID, cmp.Or(e.Zone, c.Zone)
-	}
+	e, _ := p.enis.Primary()
+	c := plan.Candidates{IDs: p.settings.SubnetIDs, Tags: p.settings.SubnetTags, Any: p.settings.AnySubnet, Primary: e.SubnetID}
+	c.VPC, c.Zone = p.vpcAndZoneWith(e)
+	c.InstanceZone = cmp.Or(e.Zone, c.Zone)
 	return c
 }
 
