@@ -54,7 +54,7 @@ func main() {
 type options struct {
 	binDir, refDir string // Berth's programs, and the reference plugins
 	amazonDir      string // the Amazon VPC CNI's programs
-	kwokDir        string // kwok and its stages
+	kwokDir        string // kwok and its configuration
 	images         string // folders with the images of a whole cluster's machines, separated by colons
 	machine        string // the script that runs a command in a virtual machine
 	inside         bool   // this process runs in that machine
@@ -82,7 +82,7 @@ func run(ctx context.Context) (err error) {
 	flag.StringVar(&o.binDir, "bin-dir", "bin", "directory of berth, berthd, berth-operator and null")
 	flag.StringVar(&o.refDir, "reference-dir", "", "directory of the reference plugins ptp and host-local")
 	flag.StringVar(&o.amazonDir, "amazon-vpc-cni-dir", "", "directory of the Amazon VPC CNI's programs")
-	flag.StringVar(&o.kwokDir, "kwok-dir", "", "directory of KWOK's controller and its stages: hack/kwok.sh")
+	flag.StringVar(&o.kwokDir, "kwok-dir", "", "directory of KWOK's controller and its configuration: hack/kwok.sh")
 	flag.StringVar(&o.machine, "virtual-machine", "", "the script that runs a command in a virtual machine: hack/vm.sh")
 	flag.BoolVar(&o.inside, "inside", false, "run inside the virtual machine: measure the groups that need it here, and only write the results file")
 	flag.StringVar(&o.images, "lab-images", "", "folders with the images of a whole cluster's machines, separated by colons")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Prints a directory with KWOK's controller, kwok, and its configuration with its own stages of Nodes and Pods,
 # stages.yaml: both of the version in tools/kwok. Pods get no addresses from KWOK, which may patch a Pod twice, with
-# another address that the API server rejects, and repeats such a patch forever. By default, KWOK renews four Leases
-# at once: while the API server is busy, the Leases of 2,000 nodes expire, and KWOK lists the pods of each node again.
+# another address that the API server rejects, and repeats such a patch forever. By default, KWOK creates and renews
+# four Leases at once, which is too slow for 2,000 nodes while the API server is busy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ if [ ! "$stages" -nt hack/kwok.sh ]; then
 	module=$(go -C tools/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)
 	trap 'rm -f "$stages.$$"' EXIT
 	{
-		# kwok requires all options of a configuration. Those below the first are its defaults.
+		# kwok adds no defaults to a configuration. The options below the first are its defaults.
 		cat <<-'END'
 			apiVersion: config.kwok.x-k8s.io/v1alpha1
 			kind: KwokConfiguration
@@ -23,7 +23,6 @@ if [ ! "$stages" -nt hack/kwok.sh ]; then
 			  podPlayStageParallelism: 4
 			  podsOnNodeSyncParallelism: 1
 			  enablePodsOnNodeSyncListPager: true
-			  enablePodsOnNodeSyncStreamWatch: false
 		END
 		for part in node/fast node/heartbeat-with-lease pod/fast; do
 			for file in "$module/kustomize/stage/$part"/*.yaml; do

@@ -41,7 +41,7 @@ type Order struct {
 
 	BinDir string // Berth's programs
 	Assets string // the control plane's programs
-	Kwok   string // directory of kwok and its stages
+	Kwok   string // directory of kwok and its configuration
 	Say    func(format string, args ...any)
 }
 
@@ -111,7 +111,7 @@ func (c *cluster) raise(ctx context.Context) {
 }
 
 // leaseRenewal is the time between two renewals of a node's Lease by KWOK, a quarter of the Lease's duration: four times that
-// of kubelets. When a Lease expires, KWOK lists the node's pods, and patches those that do not run yet a second time.
+// of kubelets.
 const leaseRenewal = 40 * time.Second
 
 // KWOK manages Nodes with this annotation, as in its documentation.

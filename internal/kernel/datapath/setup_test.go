@@ -50,8 +50,8 @@ func (s *space) filter() string {
 	return b.String()
 }
 
-// routes6 returns a listing of IPv6 routes, sorted, each once: the kernel starts a listing again that another change of its
-// tables interrupts.
+// routes6 returns a listing of IPv6 routes, sorted and without duplicates: if the tables change during a listing, the kernel
+// starts it again and repeats routes.
 func (s *space) routes6(table string) []string {
 	s.t.Helper()
 	return slices.Compact(slices.Sorted(strings.Lines(s.run("ip -6 route show table " + table))))

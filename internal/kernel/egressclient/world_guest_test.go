@@ -284,7 +284,7 @@ func (w *world) talk(c *echo.Conn) netip.Addr {
 // dump is the complete state of the client's namespace as text.
 func (w *world) dump() string {
 	w.t.Helper()
-	return w.in(clientNS, `ip -d link | grep -v 'link/ether'; ip addr; ip route show table all; ip -6 route show table all | sort -u; ip rule; ip -6 rule; ip nexthop
+	return w.in(clientNS, `set -o pipefail; ip -d link | grep -v 'link/ether'; ip addr; ip route show table all; ip -6 route show table all | sort -u; ip rule; ip -6 rule; ip nexthop
 ip fou show; ip -6 fou show; nft list ruleset; grep -r . /proc/sys/net/ipv4/conf/*/rp_filter /proc/sys/net/ipv6/conf/*/disable_ipv6`)
 }
 

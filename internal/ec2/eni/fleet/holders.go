@@ -127,12 +127,11 @@ func (h *holders) set(inv eni.Inventory) {
 	}
 }
 
-// update changes the addresses of an ENI that holds all that it has. h.mu is held.
+// update changes the addresses of an ENI of an instance that holds all that it has. h.mu is held.
 func (h *holders) update(of *holder, to holder) {
-	before := *of
 	h.release(of, to.has)
 	*of = to
-	h.take(of, before.has)
+	h.take(of, func(p netip.Prefix) bool { return h.by[keyOf(of.subnet, p)] == of })
 }
 
 // take records an ENI as the holder of its addresses, without those for which except is true. h.mu is held.

@@ -40,46 +40,61 @@ func TestHoldersOfPrefixes(t *testing.T) {
 	check.Equal(t, h.other("i-2", "s1", netip.MustParsePrefix("10.0.1.3/32")), "", "holder after its node was removed")
 }
 
-// What a node holds depends only on its last inventory, not on those before.
-func TestHoldersFollowTheInventory(t *testing.T) {
+// What nodes hold depends only on their last inventories, not on those before.
+func TestHoldersFollowTheInventories(t *testing.T) {
 	things := []string{"10.0.2.5/32", "10.0.2.6/32", "10.0.1.0/28", "2001:db8:1::7/128", "2001:db8:2::/80"}
-	rapid.Check(t, func(r *rapid.T) {
-		h := newHolders()
-		var fresh *holders
-		for range rapid.IntRange(1, 6).Draw(r, "inventories") {
-			enis := []eni.ENI{{ID: "eni-1", SubnetID: "s1"}, {ID: "eni-2", SubnetID: "s1"}}
-			inv := eni.Inventory{InstanceID: "i-1"}
-			for _, text := range things {
-				at := rapid.IntRange(0, 2).Draw(r, text)
-				if at == len(enis) {
-					continue
-				}
-				e, p := &enis[at], netip.MustParsePrefix(text)
-				singles, prefixes := &e.Addresses, &e.Prefixes
-				if !p.Addr().Is4() {
-					singles, prefixes = &e.IPv6, &e.IPv6Prefixes
-				}
-				if p.IsSingleIP() {
-					*singles = append(*singles, p.Addr())
-				} else {
-					*prefixes = append(*prefixes, p)
-				}
-				if rapid.IntRange(0, 5).Draw(r, "releasing "+text) == 0 {
-					inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: e.ID})
+	inventory := func(r *rapid.T, instance string) eni.Inventory {
+		enis := []eni.ENI{{ID: instance + "-1", SubnetID: "s1"}, {ID: instance + "-2", SubnetID: "s1"}}
+		inv := eni.Inventory{InstanceID: instance}
+		for _, text := range things {
+			p, on := netip.MustParsePrefix(text), rapid.IntRange(0, 3).Draw(r, "ENIs with "+text) // 3: both
+			for i := range enis {
+				if on&(i+1) != 0 {
+					hold(&enis[i], p)
 				}
 			}
-			inv.ENIs = enis[:rapid.IntRange(0, 2).Draw(r, "ENIs")]
+			if on > 0 && rapid.IntRange(0, 40).Draw(r, "releasing "+text) == 40 {
+				inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: enis[0].ID})
+			}
+		}
+		if rapid.Bool().Draw(r, "as the primary address") {
+			enis[0].PrimaryIPv4 = netip.MustParsePrefix(things[0]).Addr()
+		}
+		inv.ENIs = enis[:2-rapid.IntRange(0, 8).Draw(r, "fewer ENIs")/7]
+		return inv
+	}
+	rapid.Check(t, func(r *rapid.T) {
+		h, fresh := newHolders(), newHolders()
+		last := []eni.Inventory{{InstanceID: "i-1"}, {InstanceID: "i-2"}}
+		for range rapid.IntRange(0, 8).Draw(r, "inventories") {
+			of := rapid.IntRange(0, 1).Draw(r, "instance")
+			last[of] = inventory(r, last[of].InstanceID)
+			h.set(last[of])
+		}
+		for _, inv := range last {
 			h.set(inv)
-			fresh = newHolders()
 			fresh.set(inv)
 		}
 		for _, text := range append(things, "2001:db8:1::/80") {
 			p := netip.MustParsePrefix(text)
-			if got, want := h.other("i-2", "s1", p), fresh.other("i-2", "s1", p); got != want {
-				r.Fatalf("holder of %s = %q, want %q as with the last inventory alone", p, got, want)
+			if got, want := h.other("i-3", "s1", p), fresh.other("i-3", "s1", p); got != want {
+				r.Fatalf("holder of %s = %q, want %q as with the last inventories alone", p, got, want)
 			}
 		}
 	})
+}
+
+// hold adds an address or prefix to an ENI.
+func hold(e *eni.ENI, p netip.Prefix) {
+	singles, prefixes := &e.Addresses, &e.Prefixes
+	if !p.Addr().Is4() {
+		singles, prefixes = &e.IPv6, &e.IPv6Prefixes
+	}
+	if p.IsSingleIP() {
+		*singles = append(*singles, p.Addr())
+	} else {
+		*prefixes = append(*prefixes, p)
+	}
 }
 
 // Nodes are served in order of their due times; news during a pass makes another pass due.

@@ -67,7 +67,7 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	return d
 }
 
-// planner is a working copy of a state that collects the actions of a plan.
+// planner collects the actions of a plan for a state, which it does not change.
 type planner struct {
 	capacity capacity
 	places   places

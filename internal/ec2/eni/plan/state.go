@@ -153,7 +153,7 @@ func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
 	return max(0, t.total-Demand(l, p, t.Usage).Keep), t.total
 }
 
-// sorted returns the ENIs of a list for which keep is true, in the given order.
+// sorted returns the ENIs for which keep is true, in the given order. The result points into the list.
 func sorted(list []ENI, keep func(ENI) bool, order func(x, y *ENI) int) []*ENI {
 	var out []*ENI
 	for i := range list {
