@@ -105,14 +105,16 @@ func (h *holders) set(inv eni.Inventory) {
 		e := &inv.ENIs[i]
 		now = append(now, &holder{inv.InstanceID, e.ID, h.subnet(e.SubnetID), e.PrimaryIPv4, e.Addresses, e.IPv6, e.Prefixes, e.IPv6Prefixes})
 	}
-	if len(leaving) == 0 && h.settled[inv.InstanceID] && slices.EqualFunc(now, h.held[inv.InstanceID], (*holder).same) {
-		return
-	}
-	if len(leaving) == 0 && h.settled[inv.InstanceID] && slices.EqualFunc(now, h.held[inv.InstanceID], (*holder).sameENI) {
-		for i, of := range h.held[inv.InstanceID] {
-			h.update(of, *now[i])
+	if len(leaving) == 0 && h.settled[inv.InstanceID] {
+		switch held := h.held[inv.InstanceID]; {
+		case slices.EqualFunc(now, held, (*holder).same):
+			return
+		case slices.EqualFunc(now, held, (*holder).sameENI):
+			for i, of := range held {
+				h.update(of, *now[i])
+			}
+			return
 		}
-		return
 	}
 	h.forget(inv.InstanceID)
 	if len(now) == 0 {
@@ -129,7 +131,9 @@ func (h *holders) set(inv eni.Inventory) {
 
 // update changes the addresses of an ENI of an instance that holds all that it has. h.mu is held.
 func (h *holders) update(of *holder, to holder) {
-	h.release(of, to.has)
+	if !of.same(&to) {
+		h.release(of, to.has)
+	}
 	*of = to
 	h.take(of, func(p netip.Prefix) bool { return h.by[keyOf(of.subnet, p)] == of })
 }
