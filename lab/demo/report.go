@@ -202,10 +202,10 @@ func (t *reporter) after(program string) {
 	t.say("The lab is removed. Next steps:")
 	printTable(t.out, [][2]string{
 		{program + " demo --keep", "the same, and keep the lab up"},
-		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each node for itself"},
+		{"make demo MODE=operator", "one operator calls EC2 for every node, instead of each node for itself"},
 		{"make demo MODE=branches", "per-pod security groups, in a virtual machine"},
-		{program + " demo --mode pool", "addresses from pools, announced by BGP, instead of a cloud's"},
-		{program + " demo --mode port", "ports of OpenStack networks, created and bound for each pod"},
+		{"make demo MODE=pool", "addresses from pools, announced by BGP, instead of a cloud's"},
+		{"make demo MODE=port", "ports of OpenStack networks, created and bound for each pod"},
 		{"make demo MODE=cluster", "a whole cluster: containerd, kubelet, kube-proxy on each node"},
 		{program + " up --nodes 3", "your own lab; it prints the next steps"},
 		{program + " help", "all commands"},
