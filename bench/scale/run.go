@@ -195,6 +195,7 @@ func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
 	}
 	c.afterListing()
 	before := c.ec2.outcome().Calls
+	c.ec2.Front.ResetCalls() // a growing log of calls would allocate more than Berth
 	m.start()
 	for _, n := range nodes {
 		if err := c.event(ctx, n); err != nil {

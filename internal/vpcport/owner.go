@@ -43,10 +43,43 @@ func (p Port) WarmVPC(cluster string) (uid string, ok bool) {
 	return uid, ok && whole && p.Owner == Owner
 }
 
-// Mine reports whether Berth, in this cluster, may delete a port: both its device and its owner must be Berth's.
-func (p Port) Mine(cluster string) bool {
-	_, ok := DeviceUID(cluster, p.Device)
-	return ok && p.Owner == Owner
+// PortName returns the name of a port that Berth creates for a NIC. It begins with the UID, which nobody knows before the NIC exists,
+// and which distinguishes it from names chosen by users. The rest is for people, and a provider may truncate it.
+func PortName(uid, namespace, name string) string { return namePrefix(uid) + namespace + "/" + name }
+
+func namePrefix(uid string) string { return "berth/" + uid + "/" }
+
+// MadeFor reports whether Berth, in this cluster, created a port for a NIC, rather than taking a warm port or a user's: the port's name or
+// MAC address depends on the UID.
+func (p Port) MadeFor(cluster, uid string) bool {
+	return strings.HasPrefix(p.Name, namePrefix(uid)) || p.hasDerivedMAC(cluster, uid)
+}
+
+// maxTries is how many of a NIC's possible MAC addresses are recognized.
+const maxTries = 16
+
+func (p Port) hasDerivedMAC(cluster, uid string) bool {
+	for try := range byte(maxTries) {
+		if p.MAC.String() == DerivedMAC(cluster, uid, try).String() {
+			return true
+		}
+	}
+	return false
+}
+
+// NIC returns the UID of the NIC of this cluster that a port is marked for, both by its device and its owner; that of a warm port is no UID
+// of Kubernetes. If somebody emptied the device, the port's name has the UID, and the MAC address must confirm it: names say nothing about
+// the cluster.
+func (p Port) NIC(cluster string) (uid string, ok bool) {
+	switch {
+	case p.Owner != Owner:
+		return "", false
+	case p.Device != "":
+		return DeviceUID(cluster, p.Device)
+	}
+	of, named := strings.CutPrefix(p.Name, "berth/")
+	uid, _, ok = strings.Cut(of, "/")
+	return uid, named && ok && p.hasDerivedMAC(cluster, uid)
 }
 
 // DerivedMAC returns the MAC address for the port of a NIC. It is always the same, so that the provider refuses a second port for the NIC.

@@ -68,29 +68,35 @@ func TestClassOf(t *testing.T) {
 	}
 }
 
-// Berth may delete a port only if both its device and its owner are Berth's, in its own cluster.
-func TestMine(t *testing.T) {
+// A port is a NIC's if both its device and its owner are Berth's, in its own cluster. Without a device, name and MAC address must agree.
+func TestNICOfPort(t *testing.T) {
+	named, derived := vpcport.PortName("u", "shop", "web"), vpcport.DerivedMAC("blue", "u", 3)
 	for _, tc := range []struct {
-		device, owner string
-		want          bool
+		device, owner, name string
+		mac                 mac.Addr
+		want                string
 	}{
-		{vpcport.Device("blue", "u"), vpcport.Owner, true},
-		{vpcport.Device("blue", "u"), "compute:nova", false},
-		{vpcport.Device("blue", "u"), "", false},
-		{vpcport.Device("blue-2", "u"), vpcport.Owner, false},
-		{vpcport.Device("blu", "e:u"), vpcport.Owner, false},
-		{"berth:blue:", vpcport.Owner, false},
-		{"blue:u", vpcport.Owner, false},
-		{"6b1f3c9e-0000-4000-8000-000000000000", vpcport.Owner, false},
-		{"", vpcport.Owner, false},
+		{vpcport.Device("blue", "u"), vpcport.Owner, "", nil, "u"},
+		{vpcport.Device("blue", "u"), "compute:nova", named, derived, ""},
+		{vpcport.Device("blue", "u"), "", named, derived, ""},
+		{vpcport.Device("blue-2", "u"), vpcport.Owner, named, derived, ""},
+		{vpcport.Device("blu", "e:u"), vpcport.Owner, "", nil, ""},
+		{"berth:blue:", vpcport.Owner, "", nil, ""},
+		{"blue:u", vpcport.Owner, "", nil, ""},
+		{"6b1f3c9e-0000-4000-8000-000000000000", vpcport.Owner, named, derived, ""},
+		{"", vpcport.Owner, "", nil, ""},
+		{"", vpcport.Owner, named, derived, "u"},
+		{"", "", named, derived, ""},
+		{"", vpcport.Owner, named, nil, ""},
+		{"", vpcport.Owner, "web", derived, ""},
+		{"", vpcport.Owner, "berth/u", derived, ""},
+		{"", vpcport.Owner, vpcport.PortName("u-2", "shop", "web"), derived, ""},
+		{"", vpcport.Owner, named, vpcport.DerivedMAC("green", "u", 0), ""}, // another cluster's
 	} {
-		p := vpcport.Port{Device: tc.device, Owner: tc.owner}
-		if got := p.Mine("blue"); got != tc.want {
-			t.Errorf("Mine() = %[3]t for device %[1]q of owner %[2]q", tc.device, tc.owner, got)
+		p := vpcport.Port{Device: tc.device, Owner: tc.owner, Name: tc.name, MAC: tc.mac}
+		if got, ok := p.NIC("blue"); ok != (tc.want != "") || ok && got != tc.want {
+			t.Errorf("NIC() of %+v = %q, %t, want %q", p, got, ok, tc.want)
 		}
-	}
-	if uid, ok := vpcport.DeviceUID("blue", vpcport.Device("blue", "u-1")); uid != "u-1" || !ok {
-		t.Errorf("DeviceUID() = %q, %t, want u-1", uid, ok)
 	}
 }
 

@@ -33,9 +33,6 @@ const (
 	sweptReturned = "returned"
 )
 
-// maxTries is how many of a port's possible MAC addresses the collector recognizes.
-const maxTries = 16
-
 // collector periodically lists all ports of Berth in each VPC, and finds those that other clients of the provider changed.
 // It deletes orphans, which are ports without a PodNIC: immediately if the PodNIC vanished while this process was watching,
 // otherwise after they have been seen for some time. They may come, for example, from a call of an operator that had lost
@@ -161,7 +158,7 @@ func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bo
 		if uid, isWarm := p.WarmVPC(c.o.Cluster); isWarm && vpcs[uid] != "" {
 			continue // belongs to the warm pool
 		}
-		if uid, ok := vpcport.DeviceUID(c.o.Cluster, p.Device); ok && p.Mine(c.o.Cluster) {
+		if uid, ok := p.NIC(c.o.Cluster); ok {
 			byUID[types.UID(uid)] = append(byUID[types.UID(uid)], p)
 		}
 	}
@@ -254,15 +251,9 @@ func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid s
 }
 
 // madeByBerth reports whether Berth created a port that carries its marks; a user's port carries them too while a NIC uses
-// it. Berth's ports are recognized by their MAC address or name, both of which depend on the PodNIC's UID, or by the name
-// of warm ports. A user's port is older than the PodNIC and has none of these.
+// it, but it is older than the PodNIC, so that nothing else in it depends on the PodNIC's UID.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
-	for try := range byte(maxTries) {
-		if p.MAC.String() == vpcport.DerivedMAC(cluster, uid, try).String() {
-			return true
-		}
-	}
-	return strings.HasPrefix(p.Name, portPrefix(uid)) || strings.HasPrefix(p.Name, warm.NamePrefix)
+	return p.MadeFor(cluster, uid) || strings.HasPrefix(p.Name, warm.NamePrefix)
 }
 
 // vanished tracks the PodNICs that disappeared before their ports were released, because somebody removed the finalizer or

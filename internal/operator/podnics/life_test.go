@@ -47,7 +47,7 @@ func TestLifeOfANIC(t *testing.T) {
 	if got := fmt.Sprintf("%v %v %+v", st.Addresses, st.Routes, *st.Plug); got != "[{192.168.0.2/24 s-web 192.168.0.1}] [{10.9.0.0/16 192.168.0.254}] {Type:OVS Bridge:br-int Netns: OVN:true TrunkMAC: VLAN:0}" {
 		t.Errorf("addresses, routes and plug = %s", got)
 	}
-	if port.MAC.String() != vpcport.DerivedMAC(cluster, string(o.UID), 0).String() || port.Name != portName(string(o.UID), "default", o.Name) {
+	if port.MAC.String() != vpcport.DerivedMAC(cluster, string(o.UID), 0).String() || port.Name != vpcport.PortName(string(o.UID), "default", o.Name) {
 		t.Errorf("port = %+v, want MAC address and name derived from the PodNIC", port)
 	}
 	w.Plug(port.ID, "node-a")

@@ -382,7 +382,7 @@ func precedes(a, b *v1alpha1.PodNIC, port string) bool {
 func (s *observation) desire(cluster string, n nic) {
 	uid := string(s.o.UID)
 	d := nicplan.Desired{
-		Port:  vpcport.NewPort{Device: vpcport.Device(cluster, uid), Name: portName(uid, s.o.Namespace, s.o.Name), Host: s.host.name},
+		Port:  vpcport.NewPort{Device: vpcport.Device(cluster, uid), Name: vpcport.PortName(uid, s.o.Namespace, s.o.Name), Host: s.host.name},
 		Given: s.o.Spec.PortID, Cluster: cluster, Over: s.o.DeletionTimestamp != nil, Held: s.hold.held, Leaving: s.now.node != s.next.node,
 	}
 	port := &d.Port
@@ -420,14 +420,6 @@ func (s *observation) desire(cluster string, n nic) {
 		s.refused = errors.New(s.host.why)
 	}
 }
-
-// portName returns the name of a port that Berth creates for a PodNIC. It begins with the UID, which nobody knows before the PodNIC
-// exists, so the collector can distinguish it from names chosen by users. The rest is for humans, and a provider may truncate it.
-func portName(uid, namespace, name string) string {
-	return portPrefix(uid) + namespace + "/" + name
-}
-
-func portPrefix(uid string) string { return "berth/" + uid + "/" }
 
 // before returns the addresses that the PodNIC had, which a new port is to have again. If there are none, the port gets those in the
 // spec.

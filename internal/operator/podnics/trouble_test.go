@@ -255,14 +255,18 @@ func TestSweep(t *testing.T) {
 		return w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(of, uid), Owner: vpcport.Owner, Name: name})
 	}
 	made := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 1)})
-	named := port(cluster, "uid-2", portName("uid-2", "x", "y"))
+	named := port(cluster, "uid-2", vpcport.PortName("uid-2", "x", "y"))
+	stripped := w.AddPort(vpcport.Port{NetworkID: "n-blue", Owner: vpcport.Owner, Name: vpcport.PortName("uid-8", "x", "y"), MAC: vpcport.DerivedMAC(cluster, "uid-8", 0)})
 	users := []vpcport.Port{
 		port(cluster, "uid-3", "mine"),
 		port(cluster, "uid-4", "berth/shop/web"),
-		port(cluster, "uid-5", portName("uid-2", "x", "y")), // named like an earlier port of Berth
+		port(cluster, "uid-5", vpcport.PortName("uid-2", "x", "y")), // named like an earlier port of Berth
 		port(cluster, "uid-6", "berth/uid-66/x/y"),
 	}
-	other := port("other", "uid-1", portName("uid-1", "x", "y"))
+	others := []vpcport.Port{
+		port("other", "uid-1", vpcport.PortName("uid-1", "x", "y")),
+		w.AddPort(vpcport.Port{NetworkID: "n-blue", Owner: vpcport.Owner, Name: vpcport.PortName("uid-8", "x", "y"), MAC: vpcport.DerivedMAC("other", "uid-8", 0)}),
+	}
 	for _, u := range users {
 		harness.Eventually(t, limit, u.Name+" returned", func() error {
 			if got, err := w.Get(t.Context(), u.ID); err != nil || got.Device != "" || got.Owner != "" {
@@ -271,11 +275,13 @@ func TestSweep(t *testing.T) {
 			return nil
 		})
 	}
-	w.awaitPorts(len(users)+1, "orphaned ports deleted")
-	if got, err := w.Get(t.Context(), other.ID); err != nil || got.Device != other.Device {
-		t.Errorf("port of another cluster = %+v, %v, want it unchanged", got, err)
+	w.awaitPorts(len(users)+len(others), "orphaned ports deleted")
+	for _, other := range others {
+		if got, err := w.Get(t.Context(), other.ID); err != nil || got.Device != other.Device || got.Owner != other.Owner {
+			t.Errorf("port of another cluster = %+v, %v, want it unchanged", got, err)
+		}
 	}
-	for _, p := range []vpcport.Port{made, named} {
+	for _, p := range []vpcport.Port{made, named, stripped} {
 		if _, err := w.Get(t.Context(), p.ID); vpcport.ClassOf(err) != vpcport.PortGone {
 			t.Errorf("get port %s, created by Berth: %v, want it deleted", p.ID, err)
 		}

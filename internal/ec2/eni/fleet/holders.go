@@ -15,7 +15,7 @@ import (
 type holders struct {
 	mu      sync.Mutex // guards all below; never held during a call
 	by      map[key]*holder
-	held    map[string][]*holder            // by instance
+	held    map[string][]holder             // by instance
 	settled map[string]bool                 // instances that hold all of held, with none being released
 	subnets map[string]uint32               // numbers of subnets, by ID
 	singles map[uint32]map[*holder]struct{} // by subnet: those with single IPv6 addresses
@@ -40,7 +40,7 @@ type holder struct {
 }
 
 func newHolders() *holders {
-	return &holders{by: map[key]*holder{}, held: map[string][]*holder{}, settled: map[string]bool{}, subnets: map[string]uint32{}, singles: map[uint32]map[*holder]struct{}{}}
+	return &holders{by: map[key]*holder{}, held: map[string][]holder{}, settled: map[string]bool{}, subnets: map[string]uint32{}, singles: map[uint32]map[*holder]struct{}{}}
 }
 
 func keyOf(subnet uint32, p netip.Prefix) key {
@@ -85,14 +85,31 @@ func (h *holder) has(p netip.Prefix) bool {
 // sameENI reports whether two holders are the same ENI.
 func (h *holder) sameENI(o *holder) bool { return h.eni == o.eni && h.subnet == o.subnet }
 
-// same reports whether two holders are the same ENI and have the same addresses and prefixes.
-func (h *holder) same(o *holder) bool {
-	return h.sameENI(o) && h.own == o.own && slices.Equal(h.four, o.four) && slices.Equal(h.six, o.six) &&
-		slices.Equal(h.prefixes, o.prefixes) && slices.Equal(h.prefixes6, o.prefixes6)
+// beyond returns an ENI without the addresses and prefixes that it certainly shares with another state of it: those at either
+// end of each list, which leave one of a sorted list to which one was added.
+func (h *holder) beyond(o *holder) holder {
+	out := *h
+	if h.own == o.own {
+		out.own = netip.Addr{}
+	}
+	out.four, out.six = middle(h.four, o.four), middle(h.six, o.six)
+	out.prefixes, out.prefixes6 = middle(h.prefixes, o.prefixes), middle(h.prefixes6, o.prefixes6)
+	return out
+}
+
+// middle returns a without the longest prefix, and then the longest suffix, that it shares with b.
+func middle[T comparable](a, b []T) []T {
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return a
 }
 
 // set records the addresses of an instance, except those being released, which another node may already hold. It is
-// called for each publication, of which most repeat the one before.
+// called for each publication, of which most repeat the one before or add an address.
 func (h *holders) set(inv eni.Inventory) {
 	leaving := map[netip.Prefix]bool{}
 	for _, r := range inv.Releasing {
@@ -100,52 +117,48 @@ func (h *holders) set(inv eni.Inventory) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := make([]*holder, 0, len(inv.ENIs))
+	now := make([]holder, 0, len(inv.ENIs))
 	for i := range inv.ENIs {
 		e := &inv.ENIs[i]
-		now = append(now, &holder{inv.InstanceID, e.ID, h.subnet(e.SubnetID), e.PrimaryIPv4, e.Addresses, e.IPv6, e.Prefixes, e.IPv6Prefixes})
+		now = append(now, holder{inv.InstanceID, e.ID, h.subnet(e.SubnetID), e.PrimaryIPv4, e.Addresses, e.IPv6, e.Prefixes, e.IPv6Prefixes})
 	}
-	if len(leaving) == 0 && h.settled[inv.InstanceID] {
-		switch held := h.held[inv.InstanceID]; {
-		case slices.EqualFunc(now, held, (*holder).same):
-			return
-		case slices.EqualFunc(now, held, (*holder).sameENI):
-			for i, of := range held {
-				h.update(of, *now[i])
-			}
-			return
-		}
+	held := h.held[inv.InstanceID]
+	if len(leaving) == 0 && h.settled[inv.InstanceID] && slices.EqualFunc(now, held, func(a, b holder) bool { return a.sameENI(&b) }) {
+		h.update(held, now)
+		return
 	}
 	h.forget(inv.InstanceID)
 	if len(now) == 0 {
 		return
 	}
 	h.held[inv.InstanceID] = now
-	for _, of := range now {
-		h.take(of, func(p netip.Prefix) bool { return leaving[p] })
-	}
-	if len(leaving) == 0 {
-		h.settled[inv.InstanceID] = true
+	h.settled[inv.InstanceID] = len(leaving) == 0
+	for i := range now {
+		h.take(&now[i], now[i], leaving)
 	}
 }
 
-// update changes the addresses of an ENI of an instance that holds all that it has. h.mu is held.
-func (h *holders) update(of *holder, to holder) {
-	if !of.same(&to) {
-		h.release(of, to.has)
+// update changes the addresses of the ENIs of an instance that holds all that it has. h.mu is held.
+func (h *holders) update(held, to []holder) {
+	for i := range held {
+		h.release(&held[i], held[i].beyond(&to[i]), to[i].has)
 	}
-	*of = to
-	h.take(of, func(p netip.Prefix) bool { return h.by[keyOf(of.subnet, p)] == of })
+	for i := range held {
+		gained := to[i].beyond(&held[i])
+		held[i] = to[i]
+		h.take(&held[i], gained, nil)
+	}
 }
 
-// take records an ENI as the holder of its addresses, without those for which except is true. h.mu is held.
-func (h *holders) take(of *holder, except func(netip.Prefix) bool) {
-	of.each(func(p netip.Prefix) {
-		if !p.IsValid() || except(p) {
+// take records an ENI as the holder of some of its addresses, without those that leave. An ENI that held one of them until now
+// no longer holds all that it has. h.mu is held.
+func (h *holders) take(of *holder, some holder, leaving map[netip.Prefix]bool) {
+	some.each(func(p netip.Prefix) {
+		if !p.IsValid() || leaving[p] {
 			return
 		}
 		at := keyOf(of.subnet, p)
-		if before := h.by[at]; before != nil && before.instance != of.instance {
+		if before := h.by[at]; before != nil && before != of {
 			delete(h.settled, before.instance)
 		}
 		h.by[at] = of
@@ -167,16 +180,17 @@ func (h *holders) drop(instance string) {
 
 // forget is drop with h.mu held.
 func (h *holders) forget(instance string) {
-	for _, of := range h.held[instance] {
-		h.release(of, func(netip.Prefix) bool { return false })
+	held := h.held[instance]
+	for i := range held {
+		h.release(&held[i], held[i], func(netip.Prefix) bool { return false })
 	}
 	delete(h.held, instance)
 	delete(h.settled, instance)
 }
 
-// release removes the addresses of an ENI, without those for which except is true. h.mu is held.
-func (h *holders) release(of *holder, except func(netip.Prefix) bool) {
-	of.each(func(p netip.Prefix) {
+// release removes some of the addresses of an ENI, without those for which except is true. h.mu is held.
+func (h *holders) release(of *holder, some holder, except func(netip.Prefix) bool) {
+	some.each(func(p netip.Prefix) {
 		if at := keyOf(of.subnet, p); !except(p) && h.by[at] == of {
 			delete(h.by, at)
 		}

@@ -231,7 +231,7 @@ func (s *simulation) leader() int {
 // mine returns the ports with the NIC's mark.
 func (s *simulation) mine() (out []vpcport.Port) {
 	for _, p := range s.provider.All() {
-		if p.Mine(cluster) && !isWarm(p) {
+		if _, ok := p.NIC(cluster); ok && !isWarm(p) {
 			out = append(out, p)
 		}
 	}
@@ -246,7 +246,7 @@ func isWarm(p vpcport.Port) bool {
 // others counts the ports that are not Berth's.
 func (s *simulation) others() (n int) {
 	for _, p := range s.provider.All() {
-		if !p.Mine(cluster) {
+		if _, ok := p.NIC(cluster); !ok {
 			n++
 		}
 	}
