@@ -309,6 +309,24 @@ func TestOrphanedRequest(t *testing.T) {
 	controllers.AwaitGone(t, requestNamed("orphan"))
 }
 
+// A request that is gone when its answer is written does not count as answered. If its node deleted it because of an earlier
+// answer, which the cache does not show yet, it would count twice.
+func TestVanishedRequestsDoNotCount(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	makePool(t, "p", 0, "10.2.0.0/24")
+	var served atomic.Int64
+	start(t, Options{RequestServed: func(time.Duration) { served.Add(1) }}, before(func(r *http.Request) {
+		if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/blockrequests/goes/status") {
+			harness.OK(t, harness.KubeClient(t).Delete(t.Context(), requestNamed("goes")))
+		}
+	}))
+	ask(t, "goes", "n", "p")
+	controllers.AwaitGone(t, requestNamed("goes"))
+	given(t, "stays", "n", "p")
+	harness.Eventually(t, controllers.Limit, "both requests handled", func() error { return controllers.Same("requests answered", served.Load(), 1) })
+}
+
 // before calls do before each request that an operator sends.
 func before(do func(*http.Request)) transport.WrapperFunc {
 	return harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
