@@ -322,7 +322,8 @@ func TestPlanAtRestStaysAtRest(t *testing.T) {
 		running := map[int]bool{}
 		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
 			for range rapid.IntRange(0, 12).Draw(r, "start") {
-				if _, room := newPlanner(l, p, s.state()).places.free(); len(running) < 3*slots(ipfamily.IPv4, l) || room {
+				b := newPlanner(l, p, s.state())
+				if _, room := b.places.free(); len(running) < 3*slots(ipfamily.IPv4, l) || room {
 					running[s.pods] = true
 					s.waiting++
 					s.sync()

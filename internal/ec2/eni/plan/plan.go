@@ -83,20 +83,19 @@ type planner struct {
 	actions  []Action
 }
 
-func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
+func newPlanner(l cloud.Limits, p ipam.Policy, s State) planner {
 	return plannerOf(l, p, s.drained(l, p))
 }
 
 // plannerOf is newPlanner for a state with known draining ENIs.
-func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
-	b := &planner{
+func plannerOf(l cloud.Limits, p ipam.Policy, s State) planner {
+	b := planner{
 		capacity: capacity{limits: l, policy: p, supplies: supplies(l, p)}, places: newPlaces(l, p, s),
-		release: s.Release, moves: s.Moves, enis: s.ENIs,
+		subnets: subnets{slices.Clone(s.Subnets)}, release: s.Release, moves: s.Moves, enis: s.ENIs,
 	}
 	if s.PrimaryServes {
 		b.capacity.bonus = 1
 	}
-	b.subnets = subnets{capacity: &b.capacity, list: slices.Clone(s.Subnets)}
 	b.tally, b.demand, b.need = s.needs(l, p)
 	return b
 }
@@ -253,7 +252,7 @@ func (b *planner) makeRoomForPrefixes() {
 
 // subnetForNew returns the subnet for a new ENI; nil if there is none.
 func (b *planner) subnetForNew() *Subnet {
-	return b.subnets.forNew(min(b.need-b.capacity.bonus, max(1, b.tally.Waiting-b.tally.free())))
+	return b.subnets.forNew(&b.capacity, min(b.need-b.capacity.bonus, max(1, b.tally.Waiting-b.tally.free())))
 }
 
 // hasRoom reports whether the instance could grow if its subnets were unlimited.

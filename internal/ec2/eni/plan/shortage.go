@@ -31,7 +31,7 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 		return "", ""
 	}
 	b := plannerOf(l, p, s)
-	x := explanation{b}
+	x := explanation{&b}
 	if b.need > 0 {
 		b.grow()
 	}

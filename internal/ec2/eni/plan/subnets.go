@@ -51,10 +51,7 @@ func HasTags(s cloud.Subnet, tags map[string]string) bool {
 }
 
 // subnets holds the working copies of a node's subnets.
-type subnets struct {
-	capacity *capacity
-	list     []Subnet
-}
+type subnets struct{ list []Subnet }
 
 // of returns a subnet's working copy; an unknown subnet is unlimited.
 func (b *subnets) of(id string) *Subnet {
@@ -71,12 +68,12 @@ func (b *subnets) of(id string) *Subnet {
 // prefers, in this order: a subnet with the primary's routes, unless only others have enough for waiting pods; an
 // IPv6-only subnet, because it costs no IPv4 address; one with prefixes, if prefixes are wanted; the most free
 // addresses; the lowest ID.
-func (b *subnets) forNew(short int) *Subnet {
+func (b *subnets) forNew(c *capacity, short int) *Subnet {
 	var best *Subnet
-	apart := b.onlyOtherRoutes(short)
+	apart := b.onlyOtherRoutes(c, short)
 	for i := range b.list {
 		sn := &b.list[i]
-		if sn.ForNew && len(b.lacking(sn)) == 0 && (best == nil || b.better(sn, best, apart)) {
+		if sn.ForNew && len(c.lacking(sn)) == 0 && (best == nil || c.better(sn, best, apart)) {
 			best = sn
 		}
 	}
@@ -86,20 +83,20 @@ func (b *subnets) forNew(short int) *Subnet {
 // lacking returns the families of which a subnet has no address for a new ENI and its pods. An ENI takes one IPv4
 // address for itself, so two must be free, or one if pods may use it or need no IPv4. In an IPv6-only subnet, which
 // requires an instance built on Nitro, it needs none.
-func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
-	four := b.capacity.policy.Families.Has(ipfamily.IPv4)
-	least := 2 - b.capacity.bonus
+func (b *capacity) lacking(sn *Subnet) (lacks []ipfamily.Family) {
+	four := b.policy.Families.Has(ipfamily.IPv4)
+	least := 2 - b.bonus
 	if !four {
 		least = 1
 	}
 	short := sn.Free < least
 	if sn.IPv6Native {
-		short = four || !b.capacity.limits.Prefixes // only instances built on Nitro have prefixes
+		short = four || !b.limits.Prefixes // only instances built on Nitro have prefixes
 	}
 	if short {
 		lacks = append(lacks, ipfamily.IPv4)
 	}
-	if sn.NoIPv6 && b.capacity.policy.Families.Has(ipfamily.IPv6) {
+	if sn.NoIPv6 && b.policy.Families.Has(ipfamily.IPv6) {
 		lacks = append(lacks, ipfamily.IPv6)
 	}
 	return lacks
@@ -108,10 +105,10 @@ func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
 // onlyOtherRoutes reports whether a new ENI gets enough addresses for waiting pods only in subnets whose routes
 // differ from the primary's. A subnet with the primary's routes and too few addresses would waste one of the few ENIs
 // of the instance. A warm target alone is no reason to use other routes.
-func (b *subnets) onlyOtherRoutes(short int) bool {
+func (b *subnets) onlyOtherRoutes(c *capacity, short int) bool {
 	apart := false
 	for i := range b.list {
-		if sn := &b.list[i]; sn.ForNew && b.suffices(sn, short) {
+		if sn := &b.list[i]; sn.ForNew && c.suffices(sn, short) {
 			if !sn.OtherRoutes {
 				return false
 			}
@@ -123,20 +120,20 @@ func (b *subnets) onlyOtherRoutes(short int) bool {
 
 // suffices reports whether a new ENI in a subnet gets the missing addresses as far as it has room, and at least one
 // address.
-func (b *subnets) suffices(sn *Subnet, short int) bool {
-	if len(b.lacking(sn)) > 0 || !b.capacity.policy.Families.Has(ipfamily.IPv4) {
+func (b *capacity) suffices(sn *Subnet, short int) bool {
+	if len(b.lacking(sn)) > 0 || !b.policy.Families.Has(ipfamily.IPv4) {
 		return len(b.lacking(sn)) == 0
 	}
-	free, unit := sn.Free-1, b.capacity.unit()
+	free, unit := sn.Free-1, b.unit()
 	if sn.NoPrefix {
 		unit = 1
 	}
-	return free >= unit*min((short+unit-1)/unit, slots(ipfamily.IPv4, b.capacity.limits))
+	return free >= unit*min((short+unit-1)/unit, slots(ipfamily.IPv4, b.limits))
 }
 
 // better reports whether x is a better subnet for a new ENI than y. With apart, subnets with other routes than the
 // primary's are preferred.
-func (b *subnets) better(x, y *Subnet, apart bool) bool {
+func (b *capacity) better(x, y *Subnet, apart bool) bool {
 	if x.OtherRoutes != y.OtherRoutes {
 		return x.OtherRoutes == apart
 	}
@@ -150,6 +147,6 @@ func (b *subnets) better(x, y *Subnet, apart bool) bool {
 	return cmp.Or(cmp.Compare(y.Free, x.Free), cmp.Compare(x.ID, y.ID)) < 0
 }
 
-func (b *subnets) hasPrefix(sn *Subnet) bool {
-	return b.capacity.byPrefix() && !sn.NoPrefix && sn.Free > b.capacity.unit()
+func (b *capacity) hasPrefix(sn *Subnet) bool {
+	return b.byPrefix() && !sn.NoPrefix && sn.Free > b.unit()
 }

@@ -150,7 +150,8 @@ func TestTrunkComesToBe(t *testing.T) {
 		}
 		settle := func() {
 			lacks := w.state().lacksTrunk()
-			_, room := plannerOf(w.limits, w.policy, w.state()).places.forTrunk()
+			b := plannerOf(w.limits, w.policy, w.state())
+			_, room := b.places.forTrunk()
 			if err := w.rest(); err != nil {
 				r.Fatal(err)
 			}
