@@ -184,13 +184,15 @@ func (l outlook) atCapacity() metav1.Condition {
 	return condition(v1alpha1.ConditionAtCapacity, true, reason, message)
 }
 
-// ready is True when the node has free addresses and nothing keeps it from growing.
+// ready is True when the node has free addresses and nothing keeps it from growing. A request that EC2's rate limit delays does not:
+// requests of nodes with free addresses wait longest, because others go first.
 func (l outlook) ready() metav1.Condition {
 	not := func(reason, message string) metav1.Condition {
 		return condition(v1alpha1.ConditionReady, false, reason, message)
 	}
 	d, s := l.degraded(), &l.status
-	stopped := d.Status == metav1.ConditionTrue && (l.refused != (refusal{}) || s.Grows || l.specErr != nil || l.writeErr != nil || s.Vanished || !s.Confirmed)
+	delayed := s.Class == cloud.Throttled && l.free > 0
+	stopped := d.Status == metav1.ConditionTrue && (l.refused != (refusal{}) || s.Grows && !delayed || l.specErr != nil || l.writeErr != nil || s.Vanished || !s.Confirmed)
 	switch {
 	case stopped:
 		return not(d.Reason, untimed(d.Message))

@@ -47,6 +47,7 @@ func TestSettingsCondition(t *testing.T) {
 func TestConditions(t *testing.T) {
 	at := time.Date(2026, 11, 21, 7, 0, 0, 5, time.UTC)
 	denied := eni.Status{Confirmed: true, Needed: 4, Trouble: eni.Trouble{Grows: true, Class: cloud.Permission, LastError: "create: denied (allow it)", NextTry: at}}
+	throttled := eni.Status{Confirmed: true, Needed: 4, Trouble: eni.Trouble{Grows: true, Class: cloud.Throttled, LastError: "x"}}
 	for _, tt := range []struct {
 		name string
 		look outlook
@@ -57,6 +58,8 @@ func TestConditions(t *testing.T) {
 		{"no addresses needed", outlook{status: eni.Status{Confirmed: true}}, "True AddressesAvailable, False TargetMet, False RoomToGrow, False AsExpected"},
 		{"growing", outlook{status: eni.Status{Confirmed: true, Needed: 8}}, "False Allocating, True Allocating, False RoomToGrow, False AsExpected"},
 		{"growing denied", outlook{status: denied, free: 3}, "False Permission, True Allocating, False RoomToGrow, True Permission"},
+		{"growing throttled", outlook{status: throttled, free: 3}, "True AddressesAvailable, True Allocating, False RoomToGrow, True Throttled"},
+		{"throttled without free addresses", outlook{status: throttled}, "False Throttled, True Allocating, False RoomToGrow, True Throttled"},
 		{"shrinking denied", outlook{status: eni.Status{Confirmed: true, Trouble: eni.Trouble{Class: cloud.Permission, LastError: "x"}}, free: 3},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True Permission"},
 		{"every ENI full", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true, Shortage: plan.ReasonENILimit, Explanation: "every ENI is full"}},
