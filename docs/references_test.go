@@ -86,7 +86,7 @@ var others = map[string]string{
 	"ignore-daemonsets": "kubectl", "delete-emptydir-data": "kubectl", "resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 	"service-cluster-ip-range": "kube-apiserver", "enable-aggregator-routing": "kube-apiserver", "admission-control-config-file": "kube-apiserver",
 	"create-namespace": "helm", "image": "kubectl", "annotations": "kubectl",
-	"now": "systemctl", "previous": "kubectl", "filters": "aws", "network": "openstack", "ports": "openstack", "host": "openstack", "device-owner": "openstack", "from-literal": "kubectl", "for": "kubectl",
+	"now": "systemctl", "previous": "kubectl", "filters": "aws", "network": "openstack", "ports": "openstack", "host": "openstack", "device-owner": "openstack", "long": "openstack", "from-literal": "kubectl", "for": "kubectl",
 	"compat-calico": "Coil", "prefix": "etcdctl", "overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 	"sign": "git", "branch": "git", "verify-tag": "gh", "title": "gh", "notes-file": "gh", "armor": "gpg", "detach-sign": "gpg",
 	"preserve-digests": "skopeo", "raw": "skopeo", "digests": "ctr", "base-name": "ctr", "manifest": "krew",

@@ -166,6 +166,7 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 		return Outcome{}, err
 	}
 	c.idle(5 * time.Minute) // until state left by joining has expired
+	c.ec2.Front.ResetCalls()
 	m := meter{own: c.ec2.Front.CPU}
 	m.start()
 	const quiet = 10 * time.Minute
@@ -195,7 +196,7 @@ func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
 	}
 	c.afterListing()
 	before := c.ec2.outcome().Calls
-	c.ec2.Front.ResetCalls() // a growing log of calls would allocate more than Berth
+	c.ec2.Front.ResetCalls() // otherwise the growth of the log would count as Berth's
 	m.start()
 	for _, n := range nodes {
 		if err := c.event(ctx, n); err != nil {

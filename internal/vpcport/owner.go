@@ -43,14 +43,17 @@ func (p Port) WarmVPC(cluster string) (uid string, ok bool) {
 	return uid, ok && whole && p.Owner == Owner
 }
 
-// PortName returns the name of a port that Berth creates for a NIC. It begins with the UID, which nobody knows before the NIC exists,
-// and which distinguishes it from names chosen by users. The rest is for people, and a provider may truncate it.
+// PortName returns the name of a port that Berth creates for a NIC. It begins with berth/ and the UID, which users cannot know before the
+// NIC exists, so that they do not choose such names. The rest is for people, and a provider may truncate it.
 func PortName(uid, namespace, name string) string { return namePrefix(uid) + namespace + "/" + name }
 
-func namePrefix(uid string) string { return "berth/" + uid + "/" }
+func namePrefix(uid string) string { return namesPrefix + uid + "/" }
 
-// MadeFor reports whether Berth, in this cluster, created a port for a NIC, rather than taking a warm port or a user's: the port's name or
-// MAC address depends on the UID.
+// namesPrefix is the prefix of the names of ports that Berth creates.
+const namesPrefix = "berth/"
+
+// MadeFor reports whether Berth, in this cluster, created a port for a NIC: the port's name or MAC address depends on the NIC's UID. Warm
+// ports and users' ports have neither.
 func (p Port) MadeFor(cluster, uid string) bool {
 	return strings.HasPrefix(p.Name, namePrefix(uid)) || p.hasDerivedMAC(cluster, uid)
 }
@@ -67,9 +70,9 @@ func (p Port) hasDerivedMAC(cluster, uid string) bool {
 	return false
 }
 
-// NIC returns the UID of the NIC of this cluster that a port is marked for, both by its device and its owner; that of a warm port is no UID
-// of Kubernetes. If somebody emptied the device, the port's name has the UID, and the MAC address must confirm it: names say nothing about
-// the cluster.
+// NIC returns the UID of the NIC of this cluster that has a port, according to both the port's device and its owner. For a warm port it is
+// not a UID of Kubernetes. If another client cleared the device, the UID comes from the name, and the MAC address must match it, because a
+// name does not identify the cluster.
 func (p Port) NIC(cluster string) (uid string, ok bool) {
 	switch {
 	case p.Owner != Owner:
@@ -77,9 +80,9 @@ func (p Port) NIC(cluster string) (uid string, ok bool) {
 	case p.Device != "":
 		return DeviceUID(cluster, p.Device)
 	}
-	of, named := strings.CutPrefix(p.Name, "berth/")
+	of, named := strings.CutPrefix(p.Name, namesPrefix)
 	uid, _, ok = strings.Cut(of, "/")
-	return uid, named && ok && p.hasDerivedMAC(cluster, uid)
+	return uid, named && ok && uid != "" && p.hasDerivedMAC(cluster, uid)
 }
 
 // DerivedMAC returns the MAC address for the port of a NIC. It is always the same, so that the provider refuses a second port for the NIC.

@@ -90,6 +90,7 @@ func TestNICOfPort(t *testing.T) {
 		{"", vpcport.Owner, named, nil, ""},
 		{"", vpcport.Owner, "web", derived, ""},
 		{"", vpcport.Owner, "berth/u", derived, ""},
+		{"", vpcport.Owner, "berth//u", vpcport.DerivedMAC("blue", "", 0), ""},
 		{"", vpcport.Owner, vpcport.PortName("u-2", "shop", "web"), derived, ""},
 		{"", vpcport.Owner, named, vpcport.DerivedMAC("green", "u", 0), ""}, // another cluster's
 	} {

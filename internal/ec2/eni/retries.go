@@ -72,6 +72,16 @@ type backoff struct {
 // permanent reports whether the failure needs human intervention.
 func (b *backoff) permanent() bool { return b.class == cloud.Permission || b.class == cloud.Bug }
 
+// record sets the cause of a backoff; held is set if nothing failed. A throttled call leaves a failure of the same kind of step that
+// needs human intervention as it is: it says nothing about that.
+func (b *backoff) record(kind plan.Kind, err error, held bool) {
+	class := cloud.ClassOf(err)
+	if class == cloud.Throttled && b.permanent() && b.kind == kind {
+		return
+	}
+	b.kind, b.class, b.err, b.held = kind, class, err, held
+}
+
 // of returns an activity's backoff, creating it if necessary.
 func (t *retries) of(g activity) *backoff {
 	if t.failed[g] == nil {
@@ -102,14 +112,15 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	if b.failures++; b.failures > 1 && b.kind == kind && b.permanent() && b.class == cloud.ClassOf(err) {
 		level = slog.LevelDebug // the same failure, which waits for somebody to resolve it
 	}
-	b.kind, b.class, b.err, b.at, b.until, b.held = kind, cloud.ClassOf(err), err, now, now.Add(wait), false
+	b.at, b.until = now, now.Add(wait)
+	b.record(kind, err, false)
 	if away(b.class) {
 		b.probe = now.Add(t.cfg.jitter(probeAway))
 		t.cfg.Shared.outage.leave(t, now)
 	} else {
 		t.cfg.Shared.outage.answered(t, g, now)
 	}
-	t.cfg.Logger.Log(context.Background(), level, "step failed", "step", string(kind), "class", b.class.String(), "err", err, "retryIn", wait.String())
+	t.cfg.Logger.Log(context.Background(), level, "step failed", "step", string(kind), "class", cloud.ClassOf(err).String(), "err", err, "retryIn", wait.String())
 }
 
 // backOff is fail with a wait derived from the class of the error and the number of failures.
@@ -137,10 +148,8 @@ func (t *retries) wait(g activity, class cloud.Class) time.Duration {
 // limited records that a step in progress waits for the cloud's rate limit: nothing failed, but the step may take
 // minutes.
 func (t *retries) limited(kind plan.Kind, op string) {
-	b := t.of(activityOf[kind])
-	b.kind, b.class, b.held = kind, cloud.Throttled, true
-	b.err = &cloud.Error{Class: cloud.Throttled, Op: op, Message: fmt.Sprintf(
-		"not sent for %v: EC2 or a configured ceiling limits the rate of this action", rateLimitPatience)}
+	t.of(activityOf[kind]).record(kind, &cloud.Error{Class: cloud.Throttled, Op: op, Message: fmt.Sprintf(
+		"not sent for %v: EC2 or a configured ceiling limits the rate of this action", rateLimitPatience)}, true)
 }
 
 // retryNow ends the backoff of an activity.

@@ -221,8 +221,11 @@ func (c *requests) answer(ctx context.Context, r *v1alpha1.BlockRequest, block s
 		c.setCondition(r, v1alpha1.ConditionFailed, metav1.ConditionFalse, reasonGiven, "")
 	}
 	created := r.CreationTimestamp.Time
-	if err := c.writeAnswer(ctx, r, before); err != nil || r.ResourceVersion == before.ResourceVersion {
-		return err // or the request is gone: its node has the block of an earlier answer, or needs none
+	if err := c.writeAnswer(ctx, r, before); err != nil {
+		return err
+	}
+	if r.ResourceVersion == before.ResourceVersion {
+		return nil // the request is gone: its node has the block of an earlier answer, or needs none
 	}
 	c.served(max(0, c.api.clock.Now().Sub(created)).Round(time.Millisecond))
 	return failpoint.Hit("operator.pool.answer.after")

@@ -184,8 +184,8 @@ func (l outlook) atCapacity() metav1.Condition {
 	return condition(v1alpha1.ConditionAtCapacity, true, reason, message)
 }
 
-// ready is True when the node has free addresses and nothing keeps it from growing. A request that EC2's rate limit delays does not:
-// requests of nodes with free addresses wait longest, because others go first.
+// ready is True when the node has free addresses and nothing keeps it from growing. A throttled request counts only if no address
+// is free: the nodes that lack most go first, so those with free addresses may wait for long.
 func (l outlook) ready() metav1.Condition {
 	not := func(reason, message string) metav1.Condition {
 		return condition(v1alpha1.ConditionReady, false, reason, message)

@@ -150,7 +150,7 @@ func DeleteUnchanged(ctx context.Context, c client.Client, o client.Object) erro
 }
 
 // PatchStatus writes an object's status by a patch made with IfUnchanged or client.MergeFrom. It is no error
-// if the object is gone. o is updated to the API server's version.
+// if the object is gone: o then keeps its resource version. Otherwise it is updated to the API server's version.
 func PatchStatus(ctx context.Context, c client.Client, o client.Object, patch client.Patch) error {
 	name := describe(o)
 	if err := c.Status().Patch(ctx, o, patch, owner); client.IgnoreNotFound(err) != nil {

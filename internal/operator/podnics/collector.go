@@ -158,7 +158,7 @@ func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bo
 		if uid, isWarm := p.WarmVPC(c.o.Cluster); isWarm && vpcs[uid] != "" {
 			continue // belongs to the warm pool
 		}
-		if uid, ok := p.NIC(c.o.Cluster); ok {
+		if uid, ok := p.NIC(c.o.Cluster); ok && (p.Device != "" || !c.states.has(types.UID(uid))) { // an existing NIC looks for its port itself
 			byUID[types.UID(uid)] = append(byUID[types.UID(uid)], p)
 		}
 	}
@@ -229,10 +229,17 @@ func dueOrphans(orphans map[types.UID][]vpcport.Port, gone map[types.UID]time.Ti
 	return due
 }
 
-// remove deletes an orphan that Berth created. From a user's port it only removes Berth's marks.
+// remove deletes an orphan that Berth created. From a user's port it only removes Berth's marks. A port without a device looks free
+// to other clients, so one that was taken since the listing is left alone.
 func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid string, p vpcport.Port) error {
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	if p.Device == "" {
+		now, err := provider.Get(bounded, p.ID)
+		if of, ok := now.NIC(c.o.Cluster); err != nil || !ok || of != uid {
+			return err
+		}
+	}
 	if madeByBerth(c.o.Cluster, uid, p) {
 		if err := provider.Delete(bounded, p.ID); err != nil {
 			return err
@@ -250,8 +257,8 @@ func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid s
 	return nil
 }
 
-// madeByBerth reports whether Berth created a port that carries its marks; a user's port carries them too while a NIC uses
-// it, but it is older than the PodNIC, so that nothing else in it depends on the PodNIC's UID.
+// madeByBerth reports whether Berth created a port, for this NIC or as a warm port. A user's port is older than the PodNIC, so its
+// name and MAC address do not depend on the UID.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
 	return p.MadeFor(cluster, uid) || strings.HasPrefix(p.Name, warm.NamePrefix)
 }

@@ -286,6 +286,13 @@ func TestSweep(t *testing.T) {
 			t.Errorf("get port %s, created by Berth: %v, want it deleted", p.ID, err)
 		}
 	}
+	taken := stripped // since it was listed
+	taken.Device = "6b1f3c9e-0000-4000-8000-000000000000"
+	taken = w.AddPort(taken)
+	harness.OK(t, w.c.collector.remove(t.Context(), w.Provider, "uid-8", vpcport.Port{ID: taken.ID, Owner: taken.Owner, Name: taken.Name, MAC: taken.MAC}))
+	if _, err := w.Get(t.Context(), taken.ID); err != nil {
+		t.Errorf("get port that another client has taken: %v, want it to exist", err)
+	}
 }
 
 // A NIC reconciled during a call is reconciled again when its node must be named: the controller's queue drops the later of two times.

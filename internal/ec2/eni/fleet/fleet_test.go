@@ -224,6 +224,20 @@ func TestRemovedNodeIsNotChanged(t *testing.T) {
 	})
 }
 
+// A call that waits for the rate limit does not hide a failure that needs human intervention.
+func TestRateLimitHidesNoFailure(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+		f := w.operator(pace.Cloud(w.cloud, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.0001, Burst: 1}}}))
+		n := f.set(t, w.objects[0], settings(0, 1))
+		pass(20 * time.Second)
+		check.Equal(t, n.last().Class, cloud.Permission, "class of the failure")
+		pass(time.Hour)
+		check.Equal(t, n.last().Class, cloud.Permission, "class of the failure while its retry waits")
+		check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "calls")
+	})
+}
+
 // A call that waits for the rate limit is reported, but without a next attempt.
 func TestRateLimitedCallHasNoNextTry(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {

@@ -15,7 +15,7 @@ import (
 type holders struct {
 	mu      sync.Mutex // guards all below; never held during a call
 	by      map[key]*holder
-	held    map[string][]holder             // by instance
+	held    map[string][]holder             // by instance; by and singles point into these lists, which never grow
 	settled map[string]bool                 // instances that hold all of held, with none being released
 	subnets map[string]uint32               // numbers of subnets, by ID
 	singles map[uint32]map[*holder]struct{} // by subnet: those with single IPv6 addresses
@@ -85,8 +85,8 @@ func (h *holder) has(p netip.Prefix) bool {
 // sameENI reports whether two holders are the same ENI.
 func (h *holder) sameENI(o *holder) bool { return h.eni == o.eni && h.subnet == o.subnet }
 
-// beyond returns an ENI without the addresses and prefixes that it certainly shares with another state of it: those at either
-// end of each list, which leave one of a sorted list to which one was added.
+// beyond returns h with only the addresses and prefixes that o, another state of the same ENI, may lack: it drops what both lists
+// have in common at either end. If one address was added to a sorted list, only that one remains.
 func (h *holder) beyond(o *holder) holder {
 	out := *h
 	if h.own == o.own {
@@ -97,7 +97,7 @@ func (h *holder) beyond(o *holder) holder {
 	return out
 }
 
-// middle returns a without the longest prefix, and then the longest suffix, that it shares with b.
+// middle returns a without the elements that it shares with b at the start, and then at the end.
 func middle[T comparable](a, b []T) []T {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
@@ -138,7 +138,8 @@ func (h *holders) set(inv eni.Inventory) {
 	}
 }
 
-// update changes the addresses of the ENIs of an instance that holds all that it has. h.mu is held.
+// update replaces the addresses of a settled instance whose ENIs are the same as before. It releases first, because an address
+// may move between ENIs. h.mu is held.
 func (h *holders) update(held, to []holder) {
 	for i := range held {
 		h.release(&held[i], held[i].beyond(&to[i]), to[i].has)
@@ -150,8 +151,8 @@ func (h *holders) update(held, to []holder) {
 	}
 }
 
-// take records an ENI as the holder of some of its addresses, without those that leave. An ENI that held one of them until now
-// no longer holds all that it has. h.mu is held.
+// take records an ENI as the holder of the addresses in some, except those in leaving. If another ENI held one, that ENI's
+// instance is no longer settled. h.mu is held.
 func (h *holders) take(of *holder, some holder, leaving map[netip.Prefix]bool) {
 	some.each(func(p netip.Prefix) {
 		if !p.IsValid() || leaving[p] {
@@ -188,7 +189,8 @@ func (h *holders) forget(instance string) {
 	delete(h.settled, instance)
 }
 
-// release removes some of the addresses of an ENI, without those for which except is true. h.mu is held.
+// release undoes take for the addresses in some, without those for which except is true. It also removes the ENI from singles, to
+// which take adds it again. h.mu is held.
 func (h *holders) release(of *holder, some holder, except func(netip.Prefix) bool) {
 	some.each(func(p netip.Prefix) {
 		if at := keyOf(of.subnet, p); !except(p) && h.by[at] == of {
