@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"runtime/metrics"
 	"slices"
 	"time"
@@ -141,19 +142,15 @@ func runJoin(ctx context.Context, o Order) (Outcome, error) {
 	return out, err
 }
 
-// A run measures rounds of events, on one node after the other, with the same number per node regardless
-// of the number of nodes. There must be enough rounds to include a representative share of garbage
-// collection, which happens when the heap has doubled. In clusters with more than manyNodes, where the repair between two
-// rounds takes half a minute, there are at most mostRounds, and the share is added.
+// A run measures rounds of events, on one node after the other, with the same number per node regardless of the number of
+// nodes. No garbage is collected during a round: whether a collection of a large heap falls into one is chance. Instead, each
+// allocated byte counts with the CPU time of one collection, divided by the size of the heap, because the heap doubles between
+// two collections (GOGC=100).
 const (
 	nodesOfRound  = 100
 	eventsOfRound = 4 * nodesOfRound
-	manyNodes     = 10_000
-	mostRounds    = 20
+	rounds        = 10
 )
-
-// allocatedInAll is the minimum allocation of a run's events, as a multiple of the heap size.
-const allocatedInAll = 1
 
 func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	c, err := newCluster(o, want{policy: onPrimary()})
@@ -173,17 +170,15 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	c.idle(quiet)
 	out := Outcome{Repair: m.stop().cpu / (quiet / time.Minute), Calls: map[string]int{}}
 
-	enough := allocatedInAll * bubble.LiveHeap()
-	for (out.Bytes < enough || out.Events < 5*eventsOfRound) && (o.Nodes <= manyNodes || out.Events < mostRounds*eventsOfRound) {
+	heap, before := bubble.LiveHeap(), bubble.CPU()
+	runtime.GC()
+	collection := bubble.CPU() - before
+	for range rounds {
 		if err := c.round(ctx, &m, &out); err != nil {
 			return Outcome{}, err
 		}
 	}
-	if out.Bytes < enough {
-		before := bubble.CPU()
-		runtime.GC()
-		out.CPU += time.Duration(float64(bubble.CPU()-before) * float64(out.Bytes) / float64(enough))
-	}
+	out.CPU += time.Duration(float64(collection) * float64(out.Bytes) / float64(heap))
 	return out, nil
 }
 
@@ -197,6 +192,8 @@ func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
 	c.afterListing()
 	before := c.ec2.outcome().Calls
 	c.ec2.Front.ResetCalls() // otherwise the growth of the log would count as Berth's
+	runtime.GC()
+	collects := debug.SetGCPercent(-1)
 	m.start()
 	for _, n := range nodes {
 		if err := c.event(ctx, n); err != nil {
@@ -204,6 +201,7 @@ func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
 		}
 	}
 	used := m.stop()
+	debug.SetGCPercent(collects)
 	out.CPU, out.Bytes, out.Events = out.CPU+used.cpu, out.Bytes+used.bytes, out.Events+len(nodes)
 	for action, n := range c.ec2.outcome().Calls {
 		out.Calls[action] += n - before[action]
