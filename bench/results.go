@@ -67,7 +67,7 @@ var budgets = []budget{
 	{"join-1600-cpu", 2, false, ""},
 	{"join-growth", 2, false, "400 nodes instead of 10,000"}, // linear growth plus the noise of short runs; quadratic growth is 25
 	{"operator-event", 1.5, false, "100 nodes instead of 2,000"},
-	{"operator-event-cpu", 1, false, ""},
+	{"operator-event-cpu", 0.1, false, ""}, // the goal is 0.05, which a machine at half the speed misses
 	{"fill-nodes", 1.1, false, "the minimum by EC2's limits"},
 	{"fill-median", 0.6, false, "the minimum for the last node"},
 	{"fill-exposed", 150, false, ""},
