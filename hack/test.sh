@@ -49,23 +49,18 @@ if [ -z "$all" ]; then
 	echo "No package of $patterns has tests." >&2
 	exit 1
 fi
-# Programs of Prometheus, for the tests of the alerts.
-case $all in
-*/test/e2e/alerts*) prometheus="promexpr promtool prometheus" ;;
-*/deploy/monitoring*) prometheus="promexpr promtool" ;;
-*) prometheus= ;;
-esac
-for program in $prometheus; do hack/tool.sh prometheus "$program" >/dev/null; done
-
-# The reference CNI plugins that Berth is chained after.
-case $all in
-*/test/labs*) for program in ptp host-local; do hack/tool.sh cniplugins "$program" >/dev/null; done ;;
-esac
-
-# The Amazon VPC CNI, from which a node of a lab moves.
-case $all in
-*/lab/demo* | */test/guest*) for program in aws-k8s-agent routed-eni-cni-plugin; do hack/tool.sh amazonvpccni "$program" >/dev/null; done ;;
-esac
+# Programs that tests start, which must be built outside the sandbox.
+build() { # build PACKAGE MODULE PROGRAM...: if a package with this path has tests
+	case $all in
+	*"$1"*) for program in "${@:3}"; do hack/tool.sh "$2" "$program" >/dev/null; done ;;
+	esac
+}
+build /test/e2e/alerts prometheus promexpr promtool prometheus
+build /deploy/monitoring prometheus promexpr promtool
+build /internal/policy/resolve policyreference policyreference
+build /test/labs cniplugins ptp host-local
+build /lab/demo amazonvpccni aws-k8s-agent routed-eni-cni-plugin # from which a node of a lab moves
+build /test/guest amazonvpccni aws-k8s-agent routed-eni-cni-plugin
 
 # The kernel of the virtual machine, which must be downloaded outside the sandbox.
 case $all in

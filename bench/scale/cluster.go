@@ -24,6 +24,7 @@ const instanceType = "m5.4xlarge"
 type cluster struct {
 	ec2   *ec2
 	fleet *fleet.Fleet
+	kick  func(*node) // tells the fleet, or what stands in for it, that a node's usage changed
 	nodes []*node
 	set   eni.Settings
 	began time.Time
@@ -60,6 +61,7 @@ func newCluster(o Order, w want) (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.kick = func(n *node) { c.fleet.Kick(n.name) }
 	available := w.available
 	if available == 0 {
 		available = w.policy.Demand(1, false, ipam.Usage{}).Want
@@ -101,7 +103,7 @@ func (c *cluster) join(ctx context.Context, every time.Duration) error {
 func (c *cluster) event(ctx context.Context, n *node) error {
 	c.expect(1)
 	n.use(1, 1)
-	c.fleet.Kick(n.name)
+	c.kick(n)
 	return c.wait(ctx)
 }
 
@@ -109,7 +111,7 @@ func (c *cluster) event(ctx context.Context, n *node) error {
 func (c *cluster) calm(nodes []*node) {
 	for _, n := range nodes {
 		n.leave(1)
-		c.fleet.Kick(n.name)
+		c.kick(n)
 	}
 	c.mu.Lock()
 	c.goal, c.has = c.goal-len(nodes), c.has-len(nodes)

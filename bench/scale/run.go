@@ -7,6 +7,7 @@ package scale
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -64,8 +65,8 @@ const (
 
 // Outcome is what a run measured. Fields that its workload does not have are zero.
 type Outcome struct {
-	CPU    time.Duration // without that of the EC2 in memory
-	Bytes  uint64        // allocated, including by the EC2 in memory
+	CPU    time.Duration // without that of the EC2 in memory; of events also without that of the nodes
+	Bytes  uint64        // allocated, including by the EC2 in memory; of events neither by it nor by the nodes
 	Heap   uint64        // live bytes at the end, without the EC2 in memory
 	Events int           // included in CPU and Bytes
 	Repair time.Duration // CPU time per minute with no activity except the repair listing
@@ -143,12 +144,12 @@ func runJoin(ctx context.Context, o Order) (Outcome, error) {
 }
 
 // A run measures rounds of events, on one node after the other, with the same number per node regardless of the number of
-// nodes. No garbage is collected during a round: whether a collection of a large heap falls into one is chance. Instead, each
+// nodes, and then the same rounds without Berth, which are subtracted. No garbage is collected during a round: whether a collection of a large heap falls into one is chance. Instead, each
 // allocated byte counts with the CPU time of one collection, divided by the size of the heap, because the heap doubles between
 // two collections (GOGC=100).
 const (
-	nodesOfRound  = 100
-	eventsOfRound = 4 * nodesOfRound
+	roundNodes    = 100
+	eventsOfRound = 4 * roundNodes
 	rounds        = 10
 )
 
@@ -173,41 +174,69 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	heap, before := bubble.LiveHeap(), bubble.CPU()
 	runtime.GC()
 	collection := bubble.CPU() - before
-	for range rounds {
-		if err := c.round(ctx, &m, &out); err != nil {
+	for i := range rounds {
+		nodes := c.nodesOfRound(i)
+		c.afterListing()
+		before := c.ec2.outcome().Calls
+		used, err := c.round(ctx, &m, nodes)
+		if err != nil {
 			return Outcome{}, err
 		}
+		out.CPU, out.Bytes, out.Events = out.CPU+used.cpu, out.Bytes+used.bytes, out.Events+len(nodes)
+		for action, n := range c.ec2.outcome().Calls {
+			out.Calls[action] += n - before[action]
+		}
+		c.calm(nodes)
 	}
+	c.close()
+	rest, err := c.withoutBerth(ctx, &m)
+	if err != nil {
+		return Outcome{}, err
+	}
+	out.CPU, out.Bytes = out.CPU-rest.cpu, out.Bytes-rest.bytes
 	out.CPU += time.Duration(float64(collection) * float64(out.Bytes) / float64(heap))
 	return out, nil
 }
 
-// round measures the events of a round, and undoes them.
-func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
-	var nodes []*node
+// withoutBerth measures the same rounds of events with a bare stand-in for the fleet, which has ended.
+func (c *cluster) withoutBerth(ctx context.Context, m *meter) (all spent, err error) {
+	b := newBare(c.ec2)
+	c.kick = func(n *node) { b.due <- n }
+	go b.run(ctx)
+	for i := range rounds {
+		nodes := c.nodesOfRound(i)
+		used, err := c.round(ctx, m, nodes)
+		if err != nil {
+			return spent{}, errors.Join(err, b.end())
+		}
+		all.cpu, all.bytes = all.cpu+used.cpu, all.bytes+used.bytes
+		c.calm(nodes)
+	}
+	return all, b.end()
+}
+
+// nodesOfRound returns the nodes of a round's events.
+func (c *cluster) nodesOfRound(round int) (nodes []*node) {
 	for i := range eventsOfRound {
-		place := out.Events/eventsOfRound*nodesOfRound + i%nodesOfRound
+		place := round*roundNodes + i%roundNodes
 		nodes = append(nodes, c.nodes[place*7919%len(c.nodes)]) // 7919 is prime: spreads the nodes and visits each
 	}
-	c.afterListing()
-	before := c.ec2.outcome().Calls
+	return nodes
+}
+
+// round measures one event on each of the nodes, one after the other.
+func (c *cluster) round(ctx context.Context, m *meter, nodes []*node) (spent, error) {
 	c.ec2.Front.ResetCalls() // otherwise the growth of the log would count as Berth's
 	runtime.GC()
 	collects := debug.SetGCPercent(-1)
+	defer debug.SetGCPercent(collects)
 	m.start()
 	for _, n := range nodes {
 		if err := c.event(ctx, n); err != nil {
-			return fmt.Errorf("event on %s: %w", n.name, err)
+			return spent{}, fmt.Errorf("event on %s: %w", n.name, err)
 		}
 	}
-	used := m.stop()
-	debug.SetGCPercent(collects)
-	out.CPU, out.Bytes, out.Events = out.CPU+used.cpu, out.Bytes+used.bytes, out.Events+len(nodes)
-	for action, n := range c.ec2.outcome().Calls {
-		out.Calls[action] += n - before[action]
-	}
-	c.calm(nodes)
-	return nil
+	return m.stop(), nil
 }
 
 // afterListing returns after a repair listing and the node passes that it triggers, and long before the

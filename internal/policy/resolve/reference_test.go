@@ -46,9 +46,11 @@ type reference struct {
 
 func startReference(t *testing.T) reference {
 	t.Helper()
-	path, err := exec.CommandContext(t.Context(), "../../../hack/tool.sh", "policyreference", "policyreference").Output()
+	build := exec.CommandContext(t.Context(), "../../../hack/tool.sh", "policyreference", "policyreference")
+	build.Stderr = t.Output()
+	path, err := build.Output()
 	if err != nil {
-		t.Fatal("build tools/policyreference: ", err)
+		t.Fatal("hack/tool.sh policyreference policyreference: ", err)
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), strings.TrimSpace(string(path)))
 	stdin, err := cmd.StdinPipe()
