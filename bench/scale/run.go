@@ -6,6 +6,7 @@
 package scale
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -174,6 +175,7 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	heap, before := bubble.LiveHeap(), bubble.CPU()
 	runtime.GC()
 	collection := bubble.CPU() - before
+	var with []spent
 	for i := range rounds {
 		nodes := c.nodesOfRound(i)
 		c.afterListing()
@@ -182,24 +184,26 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 		if err != nil {
 			return Outcome{}, err
 		}
-		out.CPU, out.Bytes, out.Events = out.CPU+used.cpu, out.Bytes+used.bytes, out.Events+len(nodes)
+		with = append(with, used)
+		out.Events += len(nodes)
 		for action, n := range c.ec2.outcome().Calls {
 			out.Calls[action] += n - before[action]
 		}
 		c.calm(nodes)
 	}
 	c.close()
-	rest, err := c.withoutBerth(ctx, &m)
+	without, err := c.withoutBerth(ctx, &m)
 	if err != nil {
 		return Outcome{}, err
 	}
-	out.CPU, out.Bytes = out.CPU-rest.cpu, out.Bytes-rest.bytes
+	all, rest := median(with), median(without)
+	out.CPU, out.Bytes = rounds*(all.cpu-rest.cpu), rounds*(all.bytes-rest.bytes)
 	out.CPU += time.Duration(float64(collection) * float64(out.Bytes) / float64(heap))
 	return out, nil
 }
 
 // withoutBerth measures the same rounds of events with a bare stand-in for the fleet, which has ended.
-func (c *cluster) withoutBerth(ctx context.Context, m *meter) (all spent, err error) {
+func (c *cluster) withoutBerth(ctx context.Context, m *meter) (all []spent, err error) {
 	b := newBare(c.ec2)
 	c.kick = func(n *node) { b.due <- n }
 	go b.run(ctx)
@@ -207,12 +211,20 @@ func (c *cluster) withoutBerth(ctx context.Context, m *meter) (all spent, err er
 		nodes := c.nodesOfRound(i)
 		used, err := c.round(ctx, m, nodes)
 		if err != nil {
-			return spent{}, errors.Join(err, b.end())
+			return nil, errors.Join(err, b.end())
 		}
-		all.cpu, all.bytes = all.cpu+used.cpu, all.bytes+used.bytes
+		all = append(all, used)
 		c.calm(nodes)
 	}
 	return all, b.end()
+}
+
+// median returns the median of each resource: a listing for repair, or the passes that follow it, may fall into a round.
+func median(all []spent) spent {
+	middle := len(all) / 2
+	cpu := slices.SortedFunc(slices.Values(all), func(a, b spent) int { return cmp.Compare(a.cpu, b.cpu) })
+	bytes := slices.SortedFunc(slices.Values(all), func(a, b spent) int { return cmp.Compare(a.bytes, b.bytes) })
+	return spent{cpu[middle].cpu, bytes[middle].bytes}
 }
 
 // nodesOfRound returns the nodes of a round's events.
