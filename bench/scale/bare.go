@@ -46,6 +46,9 @@ func (b *bare) serve(ctx context.Context, n *node) error {
 		n.Usage() // for the plan that finds nothing left to do
 	} else {
 		taken := n.Withdraw(e.ID, cloud.Amount{Addresses: 1})
+		if len(taken) == 0 {
+			return fmt.Errorf("%s has no free address to release", e.ID)
+		}
 		if err := b.ec2.UnassignAddresses(ctx, e.ID, taken); err != nil {
 			return err
 		}

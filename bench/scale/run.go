@@ -66,8 +66,8 @@ const (
 
 // Outcome is what a run measured. Fields that its workload does not have are zero.
 type Outcome struct {
-	CPU    time.Duration // without that of the EC2 in memory; of events also without that of the nodes
-	Bytes  uint64        // allocated, including by the EC2 in memory; of events neither by it nor by the nodes
+	CPU    time.Duration // without that of the EC2 in memory and, in Event, of the model of the nodes
+	Bytes  uint64        // allocated, including by the EC2 in memory; in Event, only by Berth
 	Heap   uint64        // live bytes at the end, without the EC2 in memory
 	Events int           // included in CPU and Bytes
 	Repair time.Duration // CPU time per minute with no activity except the repair listing
@@ -145,9 +145,9 @@ func runJoin(ctx context.Context, o Order) (Outcome, error) {
 }
 
 // A run measures rounds of events, on one node after the other, with the same number per node regardless of the number of
-// nodes, and then the same rounds without Berth, which are subtracted. No garbage is collected during a round: whether a collection of a large heap falls into one is chance. Instead, each
-// allocated byte counts with the CPU time of one collection, divided by the size of the heap, because the heap doubles between
-// two collections (GOGC=100).
+// nodes, and then the same rounds without Berth, which are subtracted. No garbage is collected during a round, because it would be
+// chance whether the collection of a large heap falls into one. Instead, each allocated byte counts with the CPU time of one
+// collection, divided by the size of the heap: the heap doubles between two collections (GOGC=100).
 const (
 	roundNodes    = 100
 	eventsOfRound = 4 * roundNodes
@@ -172,9 +172,9 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	c.idle(quiet)
 	out := Outcome{Repair: m.stop().cpu / (quiet / time.Minute), Calls: map[string]int{}}
 
-	heap, before := bubble.LiveHeap(), bubble.CPU()
+	heap, began := bubble.LiveHeap(), bubble.CPU()
 	runtime.GC()
-	collection := bubble.CPU() - before
+	collection := bubble.CPU() - began
 	var with []spent
 	for i := range rounds {
 		nodes := c.nodesOfRound(i)

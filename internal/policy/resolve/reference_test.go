@@ -44,6 +44,7 @@ type reference struct {
 	in  *json.Decoder
 }
 
+// startReference starts the evaluator: a program of a module of its own, so that Berth's module does not require kube-network-policies.
 func startReference(t *testing.T) reference {
 	t.Helper()
 	build := exec.CommandContext(t.Context(), "../../../hack/tool.sh", "policyreference", "policyreference")
